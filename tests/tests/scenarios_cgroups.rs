@@ -5,6 +5,8 @@
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
+
+use keblet_peers::BUSYBOX_IMAGE;
 use keblet_tests::cgroups::CgroupFiles;
 use keblet_tests::cgroups::Driver;
 use keblet_tests::cgroups::Version;
@@ -165,5 +167,35 @@ fn container_at_its_memory_limit_is_reported_as_oom_killed() -> Result<()> {
     ensure!(hungry["reason"] == "OOMKilled" && hungry["exitCode"] == 137, "{hungry}");
     let ordinary = terminated(&mut cgroups.node, "ordinary")?;
     ensure!(ordinary["reason"] == "Completed" && ordinary["exitCode"] == 0, "{ordinary}");
+    cgroups.node.stop()
+}
+
+/// `memory.oom.group`, which containers have with cgroup v2.
+#[test]
+#[ignore = "real runtime"]
+fn each_process_of_a_killed_container_is_counted_once() -> Result<()> {
+    let mut cgroups = Cgroups::start(json!({}))?;
+    let mut pod = cgroups.node.pod("family", &[]);
+    pod["spec"]["restartPolicy"] = json!("Never");
+    let container = &mut pod["spec"]["containers"][0];
+    container["image"] = json!(BUSYBOX_IMAGE);
+    container["command"] = json!(["sh", "-c", "sleep 600 & sleep 600 & tail /dev/zero; exit 3"]);
+    container["resources"] = json!({ "limits": { "memory": "24Mi" } });
+    cgroups.node.layout.write_manifest("family", &pod)?;
+    let (code, kills) = match cgroups.files.version {
+        // The shell, its three children.
+        Version::V2 => (137, 4),
+        Version::V1 => (3, 1),
+    };
+    let terminated = terminated(&mut cgroups.node, "family")?;
+    ensure!(terminated["exitCode"] == code, "{terminated}");
+    let counted = |node: &StandaloneNode| -> Option<f64> {
+        let text = node.metrics()?;
+        let values = text.lines().filter(|line| line.starts_with("keblet_oom_kills_total{"));
+        Some(values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
+    };
+    cgroups.node.until_true("all kills", |node| Ok(counted(node).is_some_and(|count| count >= f64::from(kills))))?;
+    let count = counted(&cgroups.node);
+    ensure!(count == Some(f64::from(kills)), "{count:?}: {:?}", cgroups.node.events("family", "OOMKilling"));
     cgroups.node.stop()
 }

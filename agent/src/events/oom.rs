@@ -72,7 +72,8 @@ impl OomSource {
     pub(super) fn on_record(&mut self, index: &ContainerIndex, oom: &Oom, moment: KernelMoment) -> Vec<OomRecord> {
         let is_early = self.begun.is_some_and(|begun| oom.at <= begun);
         let counted = oom.cgroup.zip(oom.kills).filter(|_| self.sees_memory_cgroups() && !is_early);
-        let unreported = match counted.map(|(cgroup, kills)| self.counters.record(cgroup.0, kills)) {
+        let unreported = match counted.map(|(cgroup, kills)| self.counters.record(cgroup.0, kills, oom.group.is_some()))
+        {
             Some(CounterChange::NotAKill) => {
                 tracing::debug!(pid = oom.pid, "the OOM killer chose a process that was exiting already");
                 push(&mut self.exiting, oom.pid);
@@ -211,7 +212,8 @@ fn counter_records(count: u64, place: Option<CgroupPlace>) -> Vec<OomRecord> {
     (0..count.min(MAX_UNREPORTED)).map(|_| record.clone()).collect()
 }
 
-/// OOM kills that the cgroup at `path` has counted for its own processes; `None` if it is gone, or has no counter.
+/// OOM kills that the cgroup at `path` has counted for its own processes; `None` if it is gone, or has no counter. Of a
+/// group (`memory.oom.group`), the kernel counts the process that it chose twice.
 pub(super) fn kills_of(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     let file = match hierarchy.kind {
         HierarchyKind::Unified => "memory.events.local",
@@ -219,7 +221,8 @@ pub(super) fn kills_of(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
         HierarchyKind::V1(Controller::Pids) => return None,
     };
     let text = read::text(&hierarchy.directory(path)?.join(file), COUNTER_FILE_LIMIT).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+    let count = |name| text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
+    Some(count("oom_kill ")?.saturating_sub(count("oom_group_kill ").unwrap_or_default()))
 }
 
 fn push(queue: &mut VecDeque<u32>, pid: u32) {

@@ -34,8 +34,12 @@ fn node() -> Node {
 
 impl Node {
     fn count(&self, kills: u64) {
+        self.count_groups(kills, 0);
+    }
+
+    fn count_groups(&self, kills: u64, groups: u64) {
         let file = self.dir.path().join(&self.path[1..]).join("memory.events.local");
-        fs::write(file, format!("low 0\noom 9\noom_kill {kills}\noom_group_kill 0\n")).unwrap();
+        fs::write(file, format!("low 0\noom 9\noom_kill {kills}\noom_group_kill {groups}\n")).unwrap();
     }
 
     fn on_record(&mut self, oom: &Oom) -> Vec<OomRecord> {
@@ -128,6 +132,20 @@ async fn a_process_that_was_exiting_is_no_victim() {
     };
     assert!(!node.source.is_victim(&exit));
     assert!(node.source.is_victim(&exit), "another process with that pid");
+}
+
+#[tokio::test]
+async fn each_process_of_a_group_is_reported_once() {
+    let mut node = node();
+    node.count(0);
+    // The second of three processes is chosen, and counted once more before the third one.
+    for (pid, kills) in [(8, 1), (7, 2), (9, 4)] {
+        let oom = Oom { group: Some(node.container), ..node.oom(pid, kills) };
+        let pids: Vec<_> = node.on_record(&oom).iter().map(|record| record.pid).collect();
+        assert_eq!(pids, [Some(pid)]);
+    }
+    node.count_groups(4, 1);
+    assert_eq!(node.reconcile(), 0);
 }
 
 #[tokio::test]

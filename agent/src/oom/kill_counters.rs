@@ -35,8 +35,9 @@ impl KillCounters {
     }
 
     /// A record with the counter of its cgroup, which includes the kill. The first value of an unknown cgroup is a
-    /// beginning: kills before it are not news.
-    pub fn record(&mut self, cgroup: u64, counter: u64) -> CounterChange {
+    /// beginning: kills before it are not news. `of_group`: the whole cgroup is killed (`memory.oom.group`); the kernel
+    /// counts the process that it chose once more when it comes to it again, without a record.
+    pub fn record(&mut self, cgroup: u64, counter: u64, of_group: bool) -> CounterChange {
         let known = self.counted.get(&cgroup).copied();
         // A counter that goes backwards is that of another cgroup, or the kernel's error: it begins anew.
         let before = known.filter(|before| *before <= counter).unwrap_or(counter.saturating_sub(1));
@@ -44,7 +45,7 @@ impl KillCounters {
         if counter == before || counter == 0 {
             return CounterChange::NotAKill;
         }
-        CounterChange::Kill { unreported: counter - before - 1 }
+        CounterChange::Kill { unreported: (counter - before - 1).saturating_sub(u64::from(of_group)) }
     }
 
     /// A kill whose record had no counter.
@@ -86,17 +87,28 @@ mod tests {
     fn records_and_counters_agree() {
         let mut counters = KillCounters::default();
         counters.begin(1, 0);
-        assert_eq!(counters.record(1, 1), CounterChange::Kill { unreported: 0 });
-        assert_eq!(counters.record(1, 2), CounterChange::Kill { unreported: 0 });
-        assert_eq!(counters.record(1, 2), CounterChange::NotAKill, "the process was exiting already");
+        assert_eq!(counters.record(1, 1, false), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(1, 2, false), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(1, 2, false), CounterChange::NotAKill, "the process was exiting already");
         assert_eq!(counters.reconcile(1, 2), 0);
+    }
+
+    #[test]
+    fn the_chosen_process_of_a_group_is_counted_twice() {
+        let mut counters = KillCounters::default();
+        counters.begin(1, 0);
+        assert_eq!(counters.record(1, 1, true), CounterChange::Kill { unreported: 0 }, "the chosen one");
+        assert_eq!(counters.record(1, 2, true), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(1, 4, true), CounterChange::Kill { unreported: 0 }, "the chosen one was third");
+        assert_eq!(counters.record(1, 6, true), CounterChange::Kill { unreported: 0 }, "one may be missed");
+        assert_eq!(counters.record(1, 9, true), CounterChange::Kill { unreported: 1 });
     }
 
     #[test]
     fn lost_records_are_found_by_the_next_one_or_by_reading() {
         let mut counters = KillCounters::default();
         counters.begin(1, 0);
-        assert_eq!(counters.record(1, 4), CounterChange::Kill { unreported: 3 });
+        assert_eq!(counters.record(1, 4, false), CounterChange::Kill { unreported: 3 });
         assert_eq!(counters.reconcile(1, 9), 5);
         assert_eq!(counters.reconcile(1, 9), 0);
         counters.uncounted(1);
@@ -108,8 +120,8 @@ mod tests {
         let mut counters = KillCounters::default();
         assert_eq!(counters.reconcile(1, 7), 0);
         assert_eq!(counters.reconcile(1, 8), 1);
-        assert_eq!(counters.record(2, 5), CounterChange::Kill { unreported: 0 });
-        assert_eq!(counters.record(3, 0), CounterChange::NotAKill);
+        assert_eq!(counters.record(2, 5, false), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(3, 0, false), CounterChange::NotAKill);
         counters.begin(2, 0);
         assert_eq!(counters.reconcile(2, 5), 0, "a later beginning changes nothing");
     }
@@ -118,8 +130,8 @@ mod tests {
     fn a_counter_that_goes_backwards_begins_anew() {
         let mut counters = KillCounters::default();
         counters.begin(1, 100);
-        assert_eq!(counters.record(1, 1), CounterChange::Kill { unreported: 0 });
-        assert_eq!(counters.record(1, 2), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(1, 1, false), CounterChange::Kill { unreported: 0 });
+        assert_eq!(counters.record(1, 2, false), CounterChange::Kill { unreported: 0 });
         assert_eq!(counters.reconcile(1, 1), 0, "an older reading");
         assert_eq!(counters.reconcile(1, 3), 1);
     }
@@ -129,7 +141,7 @@ mod tests {
         let mut counters = KillCounters::default();
         for cgroup in 0..3 * MAX_CGROUPS as u64 {
             counters.begin(cgroup, 1);
-            counters.record(cgroup, 2);
+            counters.record(cgroup, 2, false);
         }
         assert_eq!((counters.counted.len(), counters.order.len()), (MAX_CGROUPS, MAX_CGROUPS));
     }

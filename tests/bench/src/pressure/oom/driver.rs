@@ -128,8 +128,13 @@ impl Driver<'_> {
         container.write("memory.oom.group", group)?;
         let (of_pod, pods) = (container.parent(), self.node.kubepods());
         let _limit = match case.scope {
-            // In the pod's spec.
-            Scope::Container | Scope::Node => None,
+            Scope::Node => None,
+            // In the pod's spec. The limit of the pod, whose only container it is, would be reached first: it includes the
+            // sandbox.
+            Scope::Container => {
+                of_pod.write("memory.max", "max")?;
+                None
+            }
             Scope::Pod => Some(Limit::beyond_usage(of_pod, LIMIT)?),
             Scope::QosClass => Some(Limit::beyond_usage(of_pod.parent(), LIMIT)?),
             Scope::NodeAllocatable => Some(Limit::beyond_usage(pods, LIMIT)?),
