@@ -9,9 +9,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 /// A resize waits to be allocated, or never will be.
-pub const PENDING: &str = "PodResizePending";
+const PENDING: &str = "PodResizePending";
 /// What is allocated is being applied.
-pub const IN_PROGRESS: &str = "PodResizeInProgress";
+const IN_PROGRESS: &str = "PodResizeInProgress";
 /// Reason of an allocated resize that cannot be applied.
 const ERROR: &str = "Error";
 

@@ -194,6 +194,13 @@ impl Allocations {
         }
     }
 
+    /// Drops what is allocated to pods that are not in `keep`.
+    pub fn retain_allocated(&self, keep: &HashSet<PodUid>) {
+        let mut state = self.state();
+        state.allocated.entries.retain(|uid, _| keep.contains(uid));
+        state.conditions.retain(|uid, _| keep.contains(uid));
+    }
+
     /// Drops what was applied to pods that are not in `keep`.
     pub fn retain_actuated(&self, keep: &HashSet<PodUid>) {
         self.state().actuated.entries.retain(|uid, _| keep.contains(uid));
