@@ -132,7 +132,8 @@ impl Worker {
         let outcome = act::execute_observed(&self.context.act, pass, actions, &before_pull).await;
         let started = self.remember(&outcome);
         self.remember_resize(pass, &outcome);
-        self.acted_starting(started);
+        let resized = actions.resize.iter().flat_map(|resize| resize.memory.iter().chain(&resize.cpu));
+        self.acted_on(started, resized.map(|container| container.id.clone()).collect());
         self.context.observer.acted(began.elapsed(), &outcome);
         if outcome.is_ok() {
             return None;
