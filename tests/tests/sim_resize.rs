@@ -87,14 +87,8 @@ impl Site {
         let info = NodeInfo { name: "sim".to_owned(), allocatable, ..NodeInfo::default() };
         let offer = NodeOffer { node: Some(Arc::new(info)), ..NodeOffer::default() };
         let ((recorder, events), root) = (recorder(), self.folder.path());
-        let (agent, metrics) = Agent::start_resizing(
-            &self.sim,
-            root,
-            pods,
-            recorder,
-            (offer, self.policy),
-            (Some(cgroups), resources),
-        );
+        let (agent, metrics) =
+            Agent::start_resizing(&self.sim, root, pods, recorder, (offer, self.policy), (Some(cgroups), resources));
         (agent, metrics, events)
     }
 
@@ -190,7 +184,8 @@ async fn a_pod_grows_and_shrinks_without_a_restart() {
     agent.update(pod(3, "250m", "64Mi")).await;
     let error = || condition(&agent, "web", "PodResizeInProgress").and_then(|condition| condition.reason);
     until_true("it fails", || error().as_deref() == Some("Error")).await;
-    let message = "cannot decrease memory limits: attempting to set pod memory limit (67108864) below current usage (104857600)";
+    let message =
+        "cannot decrease memory limits: attempting to set pod memory limit (67108864) below current usage (104857600)";
     let failed = condition(&agent, "web", "PodResizeInProgress").expect("a condition");
     assert_eq!((failed.message.as_deref(), failed.observed_generation), (Some(message), Some(3)));
     assert_eq!(site.applied("web"), [1536, 150_000, 128 << 20], "nothing was applied");
@@ -319,9 +314,11 @@ async fn a_container_is_restarted_for_a_resource_whose_policy_says_so() {
     assert_eq!(site.applied("web"), [1024, 100_000, 128 << 20]);
     let limit = site.file("memory", "kubepods/podweb-uid", "memory.limit_in_bytes");
     assert_eq!(text(&limit), (128 << 20).to_string(), "the pod's cgroup follows");
-    let killing = events.lock().expect("not poisoned").iter().any(|(_, event)| {
-        event["message"].as_str() == Some("Container main resize requires restart")
-    });
+    let killing = events
+        .lock()
+        .expect("not poisoned")
+        .iter()
+        .any(|(_, event)| event["message"].as_str() == Some("Container main resize requires restart"));
     assert!(killing);
     assert_eq!(status(&agent, "web").container_statuses.expect("statuses")[0].restart_count, 1);
 }
@@ -357,7 +354,8 @@ async fn a_restarted_agent_goes_on_with_what_was_allocated_and_what_waits() {
     agent.update(cpu("fits", 2, "2")).await;
     agent.update(cpu("waits", 2, "3")).await;
     until_true("one waits", || pending(&agent, "waits").is_some()).await;
-    until_true("one fails", || condition(&agent, "fits", "PodResizeInProgress").is_some_and(|c| c.reason.is_some())).await;
+    until_true("one fails", || condition(&agent, "fits", "PodResizeInProgress").is_some_and(|c| c.reason.is_some()))
+        .await;
     sleep(Duration::from_secs(1)).await;
     drop(agent);
     site.sim.faults(Faults::clear);

@@ -168,7 +168,8 @@ mod tests {
     #[test]
     fn checksums_are_the_kubelets() {
         let one = r#"{"entries":{"u1":{"ContainerResources":{"c1":{"requests":{"cpu":"100m","memory":"128Mi"}}},"PodLevelResources":null}}}"#;
-        let old = r#"{"entries":{"pod1":{"ContainerResources":{"container1":{"requests":{"cpu":"1Ki","memory":"1Ki"}}}}}}"#;
+        let old =
+            r#"{"entries":{"pod1":{"ContainerResources":{"container1":{"requests":{"cpu":"1Ki","memory":"1Ki"}}}}}}"#;
         assert_eq!(["{}", one, old].map(checksum), [694_314_937, 3_533_447_804, 1_178_570_812]);
     }
 

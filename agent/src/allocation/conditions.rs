@@ -66,13 +66,7 @@ impl ResizeConditions {
 
     /// The resize of this generation is refused. True if that is news: the first refusal, another reason, or another
     /// generation. The same refusal again changes nothing.
-    pub(super) fn refuse(
-        &mut self,
-        pending: Pending,
-        message: &str,
-        generation: Option<i64>,
-        now: SystemTime,
-    ) -> bool {
+    pub(super) fn refuse(&mut self, pending: Pending, message: &str, generation: Option<i64>, now: SystemTime) -> bool {
         let before = self.pending.take();
         let same_reason = before.as_ref().is_some_and(|before| before.reason.as_deref() == Some(pending.reason()));
         let same_generation = before.as_ref().is_some_and(|before| before.observed_generation == generation);

@@ -136,7 +136,8 @@ mod tests {
         assert_eq!(judge(one.clone(), limit_only, json!([]), Class::Burstable), None);
         assert_eq!(judge(one.clone(), requests("2", "1Gi"), json!([]), Class::Burstable), None);
         // Without swap before and after.
-        let (same, doubled) = (requests("1", "4Gi"), json!({ "requests": { "memory": "8Gi" }, "limits": { "memory": "8Gi" } }));
+        let (same, doubled) =
+            (requests("1", "4Gi"), json!({ "requests": { "memory": "8Gi" }, "limits": { "memory": "8Gi" } }));
         assert_eq!(judge(same, doubled.clone(), json!([]), Class::Burstable), None);
         assert_eq!(judge(one, doubled, json!([]), Class::Burstable), swaps, "it swaps now");
     }

@@ -87,8 +87,11 @@ mod tests {
 
     #[test]
     fn room_is_freed_before_it_is_given_by_priority_class_and_age() {
-        let first =
-            [("P1", rank(true, 0, false, None)), ("P2", rank(true, 10, false, None)), ("P3", rank(false, 0, false, None))];
+        let first = [
+            ("P1", rank(true, 0, false, None)),
+            ("P2", rank(true, 10, false, None)),
+            ("P3", rank(false, 0, false, None)),
+        ];
         assert_eq!(sorted(&first), ["P3", "P2", "P1"]);
         let equal = [
             ("new", rank(true, 0, false, None)),

@@ -123,7 +123,9 @@ impl Cgroups {
         let read = move |layout: &Layout, path: &str| {
             let memberships = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
             let place = CgroupPlace::of_process(layout, &memberships);
-            let is_below = place.path(layout).is_some_and(|of| of.starts_with(path.trim_start_matches('/')) || of.starts_with(path));
+            let is_below = place
+                .path(layout)
+                .is_some_and(|of| of.starts_with(path.trim_start_matches('/')) || of.starts_with(path));
             Ok(is_below.then(|| place.read_memory().map(|memory| memory.usage)).flatten())
         };
         self.blocking(&path, read).await.ok().flatten()

@@ -41,8 +41,7 @@ impl Resizes {
                 &["success"],
             ),
             pending: register.gauges("kubelet_pod_pending_resizes", "[ALPHA] Resizes that wait.", &["reason"]),
-            in_progress: register
-                .gauge("kubelet_pod_in_progress_resizes", "[ALPHA] Resizes that are being applied."),
+            in_progress: register.gauge("kubelet_pod_in_progress_resizes", "[ALPHA] Resizes that are being applied."),
             infeasible: register.counters(
                 "kubelet_pod_infeasible_resizes_total",
                 "[ALPHA] Resizes that this node never does, by why.",

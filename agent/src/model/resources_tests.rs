@@ -85,7 +85,10 @@ fn pod_level_resources_are_compared_if_both_are_known() {
         let actuated = PodResources { pod: of_pod.map(requirements), ..PodResources::default() };
         is_resizing(&pod, &testing::snapshot(vec![]), Some(&actuated))
     };
-    assert_eq!([resizing(Some(resources("1"))), resizing(Some(resources("2000m"))), resizing(None)], [true, false, false]);
+    assert_eq!(
+        [resizing(Some(resources("1"))), resizing(Some(resources("2000m"))), resizing(None)],
+        [true, false, false]
+    );
 }
 
 #[test]

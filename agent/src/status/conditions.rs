@@ -62,7 +62,8 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
     let replaced = |type_: &str| OWNED.contains(&type_) || (disrupted.is_some() && type_ == DISRUPTION_TARGET);
     let foreign = |c: &&PodCondition| !replaced(&c.type_);
     let resizes = if input.is_terminal { &[] } else { input.resize.conditions };
-    let mut conditions: Vec<PodCondition> = api.iter().filter(foreign).chain(resizes).chain(disrupted).cloned().collect();
+    let mut conditions: Vec<PodCondition> =
+        api.iter().filter(foreign).chain(resizes).chain(disrupted).cloned().collect();
     let (containers_ready, ready) = readiness(input.pod, status, &conditions);
     let values = [
         (READY_TO_START, ready_to_start_containers(input)),

@@ -328,7 +328,8 @@ impl Worker {
             None => pleg.view(uid).await,
             Some(last) => {
                 let mut fresh = std::mem::take(&mut last.started);
-                let is_new = |snapshot: &Arc<PodSnapshot>| last.resized.is_empty() && snapshot.sampled_at > last.ended_at;
+                let is_new =
+                    |snapshot: &Arc<PodSnapshot>| last.resized.is_empty() && snapshot.sampled_at > last.ended_at;
                 match pleg.cached(uid).filter(is_new) {
                     Some(snapshot) => Ok(snapshot),
                     None => {

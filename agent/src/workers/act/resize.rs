@@ -179,8 +179,9 @@ impl Resize<'_> {
             let limit = pod_cgroup.wanted.memory_max.unwrap_or(UNLIMITED);
             match pod_cgroup.cgroups.pod_memory_in_use(class, self.pass.uid()).await {
                 None => problems.push("missing pod memory usage".to_owned()),
-                Some(usage) if usage >= limit => problems
-                    .push(format!("attempting to set pod memory limit ({limit}) below current usage ({usage})")),
+                Some(usage) if usage >= limit => {
+                    problems.push(format!("attempting to set pod memory limit ({limit}) below current usage ({usage})"))
+                }
                 Some(_) => {}
             }
         }
@@ -312,9 +313,7 @@ impl<'a> PodCgroup<'a> {
                 self.told = None;
                 Ok(())
             }
-            Err(source) => {
-                Err(ResizeError::Sandbox { resource: resource.name(), sandbox: sandbox.clone(), source })
-            }
+            Err(source) => Err(ResizeError::Sandbox { resource: resource.name(), sandbox: sandbox.clone(), source }),
         }
     }
 }

@@ -39,8 +39,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
         let running = snapshot.newest(container.name()).filter(|newest| newest.state == ContainerState::Running);
         if let Some(running) = running.filter(|running| is_resizable(draft, &container, running)) {
             let (from, to) = change(draft, &container, running);
-            let entry =
-                || ResizeContainer { id: running.id.clone(), name: container.name().to_owned(), from, to };
+            let entry = || ResizeContainer { id: running.id.clone(), name: container.name().to_owned(), from, to };
             list(&mut resize.memory, Resizable::Memory, entry);
             list(&mut resize.cpu, Resizable::Cpu, entry);
         }

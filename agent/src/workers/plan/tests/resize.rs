@@ -22,14 +22,14 @@ fn memory(limit: &str) -> Value {
 
 /// Running containers with what is in force and what is allocated.
 fn situation(containers: &[(&str, Value, Value)]) -> Situation {
-    let init: Vec<&str> =
-        containers.iter().map(|(name, ..)| *name).filter(|name| name.starts_with("side")).collect();
+    let init: Vec<&str> = containers.iter().map(|(name, ..)| *name).filter(|name| name.starts_with("side")).collect();
     let regular: Vec<&str> =
         containers.iter().map(|(name, ..)| *name).filter(|name| !name.starts_with("side")).collect();
     let mut pod = testing::pod("Always", &init, &regular);
     let mut actuated = PodResources::default();
     for (name, from, to) in containers {
-        let container = if name.starts_with("side") { init_container(&mut pod, name) } else { regular_container(&mut pod, name) };
+        let container =
+            if name.starts_with("side") { init_container(&mut pod, name) } else { regular_container(&mut pod, name) };
         container.resources = Some(requirements(to.clone()));
         actuated.containers.insert((*name).to_owned(), requirements(from.clone()));
     }
@@ -96,7 +96,10 @@ fn a_container_is_restarted_if_its_policy_says_so() {
     let restarted = changed.clone().with_pod(|pod| regular_container(pod, "c").resize_policy = Some(policy("memory")));
     let actions = restarted.plan();
     assert_eq!(brief(&actions), "kill c-0, start c");
-    assert_eq!((actions.kill[0].reason, actions.kill[0].message.as_str()), (KillReason::Resize, "Container c resize requires restart"));
+    assert_eq!(
+        (actions.kill[0].reason, actions.kill[0].message.as_str()),
+        (KillReason::Resize, "Container c resize requires restart")
+    );
     let resize = actions.resize.expect("the pod's cgroup follows");
     assert_eq!(resize, ResizePod { checks_memory: true, ..ResizePod::default() });
     let other = changed.with_pod(|pod| regular_container(pod, "c").resize_policy = Some(policy("cpu")));
