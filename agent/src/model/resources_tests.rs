@@ -67,7 +67,7 @@ fn only_running_regular_containers_and_sidecars_are_resizing() {
         container.resources = Some(requirements(json!({ "requests": { "cpu": "1" } })));
     }
     let zero = |name: &str| (name.to_owned(), ResourceRequirements::default());
-    let actuated = PodResources { containers: ["init", "side", "main"].map(|name| zero(name)).into(), pod: None };
+    let actuated = PodResources { containers: ["init", "side", "main"].map(zero).into(), pod: None };
     let resizing = |containers| is_resizing(&pod, &testing::snapshot(containers), Some(&actuated));
     assert!(resizing(vec![testing::running("main", 0)]));
     assert!(resizing(vec![testing::running("side", 0)]));

@@ -1,10 +1,12 @@
 //! In-place resizes through the subresource of the API server (KEP-1287): cgroups of pod and container, the process that
 //! goes on, conditions and status.
 
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodCondition;
 use keblet_tests::cgroups::CgroupFiles;
 use keblet_tests::cluster::Tenant;
+use kube::Api;
 use kube::api::Patch;
 use kube::api::PatchParams;
 use serde_json::Value;
@@ -78,14 +80,19 @@ async fn a_pod_is_resized_without_a_restart_and_an_impossible_resize_waits() {
     until_resized(&tenant, "one", &smaller).await;
     assert_eq!(values(), [(Some(10_000), Some(96)); 2]);
 
-    // More than any node has: it waits, with the node's reason, until it is taken back.
-    let impossible = resources("1000", "1000", "96Mi");
-    let generation = resize(&tenant, "one", impossible).await.metadata.generation;
+    // All that the node has, of which another pod holds some: it waits, with the node's reason, until it is taken back.
+    let mut other = tenant.shell("sleep 3600");
+    other["containers"][0]["resources"] = resources("50m", "100m", "64Mi");
+    tenant.pod("other", other).await.unwrap();
+    tenant.until_ready("other").await.unwrap();
+    let node = Api::<Node>::all(tenant.cluster.client()).get(tenant.node.name()).await.unwrap();
+    let all = node.status.unwrap().allocatable.unwrap()["cpu"].0.clone();
+    let generation = resize(&tenant, "one", resources(&all, &all, "96Mi")).await.metadata.generation;
     let pending = |pod: Option<&Pod>| pod.and_then(|pod| condition(pod, "PodResizePending")).cloned();
     let pending = tenant.until("one", "a pending resize", pending).await.unwrap();
     assert_eq!((pending.reason.as_deref(), pending.observed_generation), (Some("Deferred"), generation));
     let message = pending.message.unwrap();
-    assert!(message.starts_with("Node didn't have enough resource: cpu, requested: 1000000, used: "), "{message}");
+    assert!(message.starts_with("Node didn't have enough resource: cpu, requested: "), "{message}");
     assert_eq!(values(), [(Some(10_000), Some(96)); 2]);
     resize(&tenant, "one", smaller.clone()).await;
     until_resized(&tenant, "one", &smaller).await;
