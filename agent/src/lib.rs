@@ -9,6 +9,7 @@
 
 pub mod admission;
 pub mod allocatable;
+pub mod allocation;
 pub mod apiserver;
 pub mod certificates;
 pub mod cgroups;

@@ -199,3 +199,44 @@ fn each_process_of_a_killed_container_is_counted_once() -> Result<()> {
     ensure!(count == Some(f64::from(kills)), "{count:?}: {:?}", cgroups.node.events("family", "OOMKilling"));
     cgroups.node.stop()
 }
+
+#[test]
+#[ignore = "real runtime"]
+fn a_static_pod_edited_in_place_is_resized_without_a_restart() -> Result<()> {
+    let mut cgroups = Cgroups::start(json!({}))?;
+    let uid = "6f0c8a52-3a4b-4c0e-9a53-5d2a3f0e7b11";
+    let write = |cgroups: &Cgroups, cpu: &str, memory: &str| {
+        let mut pod = cgroups.node.pod("web", &["run", "--stamp", &cgroups.node.stamp("web")]);
+        let amounts = json!({ "cpu": cpu, "memory": memory });
+        pod["metadata"]["uid"] = json!(uid);
+        pod["spec"]["containers"][0]["resources"] = json!({ "requests": amounts, "limits": amounts });
+        cgroups.node.layout.write_manifest("web", &pod)
+    };
+    write(&cgroups, "250m", "64Mi")?;
+    let pod = cgroups.pod("web", "")?;
+    let container = cgroups.container("web", &pod)?;
+    let pid = cgroups.node.until_running("web")?.pid;
+    cgroups.check(&pod, 256, Some(25_000), Some(64 << 20), Some(PIDS))?;
+
+    for (cpu, memory, shares, quota, bytes) in
+        [("500m", "128Mi", 512, 50_000, 128_u64 << 20), ("100m", "96Mi", 102, 10_000, 96 << 20)]
+    {
+        write(&cgroups, cpu, memory)?;
+        let (files, of_pod, of_container) = (cgroups.files, pod.clone(), container.clone());
+        cgroups.node.until_true("the limits of pod and container", move |_| {
+            let values = |path: &str| Ok::<_, anyhow::Error>((files.quota(path)?, files.memory(path)?));
+            let expected = (Some(quota), Some(bytes));
+            Ok(values(&of_pod)? == expected && values(&of_container)? == expected)
+        })?;
+        cgroups.check(&pod, shares, Some(quota), Some(bytes), Some(PIDS))?;
+    }
+    // An agent that is killed and started again finds what it has applied.
+    cgroups.node.kill_agent()?;
+    cgroups.node.start()?;
+    write(&cgroups, "300m", "96Mi")?;
+    let (files, of_container) = (cgroups.files, container.clone());
+    cgroups.node.until_true("another quota", move |_| Ok(files.quota(&of_container)? == Some(30_000)))?;
+    ensure!(cgroups.node.until_running("web")?.pid == pid, "the process was restarted");
+    ensure!(cgroups.node.starts("web") == 1, "the container was started again");
+    cgroups.node.stop()
+}

@@ -289,6 +289,7 @@ fn plan(sandbox: SandboxPlan, restart_count: Option<u32>) -> PodActions {
         kill: Vec::new(),
         remove: Vec::new(),
         prune: Vec::new(),
+        resize: None,
         start: vec![start],
         await_confirmation: false,
     }

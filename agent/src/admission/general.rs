@@ -39,7 +39,8 @@ impl Insufficient {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
 
-    fn rejection(&self) -> Rejection {
+    /// The rejection of a pod that lacks it.
+    pub fn rejection(&self) -> Rejection {
         let Self { resource, requested, used, capacity } = self;
         let message = format!(
             "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"

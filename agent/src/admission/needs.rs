@@ -99,6 +99,25 @@ impl Needs {
     }
 }
 
+impl Needs {
+    /// Raises each amount of the request to that of another one.
+    pub fn raise(&mut self, other: &Self) {
+        let (own, other) = (&mut self.request, &other.request);
+        own.milli_cpu = own.milli_cpu.max(other.milli_cpu);
+        own.memory = own.memory.max(other.memory);
+        own.ephemeral_storage = own.ephemeral_storage.max(other.ephemeral_storage);
+        for (name, amount) in &other.scalar {
+            let held = own.scalar.entry(name.clone()).or_default();
+            *held = (*held).max(*amount);
+        }
+    }
+
+    /// It asks for less CPU or memory than another one.
+    pub fn is_below(&self, other: &Self) -> bool {
+        self.request.milli_cpu < other.request.milli_cpu || self.request.memory < other.request.memory
+    }
+}
+
 /// What the other pods of the node hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {

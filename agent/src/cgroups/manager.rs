@@ -113,7 +113,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// It lacks paths or controllers.
-    async fn check_exists(&self, name: &CgroupName) -> Result<(), CgroupError> {
+    pub(super) async fn check_exists(&self, name: &CgroupName) -> Result<(), CgroupError> {
         let missing = self.blocking(&name.path(self.driver), |layout, path| Ok(files::missing(layout, path))).await?;
         if missing.is_empty() {
             return Ok(());
@@ -263,7 +263,7 @@ impl Cgroups {
     }
 
     /// systemd keeps quotas in whole percents of a CPU; the file gets the same value.
-    fn rounded(&self, values: &CgroupValues) -> CgroupValues {
+    pub(super) fn rounded(&self, values: &CgroupValues) -> CgroupValues {
         let mut values = values.clone();
         if let (Some(_), Some((quota @ 1.., period))) = (&self.systemd, values.cpu_max) {
             let per_second = arithmetic::systemd_quota_per_second(quota, period);

@@ -27,6 +27,7 @@ mod mountinfo;
 mod name;
 mod qos;
 mod requested;
+mod resize;
 mod systemd;
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,9 @@ pub use qos::QosPolicy;
 pub use qos::ReservedMemory;
 pub use requested::PodRequests;
 pub use requested::Requested;
+pub use resize::Change;
+pub use resize::PodChanges;
+pub use resize::PodLimits;
 pub use values::CgroupValues;
 pub use values::UNLIMITED;
 

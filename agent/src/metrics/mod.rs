@@ -22,6 +22,7 @@ mod process;
 mod protobuf;
 mod recorder;
 mod register;
+mod resizes;
 mod rest_client;
 mod retries;
 mod runtime;
@@ -65,6 +66,7 @@ pub use probes::Probes;
 pub use protobuf::PROTOBUF_FORMAT;
 pub use protobuf::encode as encode_protobuf;
 pub use recorder::Recorder;
+pub use resizes::Resizes;
 pub use rest_client::AuthorityReload;
 pub use rest_client::RestClient;
 pub use retries::Retries;
@@ -109,6 +111,8 @@ pub struct Metrics {
     pub retries: Retries,
     /// Evictions of pods.
     pub eviction: Eviction,
+    /// In-place changes of pods' resources.
+    pub resizes: Resizes,
     /// Pressure and policies.
     pub pressure: Pressure,
     /// Events that were not delivered.
@@ -146,6 +150,7 @@ impl Metrics {
         let recorder = Recorder::new(&register);
         let retries = Retries::new(&register);
         let eviction = Eviction::new(&register);
+        let resizes = Resizes::new(&register);
         let pressure = Pressure::new(&register);
         let http = Http::new(&register);
         let access = Access::new(&register);
@@ -167,6 +172,7 @@ impl Metrics {
             recorder,
             retries,
             eviction,
+            resizes,
             pressure,
             http,
             access,

@@ -99,6 +99,12 @@ fn used() -> Arc<Metrics> {
     metrics.eviction.decided("pressure", short);
     metrics.pressure.crossed("memory", "some", "node", true);
     metrics.pressure.explained_by_limits("cpu", "node");
+    metrics.resizes.requested("increase", "limits", "memory");
+    metrics.resizes.actuated(short, true);
+    metrics.resizes.set_pending("deferred", 1);
+    metrics.resizes.set_in_progress(1);
+    metrics.resizes.infeasible("swap_limitation");
+    metrics.resizes.deferred_accepted("pods_removed");
     metrics.pressure.decided("thrash", "evict", "DryRun");
     metrics.pressure.active("thrash", true);
     metrics.pressure.memory_returned(short);

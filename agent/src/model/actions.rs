@@ -1,12 +1,13 @@
 //! What shall happen to one pod now: the result of the pure plan, the input of the thin runner.
 //!
-//! Order of execution (upstream `SyncPod`): kill pod, or else kill containers; removals; prune; sandbox; starts in
+//! Order of execution (upstream `SyncPod`): kill pod, or else kill containers; removals; prune; sandbox; resize; starts in
 //! the given order (ephemeral, init and sidecars, regular).
 
 use std::time::SystemTime;
 
 use super::ContainerId;
 use super::SandboxId;
+use super::resources::Compute;
 
 /// What to do about the sandbox.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,6 +87,8 @@ pub enum KillReason {
     Startup,
     /// Its postStart hook failed.
     PostStartFailed,
+    /// Its resources change, and its policy says that it is restarted for that.
+    Resize,
 }
 
 /// Kill one container instance.
@@ -114,6 +117,33 @@ pub struct RemoveContainer {
     pub keep_logs: bool,
 }
 
+/// Change the resources of one running container.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResizeContainer {
+    /// The instance.
+    pub id: ContainerId,
+    /// Its name in the spec.
+    pub name: String,
+    /// What is in force.
+    pub from: Compute,
+    /// What is allocated.
+    pub to: Compute,
+}
+
+/// Apply allocated resources to a pod that runs (KEP-1287). Memory first, then CPU, each list in its order: those that get
+/// less come first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ResizePod {
+    /// Containers whose memory changes.
+    pub memory: Vec<ResizeContainer>,
+    /// Containers whose CPU changes.
+    pub cpu: Vec<ResizeContainer>,
+    /// `spec.resources` is not what was applied.
+    pub pod_level: bool,
+    /// Memory may shrink, so that it must not be in use: some changes, or a container is restarted.
+    pub checks_memory: bool,
+}
+
 /// The plan for one pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodActions {
@@ -127,6 +157,8 @@ pub struct PodActions {
     pub remove: Vec<RemoveContainer>,
     /// Old init container instances to remove; failures are only logged.
     pub prune: Vec<RemoveContainer>,
+    /// Resources to change, before anything is started. The pod's own cgroup follows.
+    pub resize: Option<ResizePod>,
     /// Containers to start, in order.
     pub start: Vec<StartContainer>,
     /// A decision depends on an exit code that is not known yet (the exit is proven by pidfd alone): decide again
@@ -142,6 +174,7 @@ impl PodActions {
             && self.kill.is_empty()
             && self.remove.is_empty()
             && self.prune.is_empty()
+            && self.resize.is_none()
             && self.start.is_empty()
     }
 }

@@ -2,7 +2,7 @@
 //! `io.kubernetes.container.hash`. Covers the name and the image, nothing else.
 
 /// FNV-1a, 32 bits.
-fn fnv1a_32(bytes: impl IntoIterator<Item = u8>) -> u32 {
+pub fn fnv1a_32(bytes: impl IntoIterator<Item = u8>) -> u32 {
     bytes.into_iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 

@@ -99,6 +99,8 @@ fn taints(settings: &Settings, external_cloud: bool) -> Vec<Taint> {
 fn declared(settings: &Settings) -> Vec<String> {
     let implemented = [
         ("ExtendWebSocketsToKubelet", Feature::ExtendWebSocketsToKubelet),
+        ("InPlacePodLevelResourcesVerticalScaling", Feature::InPlacePodLevelResourcesVerticalScaling),
+        ("InPlacePodVerticalScalingInitContainers", Feature::InPlacePodVerticalScalingInitContainers),
         ("RestartAllContainersOnContainerExits", Feature::RestartAllContainersOnContainerExits),
     ];
     implemented.into_iter().filter(|(_, gate)| settings.gates.enabled(*gate)).map(|(name, _)| name.to_owned()).collect()

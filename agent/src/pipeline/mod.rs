@@ -29,6 +29,8 @@ pub use observation::Observation;
 pub use observation::observe;
 
 use crate::admission::NodeOffer;
+use crate::allocation::Allocations;
+use crate::allocation::ResizePolicy;
 use crate::cgroups::Cgroups;
 use crate::images::GcPolicy;
 use crate::images::ImageGc;
@@ -59,6 +61,7 @@ use crate::sync::EvictionSender;
 use crate::sync::KILL_CAPACITY;
 use crate::sync::KillRequest;
 use crate::sync::Mirrors;
+use crate::sync::PendingResizes;
 use crate::sync::PodAdmission;
 use crate::sync::ReadNode;
 use crate::sync::SharedPods;
@@ -98,6 +101,10 @@ pub struct Services {
     pub cgroups: Option<Cgroups>,
     /// The node's settings for sandboxes and containers.
     pub node: NodeSettings,
+    /// What is allocated to pods, and what was applied.
+    pub allocations: Allocations,
+    /// Resizes that this node never does.
+    pub resize_policy: ResizePolicy,
     /// Files of the node.
     pub files: NodeFiles,
     /// Addresses of the node, none while unknown.
@@ -192,6 +199,8 @@ impl Services {
             volumes: Volumes::new(root),
             cgroups: None,
             node: NodeSettings::default(),
+            allocations: Allocations::default(),
+            resize_policy: ResizePolicy::default(),
             files: NodeFiles::default(),
             addresses: watch::channel(NodeAddresses::default()).1,
             api: None,
@@ -243,6 +252,8 @@ impl Services {
         let evictions = EvictionSender::new(running.kills.clone());
         let admission = PodAdmission::new(self.offer.clone(), evictions, self.read_node.clone());
         let (image_gc, metrics) = (self.image_gc, self.metrics.clone());
+        let (allocations, resizes) = (self.allocations.clone(), PendingResizes::new(self.resize_policy));
+        let counted = metrics.clone();
         let prober = probed_pods::prober(&self, &running);
         tasks.spawn(prober.clone().run(shutdown.clone()));
         let context = Arc::new(self.worker_context(&running, prober, tasks));
@@ -254,6 +265,9 @@ impl Services {
             leftovers: Arc::new(OrphanCleanup::new(context.clone(), pods.clone())),
             workers: PodWorkers::counted_by(context, running.registry.clone()),
             admission,
+            allocations,
+            resizes,
+            metrics: counted,
             pods,
             pleg: running.pleg.clone(),
             sources: desired.sources,
@@ -305,6 +319,7 @@ impl Services {
         )
         .with_objects(self.objects);
         act.startups = self.startups;
+        act.allocations = self.allocations;
         let metrics = self.metrics.clone();
         act.metrics = Some(self.metrics);
         WorkerContext {

@@ -41,7 +41,7 @@ pub(super) type Reply = oneshot::Sender<Result<Arc<PodSnapshot>, InspectError>>;
 pub(super) enum Command {
     /// Any snapshot taken since the agent started.
     View(PodUid, Reply),
-    /// A snapshot sampled from now on; these containers were just started.
+    /// A snapshot sampled from now on; these containers were just started or changed.
     Inspect(PodUid, Vec<ContainerId>, Reply),
     /// The pod's worker begins to act and will request an inspection afterwards.
     Acting(PodUid),
@@ -86,7 +86,7 @@ impl PlegHandle {
         self.inspect_with(uid, Vec::new()).await
     }
 
-    /// [`Self::inspect`] for a worker that has just started `fresh`: their statuses are requested beside the lists.
+    /// [`Self::inspect`] for a worker that has just started or changed `fresh`: their statuses are requested beside the lists.
     ///
     /// # Errors
     /// The runtime returned an error, or the PLEG has stopped.

@@ -1,7 +1,7 @@
 //! Inspections: with exits, the only way for state to enter the cache.
 //!
 //! One inspection is two filtered lists and then a status call for each instance that changed: one that was exited, or was
-//! and is running, is reused. The sample time is taken before the lists.
+//! and is running, is reused, unless the worker has just acted on it. The sample time is taken before the lists.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -169,7 +169,9 @@ async fn container_status(
     previous: Option<&PodSnapshot>,
     early: &PrefetchedStatuses,
 ) -> Result<Option<ContainerStatus>, RuntimeError> {
-    if let Some(known) = previous.and_then(|p| reusable_container(listed, p)) {
+    // One that was asked for beside the lists may have changed although its state is the same (resources).
+    let known = previous.and_then(|p| reusable_container(listed, p)).filter(|_| !early.contains_key(&listed.id));
+    if let Some(known) = known {
         return Ok(Some(known.clone()));
     }
     let may_run = convert::state(listed.state) != ContainerState::Exited;

@@ -20,6 +20,9 @@ const POD_SCHEDULED: &str = "PodScheduled";
 pub(super) const READY: &str = "Ready";
 const READY_TO_START: &str = "PodReadyToStartContainers";
 
+/// Conditions of resizes, which come with their times.
+const RESIZES: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
+
 /// Conditions only the agent writes.
 const OWNED: [&str; 8] = [
     POD_SCHEDULED,
@@ -27,14 +30,19 @@ const OWNED: [&str; 8] = [
     INITIALIZED,
     READY,
     CONTAINERS_READY,
-    "PodResizePending",
-    "PodResizeInProgress",
+    RESIZES[0],
+    RESIZES[1],
     ALL_CONTAINERS_RESTARTING,
 ];
 
 /// True for conditions only the agent writes.
 pub(super) fn is_owned(type_: &str) -> bool {
     OWNED.contains(&type_)
+}
+
+/// True for conditions whose times are set where they are made.
+pub(super) fn is_timed(type_: &str) -> bool {
+    RESIZES.contains(&type_)
 }
 
 /// True for conditions that the agent and others write.
@@ -53,7 +61,9 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
     let disrupted = input.old.conditions.iter().flatten().find(|c| c.type_ == DISRUPTION_TARGET);
     let replaced = |type_: &str| OWNED.contains(&type_) || (disrupted.is_some() && type_ == DISRUPTION_TARGET);
     let foreign = |c: &&PodCondition| !replaced(&c.type_);
-    let mut conditions: Vec<PodCondition> = api.iter().filter(foreign).chain(disrupted).cloned().collect();
+    let resizes = if input.is_terminal { &[] } else { input.resize.conditions };
+    let mut conditions: Vec<PodCondition> =
+        api.iter().filter(foreign).chain(resizes).chain(disrupted).cloned().collect();
     let (containers_ready, ready) = readiness(input.pod, status, &conditions);
     let values = [
         (READY_TO_START, ready_to_start_containers(input)),

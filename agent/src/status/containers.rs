@@ -164,7 +164,8 @@ impl PodView<'_> {
     ) -> ApiStatus {
         let id = state::id(newest, self.input.runtime_type);
         let state = self.state_of(newest, old);
-        let resources = container_resources(definition.spec.resources.as_ref(), newest, &id, old);
+        let actuated = self.input.resize.actuated.and_then(|actuated| actuated.containers.get(definition.name()));
+        let resources = container_resources(definition.spec.resources.as_ref(), actuated, newest, &id, old);
         let started = old.and_then(|old| old.started).filter(|_| state.running.is_some());
         ApiStatus {
             name: definition.name().to_owned(),

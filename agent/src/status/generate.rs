@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 
@@ -16,6 +17,7 @@ use super::time;
 use crate::model::PodSnapshot;
 use crate::model::ProbeResults;
 use crate::model::StartFailure;
+use crate::model::resources::PodResources;
 use crate::model::restart::RestartGates;
 
 /// The node's own addresses, primary one first.
@@ -23,6 +25,17 @@ use crate::model::restart::RestartGates;
 pub struct NodeAddresses {
     /// At most one per family.
     pub ips: Vec<String>,
+}
+
+/// How far resizes of a pod are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ResizeView<'a> {
+    /// Their conditions, in order.
+    pub conditions: &'a [PodCondition],
+    /// What was applied, as far as known.
+    pub actuated: Option<&'a PodResources>,
+    /// Not everything that is allocated is applied.
+    pub is_resizing: bool,
 }
 
 /// Input of the status computation.
@@ -42,6 +55,8 @@ pub struct StatusInput<'a> {
     pub qos_class: &'a str,
     /// Requests and limits of the whole pod, if its quantities can be read (KEP-5419).
     pub resources: Option<&'a ResourceRequirements>,
+    /// Resizes of the pod (KEP-1287).
+    pub resize: ResizeView<'a>,
     /// The pod's runtime handler supports recursive read-only mounts (KEP-3857).
     pub recursive_read_only: bool,
     /// The pod's containers are stopped and will not be restarted.
@@ -77,7 +92,7 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
         ephemeral_container_statuses: containers::ephemeral(input),
         qos_class: Some(qos_class(input)),
         allocated_resources: input.resources.and_then(|resources| resources.requests.clone()),
-        resources: input.resources.cloned(),
+        resources: pod_resources(input),
         observed_generation: input.pod.metadata.generation,
         ..PodStatus::default()
     };
@@ -86,6 +101,13 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
     status.conditions = Some(conditions::all(input, &status));
     addresses::set(input, &mut status);
     status
+}
+
+/// `status.resources`: what is allocated, or the previous one until that is applied.
+fn pod_resources(input: &StatusInput<'_>) -> Option<ResourceRequirements> {
+    let was_running = input.old.phase.as_deref() == Some("Running");
+    let previous = input.old.resources.as_ref().filter(|_| input.resize.is_resizing && was_running);
+    previous.or(input.resources).cloned()
 }
 
 fn qos_class(input: &StatusInput<'_>) -> String {

@@ -29,6 +29,7 @@ mod transition;
 pub use api_view::ApiCopies;
 pub use api_view::ApiStatusView;
 pub use generate::NodeAddresses;
+pub use generate::ResizeView;
 pub use generate::StatusInput;
 pub use generate::generate;
 pub use statuses::PodObservations;

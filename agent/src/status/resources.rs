@@ -7,18 +7,19 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::model::Amount;
+use crate::model::ContainerResources;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
+use crate::model::resources::Compute;
+use crate::model::resources::MIN_CPU_LIMIT;
+use crate::model::resources::MIN_CPU_REQUEST;
 
-/// Smallest CPU limit that a cgroup can express, thousandths of a CPU.
-const MIN_CPU_LIMIT: i64 = 10;
-/// Smallest CPU request that a cgroup can express, thousandths of a CPU.
-const MIN_CPU_REQUEST: i64 = 2;
-
-/// `containerStatuses[].resources`: the spec's, with what the runtime reports for a running instance in place of the
-/// values that the spec sets. A value that is not reported is kept from the previous status of the same instance.
+/// `containerStatuses[].resources`: the allocated ones, with what the runtime reports for a running instance in place of the
+/// values that are allocated. A value that is not reported is kept from the previous status of the same instance. The memory
+/// request, which no runtime reports, and all values of a runtime that reports none, are those that were applied.
 pub(super) fn container_resources(
     spec: Option<&ResourceRequirements>,
+    actuated: Option<&ResourceRequirements>,
     instance: &ContainerStatus,
     container_id: &str,
     old: Option<&ApiStatus>,
@@ -32,7 +33,8 @@ pub(super) fn container_resources(
         was_running && old.container_id.as_deref() == Some(container_id)
     });
     let previous = same_instance.and_then(|old| old.resources.as_ref());
-    let reported = instance.resources;
+    let applied = actuated.map(Compute::of);
+    let reported = reported_or_applied(instance.resources, applied);
     if let Some(limits) = &mut resources.limits {
         let previous = previous.and_then(|resources| resources.limits.as_ref());
         let cpu = reported.cpu_limit.map(Amount::millis);
@@ -43,8 +45,22 @@ pub(super) fn container_resources(
         let previous = previous.and_then(|resources| resources.requests.as_ref());
         let cpu = reported.cpu_request.map(Amount::millis);
         set(requests, "cpu", cpu, Amount::millis(MIN_CPU_REQUEST), previous);
+        if let Some(applied) = applied {
+            set(requests, "memory", Some(Amount::bytes(applied.memory_request)), Amount::default(), None);
+        }
     }
     resources
+}
+
+fn reported_or_applied(reported: ContainerResources, applied: Option<Compute>) -> ContainerResources {
+    match applied.filter(|_| reported == ContainerResources::default()) {
+        Some(applied) => ContainerResources {
+            cpu_request: Some(applied.cpu_request),
+            cpu_limit: Some(applied.cpu_limit),
+            memory_limit: Some(applied.memory_limit),
+        },
+        None => reported,
+    }
 }
 
 /// The spec's own notation stays where the amounts agree, or where both are too small for the cgroup to tell them apart.

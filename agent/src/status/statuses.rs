@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use super::ApiCopies;
 use super::ApiStatusView;
 use super::NodeAddresses;
+use super::ResizeView;
 use super::StatusInput;
 use super::StatusStore;
 use super::Stored;
@@ -59,6 +60,8 @@ pub struct PodObservations<'a> {
     pub qos_class: &'a str,
     /// Requests and limits of the whole pod; `None` if a quantity cannot be read.
     pub resources: Option<ResourceRequirements>,
+    /// How far resizes of the pod are.
+    pub resize: ResizeView<'a>,
     /// The pod's runtime handler supports recursive read-only mounts (KEP-3857).
     pub recursive_read_only: bool,
     /// All containers are stopped and will not be restarted.
@@ -126,6 +129,7 @@ impl Statuses {
             probes: observations.probes,
             qos_class: observations.qos_class,
             resources: observations.resources.as_ref(),
+            resize: observations.resize,
             recursive_read_only: observations.recursive_read_only,
             is_terminal: observations.is_terminal,
             runtime_type: &self.context.runtime_type,

@@ -69,9 +69,12 @@ pub(super) fn check(pod: &Pod, old: &PodStatus, new: &PodStatus, gates: RestartG
     Ok(())
 }
 
-/// Keeps the transition time of each condition of the agent whose status is unchanged; sets it to `now` for the others.
+/// Keeps the transition time of each condition of the agent whose status is unchanged; sets it to `now` for the others. Those
+/// of resizes have their times.
 pub(super) fn set_condition_times(old: &PodStatus, new: &mut PodStatus, now: &Time) {
-    for condition in new.conditions.iter_mut().flatten().filter(|c| conditions::is_written_by_agent(&c.type_)) {
+    let is_untimed =
+        |c: &&mut PodCondition| conditions::is_written_by_agent(&c.type_) && !conditions::is_timed(&c.type_);
+    for condition in new.conditions.iter_mut().flatten().filter(is_untimed) {
         let before = old.conditions.iter().flatten().find(|c| c.type_ == condition.type_);
         let unchanged = before.filter(|before| before.status == condition.status);
         let since = unchanged.and_then(|before| before.last_transition_time.clone());

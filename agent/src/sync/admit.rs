@@ -218,11 +218,17 @@ impl PodAdmission {
         });
     }
 
-    /// The pod holds what it requests from now on. Later changes of its spec do not count.
-    fn hold(&mut self, uid: &PodUid, pod: &Pod) {
-        if !self.holding.contains_key(uid) {
-            self.holding.insert(uid.clone(), Candidate { pod: pod.clone(), needs: needs(pod) });
-        }
+    /// The pod has to wait for something.
+    pub(super) fn is_waiting(&self, uid: &PodUid) -> bool {
+        self.waiting.contains_key(uid)
+    }
+
+    /// The pod holds this from now on, if it holds something. True if that is less CPU or memory than before.
+    pub(super) fn hold_again(&mut self, uid: &PodUid, pod: &Pod, needs: Needs) -> bool {
+        let Some(held) = self.holding.get_mut(uid) else { return false };
+        let is_less = needs.is_below(&held.needs);
+        *held = Candidate { pod: pod.clone(), needs };
+        is_less
     }
 }
 
@@ -232,17 +238,18 @@ fn runs(snapshot: &PodSnapshot) -> bool {
 }
 
 /// A pod whose quantities cannot be read is rejected when it is started.
-fn needs(pod: &Pod) -> Needs {
+pub(super) fn needs(pod: &Pod) -> Needs {
     Needs::new(pod, &qos::pod_total(pod, ResourceKind::Requests, true).unwrap_or_default())
 }
 
 impl SyncLoop {
     /// Whether the pod may have a worker. A pod that is to be deleted, or had ended before the agent knew it, needs one in
     /// any case: admission does not concern its end.
-    pub(super) fn admit(&mut self, pod: &Pod) -> bool {
-        let uid = pod_ref(pod).uid;
+    pub(super) fn admit(&mut self, desired: &Pod) -> bool {
+        let uid = pod_ref(desired).uid;
+        let pod = &self.allocations.allocated_form(desired.clone());
         if spec::deletion_requested(pod) || self.workers.knows(&uid) {
-            self.admission.hold(&uid, pod);
+            self.hold(&uid, pod);
             return true;
         }
         if self.admission.waiting.contains_key(&uid) {
@@ -259,7 +266,12 @@ impl SyncLoop {
             let Some(decision) = self.decide(&uid, pod) else { return false };
             self.admission.decisions.store(uid.clone(), decision);
             match self.admission.decisions.rejection(&uid) {
-                None => self.admission.hold(&uid, pod),
+                None => {
+                    if !self.allocations.is_allocated(&uid) {
+                        self.allocations.allocate(pod);
+                    }
+                    self.hold(&uid, pod);
+                }
                 Some(Rejection { reason, .. }) => {
                     self.workers.rejected(reason);
                     self.settle_rejected(&uid);
@@ -291,26 +303,43 @@ impl SyncLoop {
         self.decide_on_waiting(Wait::StaticPods);
     }
 
+    /// The pod holds what is allocated to it from now on. Later changes of its spec do not count.
+    fn hold(&mut self, uid: &PodUid, pod: &Pod) {
+        if !self.admission.holding.contains_key(uid) {
+            let needs = self.held_needs(pod);
+            self.admission.holding.insert(uid.clone(), Candidate { pod: pod.clone(), needs });
+        }
+    }
+
+    /// What the node offers to pods now.
+    pub(super) fn node_offer(&self) -> NodeOffer {
+        let (shutting_down, pressures) = (*self.requests.closed.borrow(), *self.requests.pressures.borrow());
+        NodeOffer { shutting_down, pressures, ..self.admission.offer.borrow().clone() }
+    }
+
+    /// What the checks yield for a pod beside all others.
+    pub(super) fn decide_on(&self, uid: &PodUid, pod: &Pod, is_resumed: bool, node: NodeOffer) -> AdmissionResult {
+        let held = self.holding_besides(uid).map(|(_, other)| &other.needs).collect();
+        admission::decide(Input {
+            pod,
+            // A pod whose class cannot be computed is rejected when it is started.
+            best_effort: qos_class(pod).is_ok_and(|class| class == QosClass::BestEffort),
+            is_resumed,
+            needs: &needs(pod),
+            held: &held,
+            node: &node,
+        })
+    }
+
     /// The decision on a pod; `None` if it has to wait for one.
     fn decide(&mut self, uid: &PodUid, pod: &Pod) -> Option<Decision> {
         let resumed = self.is_resumed(uid, pod);
         let fresh_node = self.admission.fresh_nodes.remove(uid);
-        let (shutting_down, pressures) = (*self.requests.closed.borrow(), *self.requests.pressures.borrow());
-        let mut node = NodeOffer { shutting_down, pressures, ..self.admission.offer.borrow().clone() };
+        let mut node = self.node_offer();
         if let Some(Some(object)) = &fresh_node {
             node.node = node.node.map(|info| Arc::new(info.with_object(object)));
         }
-        let held = self.holding_besides(uid).map(|(_, other)| &other.needs).collect();
-        let input = Input {
-            pod,
-            // A pod whose class cannot be computed is rejected when it is started.
-            best_effort: qos_class(pod).is_ok_and(|class| class == QosClass::BestEffort),
-            is_resumed: resumed == Some(true),
-            needs: &needs(pod),
-            held: &held,
-            node: &node,
-        };
-        match admission::decide(input) {
+        match self.decide_on(uid, pod, resumed == Some(true), node) {
             AdmissionResult::Admit => Some(Decision::Admit),
             _ if self.pleg.cached(uid).is_none() && !self.admission.viewed.contains_key(uid) => {
                 self.admission.await_view(uid, &self.pleg);
@@ -457,7 +486,7 @@ impl SyncLoop {
             self.recorder.pod_event(&pod, "", EventType::Warning, &reason, &text);
         }
         if runs {
-            self.admission.hold(uid, &pod);
+            self.hold(uid, &pod);
             self.statuses.mark_unmanaged(&pod, &reason, &text, now);
         } else {
             self.admission.holding.remove(uid);

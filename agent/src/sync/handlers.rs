@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::kill_requests::KillRequest;
 use super::kill_requests::bound_grace_period;
 use super::pods::is_mirror;
+use super::resize::Trigger;
 use super::task::HOUSEKEEPING_DELAY;
 use super::task::SyncLoop;
 use crate::admission::path_safety;
@@ -42,12 +43,14 @@ impl SyncLoop {
             let message = format!("Pod is invalid: {problem}; it keeps its previous spec");
             self.recorder.pod_event(&pod, "", EventType::Warning, path_safety::REASON, &message);
         }
+        let before = self.pods.by_uid(&pod_ref(&pod).uid);
         self.pods.set(pod.clone());
         if is_mirror(&pod) {
             return self.on_mirror(&pod);
         }
         let id = pod_ref(&pod);
         if self.admit(&pod) {
+            self.on_spec(before.as_ref(), &pod);
             self.workers.request(&id, Request::Update(pod.clone()));
         }
         // The deletion may be all that the last API call about this pod waited for.
@@ -74,10 +77,14 @@ impl SyncLoop {
             return;
         }
         let uid = pod_ref(&pod).uid;
+        let has_ended = is_terminal(&pod);
         let gated = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.iter().flatten().next().is_some());
         self.workers.refresh(pod);
         if gated {
             self.workers.poke(&uid);
+        }
+        if has_ended {
+            self.retry_resizes(Trigger::PodTerminated);
         }
     }
 
@@ -94,6 +101,7 @@ impl SyncLoop {
             self.workers.request(&id, Request::Kill(KillOptions::default()));
         }
         self.admission.remove(&id.uid);
+        self.allocations.free(&id.uid);
         self.housekeep_soon(HOUSEKEEPING_DELAY);
         self.reconcile_mirror_of(pod);
     }

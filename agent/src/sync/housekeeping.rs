@@ -38,6 +38,7 @@ impl SyncLoop {
             }
         }
         self.settle_all_rejected();
+        self.allocations.retain_allocated(&desired);
         for snapshot in self.pleg.all() {
             self.terminate_undesired(&desired, &snapshot);
         }
@@ -45,6 +46,7 @@ impl SyncLoop {
         keep.extend(self.pleg.all().iter().map(|s| s.pod.uid.clone()));
         keep.extend(self.workers.uids());
         self.statuses.retain(&keep);
+        self.allocations.retain_actuated(&keep);
         self.reconcile_mirrors(None);
         if !self.leftovers.sweep(&keep) {
             self.housekeep_soon(HOUSEKEEPING_RETRY);

@@ -8,6 +8,7 @@ mod kill_requests;
 mod mirrors;
 mod pod_requests;
 mod preemption;
+mod resize;
 mod shared;
 mod task;
 
@@ -21,6 +22,7 @@ pub use kill_requests::KillRequest;
 pub use kill_requests::SyncLoopStopped;
 pub use kill_requests::SyncRequests;
 pub use mirrors::Mirrors;
+pub use resize::PendingResizes;
 pub use shared::SharedPods;
 pub use task::Leftovers;
 pub use task::SyncLoop;

@@ -13,7 +13,11 @@ use super::admit::PodAdmission;
 use super::kill_requests::SyncRequests;
 use super::mirrors::Mirrors;
 use super::pods::is_mirror;
+use super::resize::PendingResizes;
+use super::resize::Trigger;
 use super::shared::SharedPods;
+use crate::allocation::Allocations;
+use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::ConfigSource;
 use crate::model::PodUid;
@@ -49,6 +53,12 @@ pub struct SyncLoop {
     pub pods: SharedPods,
     /// Admission decisions.
     pub admission: PodAdmission,
+    /// What is allocated to pods.
+    pub allocations: Allocations,
+    /// Resizes that wait.
+    pub resizes: PendingResizes,
+    /// Counts of resizes.
+    pub metrics: Arc<Metrics>,
     /// Pod workers.
     pub workers: PodWorkers,
     /// Changes and the pod cache.
@@ -79,6 +89,7 @@ impl SyncLoop {
     /// Runs until `shutdown`. Containers are left as they are.
     pub async fn run(mut self, mut updates: mpsc::Receiver<PodUpdate>, shutdown: CancellationToken) {
         let (pleg, probes) = (self.pleg.clone(), self.probes.clone());
+        let allocations = self.allocations.clone();
         let mut addresses = self.statuses.node_addresses();
         // Without sources there is no first delivery that would ask for it.
         self.housekeep_soon(HOUSEKEEPING_DELAY);
@@ -97,7 +108,12 @@ impl SyncLoop {
                 Some(update) = updates.recv() => self.on_update(update),
                 uids = pleg.changed_pods() => self.on_pleg_change(uids),
                 uids = probes.changed_pods() => self.on_probe_results(uids),
-                _ = self.workers.finished() => self.housekeep_soon(HOUSEKEEPING_DELAY),
+                _ = self.workers.finished() => {
+                    self.housekeep_soon(HOUSEKEEPING_DELAY);
+                    self.retry_resizes(Trigger::PodTerminated);
+                }
+                uids = allocations.applied() => self.on_applied(&uids),
+                () = self.resizes.due() => self.retry_resizes(Trigger::Periodic),
                 name = self.mirrors.changed() => self.reconcile_mirrors(name),
                 awaited = self.admission.awaited() => self.on_awaited(awaited),
                 Some(request) = self.requests.kills.recv() => self.kill(request),
@@ -113,7 +129,8 @@ impl SyncLoop {
         let source = match update {
             PodUpdate::Add(source, mut pods) => {
                 self.sort_for_admission(&mut pods);
-                pods.into_iter().for_each(|pod| self.add(pod));
+                pods.iter().for_each(|pod| self.add(pod.clone()));
+                self.find_resizes(&pods);
                 source
             }
             PodUpdate::Update(source, pods) | PodUpdate::Delete(source, pods) => {
@@ -122,6 +139,7 @@ impl SyncLoop {
             }
             PodUpdate::Remove(source, pods) => {
                 pods.iter().for_each(|pod| self.remove(pod));
+                self.retry_resizes(Trigger::PodsRemoved);
                 source
             }
             PodUpdate::Reconcile(source, pods) => {
@@ -159,6 +177,7 @@ impl SyncLoop {
         }
         if !before && self.sources.all_ready() {
             self.pods.set_sources_ready();
+            self.retry_resizes(Trigger::PodsAdded);
             self.housekeep_soon(HOUSEKEEPING_DELAY);
         }
     }

@@ -18,6 +18,7 @@ mod oom_score;
 mod pods;
 mod pressure;
 mod recording;
+mod resizes;
 mod sensors;
 mod server;
 mod spans;
@@ -35,6 +36,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::NodeOffer;
+use crate::allocation::Allocations;
 use crate::apiserver::ApiServer;
 use crate::cgroups::Cgroups;
 use crate::cgroups::Hierarchies;
@@ -96,6 +98,8 @@ struct Bootstrap {
     recording: Recording,
     pacing: Pacing,
     runtime: Runtime,
+    /// What is allocated to pods, as an earlier agent has left it.
+    allocations: Allocations,
     board: SensorBoard,
     /// Reports OOM verdicts.
     ooms: OomReporter,
@@ -179,6 +183,7 @@ impl Bootstrap {
         let observers = Arc::new(Observers(metrics.clone()));
         let node = node::describe(&settings)?;
         node_object::check(&settings)?;
+        let allocations = resizes::open(&settings)?;
         oom_score::keep(settings.kubelet.oom_score_adj, &shutdown);
         let hierarchies = Hierarchies::detect().context("finding the cgroup hierarchies")?;
         let cgroup_version = if hierarchies.layout.is_v2() { 2 } else { 1 };
@@ -211,6 +216,7 @@ impl Bootstrap {
             recording,
             pacing,
             runtime,
+            allocations,
             board,
             ooms,
             state,
@@ -336,14 +342,17 @@ impl Bootstrap {
         let api = self.api.as_ref();
         let config = sources_config(settings, &self.node.name, api);
         let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), shutdown.clone());
+        let node = self.node.settings(settings, &self.hierarchies, own_node.addresses.clone(), state.clone());
         let services = Services {
+            allocations: self.allocations.clone(),
+            resize_policy: resizes::policy(settings, node.resources.swap, node.resources.cgroup_v2),
             images: prepared.images,
             image_gc: node::image_gc(settings),
             runtime_name: prepared.runtime_name,
             objects: prepared.objects,
             volumes: prepared.volumes,
             cgroups: prepared.cgroups,
-            node: self.node.settings(settings, &self.hierarchies, own_node.addresses.clone(), state.clone()),
+            node,
             files: node::files(settings),
             addresses: own_node.addresses,
             api: api.map(|api| Arc::new(KubePods::new(api.main.clone())) as Arc<dyn PodApi>),

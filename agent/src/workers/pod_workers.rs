@@ -67,6 +67,7 @@ impl PodWorkers {
     /// Hands a request to the pod's worker, starting one if there is none. Updates and syncs of unknown pods are
     /// dropped: a worker begins with a creation or a kill.
     pub fn request(&mut self, pod: &PodRef, request: Request) {
+        let request = self.with_allocated_form(request);
         if !self.knows(&pod.uid) {
             match request {
                 Request::Sync => return,
@@ -78,6 +79,16 @@ impl PodWorkers {
         if let Some(mailbox) = self.registry.lock().get(&pod.uid) {
             let reaction = mailbox.state().request(request);
             mailbox.react(reaction);
+        }
+    }
+
+    /// Workers get what is allocated to their pods, not what these desire.
+    fn with_allocated_form(&self, request: Request) -> Request {
+        let allocations = &self.context.act.allocations;
+        match request {
+            Request::Create(pod) => Request::Create(allocations.allocated_form(pod)),
+            Request::Update(pod) => Request::Update(allocations.allocated_form(pod)),
+            other => other,
         }
     }
 
@@ -115,7 +126,7 @@ impl PodWorkers {
     /// The pod's API status is another one: stored for the next pass, which it does not start.
     pub fn refresh(&mut self, pod: Pod) {
         if let Some(mailbox) = self.registry.lock().get(pod.metadata.uid.as_deref().unwrap_or_default()) {
-            mailbox.state().refresh(pod);
+            mailbox.state().refresh(self.context.act.allocations.allocated_form(pod));
         }
     }
 

@@ -6,25 +6,42 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 
+use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::act::PassContext;
+use super::act::SyncOutcome;
 use super::generate::qos::pod_resources;
+use super::plan::PodCgroup;
 use super::worker::Worker;
+use crate::allocation::Progress;
+use crate::allocation::report;
 use crate::cgroups::QosClass;
 use crate::model::PodSnapshot;
 use crate::model::SandboxStatus;
 use crate::model::StartFailure;
+use crate::model::resources::PodResources;
 use crate::recorder::EventType;
 use crate::status::PodObservations;
+use crate::status::ResizeView;
 
 /// What a worker keeps for the pod's status, in all phases.
 #[derive(Default)]
 pub(super) struct StatusSources {
     /// Why containers are not running, by name (the kubelet's reason cache).
     pub(super) reasons: HashMap<String, StartFailure>,
+    /// Whether the pod's own cgroup has what was allocated when it was last changed, and what that was.
+    pub(super) pod_cgroup: PodCgroup,
+    pod_cgroup_for: Option<PodResources>,
     /// The event of an exceeded deadline was sent.
     deadline_event_sent: AtomicBool,
+}
+
+/// What a status shows of resizes.
+struct Resizes {
+    conditions: Vec<PodCondition>,
+    actuated: Option<PodResources>,
+    is_resizing: bool,
 }
 
 /// A step of the pod's life that its status shows.
@@ -49,6 +66,7 @@ impl Worker {
         self.inform_prober(pass, transition);
         let snapshot = match transition {
             Transition::Released => {
+                self.context.act.allocations.clear_conditions(self.uid());
                 statuses.terminate(&pass.pod, now);
                 return true;
             }
@@ -61,7 +79,14 @@ impl Worker {
         };
         // Read here: results may change while a plan is executed.
         let probes = self.context.probes.of_pod(self.uid());
+        let ends = matches!(transition, Transition::Terminating | Transition::Stopped);
+        let resizes = self.resizes(pass, &snapshot, ends);
         let observations = PodObservations {
+            resize: ResizeView {
+                conditions: &resizes.conditions,
+                actuated: resizes.actuated.as_ref(),
+                is_resizing: resizes.is_resizing,
+            },
             probes: Some(&probes),
             is_terminal: matches!(transition, Transition::Stopped),
             termination: reason.as_deref(),
@@ -94,10 +119,53 @@ impl Worker {
             reasons: &self.status.reasons,
             qos_class: pass.qos_class.as_ref().map_or("BestEffort", |class| QosClass::as_str(*class)),
             resources: pod_resources(&pass.pod).ok(),
+            resize: ResizeView::default(),
             recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
             is_terminal: false,
             probes: None,
             termination: None,
+        }
+    }
+
+    /// How far resizes of the pod are; sends the event of one that has been completed.
+    fn resizes(&self, pass: &PassContext, snapshot: &PodSnapshot, ends: bool) -> Resizes {
+        let (allocations, now) = (&self.context.act.allocations, self.context.clock.wall());
+        let progress = match ends {
+            true => Progress::None,
+            false => allocations.track(&pass.pod, snapshot, self.status.pod_cgroup == PodCgroup::Behind, now),
+        };
+        if let Progress::Completed(generation) = progress {
+            let message = format!("Pod resize completed: {}", report(&pass.pod, generation, ""));
+            self.context.recorder.pod_event(&pass.pod, "", EventType::Normal, "ResizeCompleted", &message);
+        }
+        Resizes {
+            conditions: allocations.conditions(self.uid()),
+            actuated: allocations.actuated(self.uid()),
+            is_resizing: progress == Progress::InProgress,
+        }
+    }
+
+    /// What a plan was executed to: whether the pod's cgroup has what was allocated in this pass, and the event of a resize
+    /// that failed.
+    pub(super) fn remember_resize(&mut self, pass: &PassContext, outcome: &SyncOutcome) {
+        let Some(is_applied) = outcome.resized else { return };
+        self.status.pod_cgroup = if is_applied { PodCgroup::Current } else { PodCgroup::Behind };
+        self.status.pod_cgroup_for = Some(PodResources::of(&pass.pod));
+        let Some(error) = outcome.resize_error() else { return };
+        let (allocations, now) = (&self.context.act.allocations, self.context.clock.wall());
+        if allocations.failed(&pass.pod, &error, now) {
+            let text = report(&pass.pod, pass.pod.metadata.generation, &error);
+            let message = format!("Pod resize error: {text}");
+            self.context.recorder.pod_event(&pass.pod, "", EventType::Warning, "ResizeError", &message);
+        }
+    }
+
+    /// Whether the pod's cgroup has what is allocated now.
+    pub(super) fn pod_cgroup(&self, pass: &PassContext) -> PodCgroup {
+        let is_for = || self.status.pod_cgroup_for.as_ref() == Some(&PodResources::of(&pass.pod));
+        match self.status.pod_cgroup {
+            PodCgroup::Current if !is_for() => PodCgroup::AsStarted,
+            known => known,
         }
     }
 

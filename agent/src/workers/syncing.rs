@@ -105,6 +105,8 @@ impl Worker {
             snapshot: &pass.snapshot,
             history: &self.history,
             probes: &self.context.probes.of_pod(self.uid()),
+            actuated: self.context.act.allocations.actuated(self.uid()).as_ref(),
+            pod_cgroup: self.pod_cgroup(pass),
             restarting_all: self.context.statuses.restarting_all(self.uid()),
             gates: self.context.gates,
             now: self.context.clock.wall(),
@@ -129,7 +131,9 @@ impl Worker {
         };
         let outcome = act::execute_observed(&self.context.act, pass, actions, &before_pull).await;
         let started = self.remember(&outcome);
-        self.acted_starting(started);
+        self.remember_resize(pass, &outcome);
+        let resized = actions.resize.iter().flat_map(|resize| resize.memory.iter().chain(&resize.cpu));
+        self.acted_on(started, resized.map(|container| container.id.clone()).collect());
         self.context.observer.acted(began.elapsed(), &outcome);
         if outcome.is_ok() {
             return None;

@@ -143,6 +143,8 @@ struct LastAction {
     ended_at: Instant,
     /// Containers started since the last snapshot.
     started: Vec<ContainerId>,
+    /// Containers whose resources were changed since then. The runtime lists them as before: only their status tells.
+    resized: Vec<ContainerId>,
 }
 
 /// Failed passes in a row.
@@ -331,10 +333,19 @@ impl Worker {
         let viewed = match &mut self.last_action {
             None => pleg.view(uid).await,
             Some(last) => {
-                let started = std::mem::take(&mut last.started);
-                match pleg.cached(uid).filter(|snapshot| snapshot.sampled_at > last.ended_at) {
+                let mut fresh = std::mem::take(&mut last.started);
+                let is_new =
+                    |snapshot: &Arc<PodSnapshot>| last.resized.is_empty() && snapshot.sampled_at > last.ended_at;
+                match pleg.cached(uid).filter(is_new) {
                     Some(snapshot) => Ok(snapshot),
-                    None => pleg.inspect_with(uid, started).await,
+                    None => {
+                        fresh.extend(last.resized.iter().cloned());
+                        let inspected = pleg.inspect_with(uid, fresh).await;
+                        if inspected.is_ok() {
+                            last.resized.clear();
+                        }
+                        inspected
+                    }
                 }
             }
         };
@@ -370,15 +381,16 @@ impl Worker {
 
     /// An action ended: older snapshots are out of date.
     pub(super) fn acted(&mut self) {
-        self.acted_starting(Vec::new());
+        self.acted_on(Vec::new(), Vec::new());
     }
 
-    /// As [`Self::acted`], for an action that started these containers.
-    pub(super) fn acted_starting(&mut self, mut started: Vec<ContainerId>) {
+    /// As [`Self::acted`], for an action that started or resized containers.
+    pub(super) fn acted_on(&mut self, mut started: Vec<ContainerId>, mut resized: Vec<ContainerId>) {
         if let Some(last) = &mut self.last_action {
             started.append(&mut last.started);
+            resized.append(&mut last.resized);
         }
-        self.last_action = Some(LastAction { ended_at: Instant::now(), started });
+        self.last_action = Some(LastAction { ended_at: Instant::now(), started, resized });
     }
 
     /// A pass failed: when the next one is due. Pauses grow, with the kubelet's requeue times as the first ones.

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keblet::admission::NodeOffer;
+use keblet::allocation::Allocations;
+use keblet::allocation::ResizePolicy;
 use keblet::cgroups::Cgroups;
 use keblet::eviction::Journal;
 use keblet::eviction::Manager;
@@ -104,6 +106,9 @@ struct Listeners {
     read_node: Option<ReadNode>,
     /// The folder of static pods: the first set of pods is then the API server's.
     static_pods: Option<PathBuf>,
+    resizes: ResizePolicy,
+    /// Of the pipeline.
+    counted: Arc<Metrics>,
 }
 
 impl Default for Listeners {
@@ -111,6 +116,8 @@ impl Default for Listeners {
         let (observer, recorder) = (Arc::new(NoWorkerObserver), Recorder::default());
         let (metrics, resources) = (Metrics::new(), ResourceSettings::default());
         let (seen, image_gc) = (Seen::default(), GcPolicy::default());
+        let (offer, read_node) = (NodeOffer::unlimited(), None);
+        let (resizes, counted) = (ResizePolicy::default(), Metrics::new());
         Self {
             seen,
             observer,
@@ -120,9 +127,11 @@ impl Default for Listeners {
             cgroups: None,
             resources,
             image_gc,
-            offer: NodeOffer::unlimited(),
-            read_node: None,
+            offer,
+            read_node,
             static_pods: None,
+            resizes,
+            counted,
         }
     }
 }
@@ -241,6 +250,23 @@ impl Agent {
         Self::begin(sim, SensorSet::ALL, root, pods, Listeners { offer, static_pods, ..Listeners::default() })
     }
 
+    /// As [`Agent::start`], on a node that offers this to pods, has these cgroups and settings, and rules out these resizes.
+    /// Returns the metrics of the pipeline.
+    pub fn start_resizing(
+        sim: &SimRuntime,
+        root: &Path,
+        pods: Vec<Pod>,
+        recorder: Recorder,
+        (offer, resizes): (NodeOffer, ResizePolicy),
+        (cgroups, resources): (Option<Cgroups>, ResourceSettings),
+    ) -> (Self, Arc<Metrics>) {
+        let counted = Metrics::new();
+        let of_pipeline = counted.clone();
+        let listeners =
+            Listeners { recorder, offer, resizes, cgroups, resources, counted: of_pipeline, ..Listeners::default() };
+        (Self::begin(sim, SensorSet::ALL, root, pods, listeners), counted)
+    }
+
     fn begin(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
         let Listeners {
             seen,
@@ -254,6 +280,8 @@ impl Agent {
             offer,
             read_node,
             static_pods,
+            resizes,
+            counted,
         } = listeners;
         let runtime = super::pleg_harness::runtime(sim, RuntimeOptions::default());
         let shared = SharedPods::default();
@@ -273,6 +301,8 @@ impl Agent {
         let services = Services {
             node: NodeSettings { pod_logs_dir: root.join("logs"), resources, ..NodeSettings::default() },
             cgroups,
+            allocations: Allocations::open(root, true).expect("records of an earlier agent"),
+            resize_policy: resizes,
             files: NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: None },
             api: api.map(|api| Arc::new(api) as Arc<dyn PodApi>),
             pods: shared,
@@ -285,7 +315,7 @@ impl Agent {
             pressures: pressures.subscribe(),
             pacing: Pacing::new(PacingPolicy::default(), 2),
             clock: clock(sim),
-            ..Services::new(runtime, state, root, Metrics::new())
+            ..Services::new(runtime, state, root, counted)
         };
         let desired = Desired { updates: receiver, sources };
         let Started { running, garbage, sync } =

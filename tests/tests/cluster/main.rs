@@ -20,6 +20,7 @@ mod cluster_objects;
 mod cluster_observe;
 mod cluster_pods;
 mod cluster_probes;
+mod cluster_resize;
 mod cluster_runtime_classes;
 mod cluster_server;
 mod cluster_streams;

@@ -20,6 +20,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 
 use super::NodeAddresses;
+use super::ResizeView;
 use super::StatusInput;
 use super::generate;
 use super::state;
@@ -27,6 +28,7 @@ use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::model::ProbeResults;
 use crate::model::StartFailure;
+use crate::model::resources::PodResources;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
 
@@ -38,6 +40,8 @@ struct Situation {
     reasons: HashMap<String, StartFailure>,
     probes: ProbeResults,
     resources: Option<ResourceRequirements>,
+    resize: ResizeView<'static>,
+    actuated: Option<PodResources>,
     recursive_read_only: bool,
     is_terminal: bool,
     node: Option<NodeAddresses>,
@@ -53,6 +57,8 @@ impl Situation {
             reasons: HashMap::new(),
             probes: ProbeResults::default(),
             resources: None,
+            resize: ResizeView::default(),
+            actuated: None,
             recursive_read_only: false,
             is_terminal: false,
             node: None,
@@ -69,6 +75,7 @@ impl Situation {
             probes: Some(&self.probes),
             qos_class: "BestEffort",
             resources: self.resources.as_ref(),
+            resize: ResizeView { actuated: self.actuated.as_ref(), ..self.resize },
             recursive_read_only: self.recursive_read_only,
             is_terminal: self.is_terminal,
             runtime_type: "containerd",

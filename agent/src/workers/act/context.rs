@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::hooks::PreStops;
 use super::image::PullHistory;
+use crate::allocation::Allocations;
 use crate::cgroups::Cgroups;
 use crate::images::Images;
 use crate::metrics::Metrics;
@@ -34,6 +35,8 @@ pub struct ActContext {
     pub volumes: Volumes,
     /// The cgroup tree; `None` with `cgroupsPerQOS: false`.
     pub cgroups: Option<Cgroups>,
+    /// What is allocated to pods, and what was applied.
+    pub allocations: Allocations,
     /// The node's settings for sandboxes and containers.
     pub settings: NodeSettings,
     /// Files of the node.
@@ -98,6 +101,7 @@ impl ActContext {
             objects,
             volumes: volumes.with_recorder(recorder.clone()),
             cgroups,
+            allocations: Allocations::default(),
             settings,
             files,
             network,

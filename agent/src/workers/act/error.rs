@@ -11,6 +11,7 @@ use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::hooks::HookError;
+use super::resize::ResizeError;
 use crate::cgroups::CgroupError;
 use crate::images::CredentialError;
 use crate::images::PullError;
@@ -91,6 +92,9 @@ pub enum PodError {
     PostStartHook { container: String, source: Box<HookError> },
     /// The start is held back after the container's last exit.
     CrashLoopBackOff { container: String, pod: String, back_off: String, until: SystemTime },
+
+    /// Resources cannot be changed in place.
+    Resize { source: Box<ResizeError> },
 
     /// The pod cannot be stopped.
     KillPod { failed: Vec<PodError> },
@@ -223,6 +227,7 @@ impl PodError {
             Self::ReplaceContainer { .. } | Self::CreateContainer { .. } => "CreateContainerError",
             Self::StartContainer { .. } => "RunContainerError",
             Self::PostStartHook { .. } => "PostStartHookError",
+            Self::Resize { .. } => "ResizePodInPlaceError",
             Self::CrashLoopBackOff { .. } => "CrashLoopBackOff",
             Self::KillPod { .. } | Self::StopTask { .. } => "FailedKillPod",
             Self::InvalidSpec { .. }
@@ -273,6 +278,7 @@ impl PodError {
             }
             Self::StartContainer { container, id, source } => source.message().replace(id.as_str(), container),
             Self::PostStartHook { source, .. } => source.to_string(),
+            Self::Resize { source } => source.to_string(),
             Self::CrashLoopBackOff { back_off, .. } => back_off.clone(),
             Self::KillPod { failed } => format!("error killing pod: {}", aggregate(failed)),
             Self::StopTask { source } => format!("stopping the pod: {source}"),

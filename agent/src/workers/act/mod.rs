@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  execute ─▶ prerequisites: network, cgroup, directories, volumes
-//!          ─▶ kill (pod | containers) ─▶ remove ─▶ sandbox ─▶ start: image ─▶ config ─▶ create ─▶ start ─▶ postStart ─▶ prune
+//!          ─▶ kill (pod | containers) ─▶ remove ─▶ resize ─▶ sandbox ─▶ start: image ─▶ config ─▶ create ─▶ start ─▶ postStart ─▶ prune
 //!  pod_termination: terminate_pod · stop_containers · kill_orphan ─▶ cleanup_pod ─▶ remove_content
 //!  gc: garbage collection
 //! ```
@@ -31,6 +31,7 @@ mod prerequisites;
 mod pull_secrets;
 mod remove;
 mod report;
+mod resize;
 mod run;
 mod sandbox;
 mod start;
@@ -58,6 +59,7 @@ pub use pod_termination::release_volumes;
 pub use pod_termination::remove_content;
 pub use pod_termination::stop_containers;
 pub use pod_termination::terminate_pod;
+pub use resize::ResizeError;
 pub use run::execute;
 pub use run::execute_observed;
 pub use volumes::refresh as refresh_volumes;

@@ -8,6 +8,8 @@ use crate::model::StartOutcome;
 pub struct SyncOutcome {
     /// The creation of a sandbox was tried, and whether it succeeded.
     pub sandbox: Option<bool>,
+    /// Resources were to be changed in place, and whether they were.
+    pub resized: Option<bool>,
     /// One entry per planned start that was tried.
     pub starts: Vec<StartOutcome>,
     /// Everything else that failed (prerequisites, kills, sandbox, removals).
@@ -20,6 +22,12 @@ impl SyncOutcome {
     /// True if nothing failed.
     pub fn is_ok(&self) -> bool {
         self.errors.is_empty() && self.starts.iter().all(|s| s.result.is_ok())
+    }
+
+    /// Why resources could not be changed in place.
+    pub fn resize_error(&self) -> Option<String> {
+        let resize = self.errors.iter().find(|error| matches!(error, PodError::Resize { .. }));
+        resize.map(|error| error.render().message)
     }
 
     /// Nothing was started because the runtime's network is not ready: retry soon.

@@ -60,7 +60,10 @@ async fn create_cgroup(ctx: &ActContext, pass: &PassContext) -> Result<(), PodEr
     let began = ctx.clock.now();
     let created = cgroups.ensure_pod(class, uid, &values).await;
     ctx.count(|metrics| metrics.runtime.cgroup("create", ctx.clock.now().saturating_duration_since(began)));
-    created.map_err(|source| PodError::CreateCgroup { uid: uid.to_owned(), source })
+    created.map_err(|source| PodError::CreateCgroup { uid: uid.to_owned(), source })?;
+    let pod_level = pass.pod.spec.as_ref().and_then(|spec| spec.resources.clone());
+    ctx.allocations.pod_actuated(&pass.pod_ref.uid, pod_level);
+    Ok(())
 }
 
 /// `cgroup_parent` of the pod's sandbox and containers; empty without QoS cgroups.

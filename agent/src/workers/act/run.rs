@@ -12,6 +12,7 @@ use super::kill::Kill;
 use super::prerequisites;
 use super::pull_secrets;
 use super::remove;
+use super::resize;
 use super::sandbox;
 use super::sandbox::Sandbox;
 use super::start::StartContext;
@@ -73,6 +74,12 @@ async fn steps(
         stop_at(outcome, remove::remove_planned(ctx, &pass.pod, &pass.snapshot, remove).await)?;
     }
     outcome.restart_all_done = !actions.remove.is_empty();
+    if let Some(planned) = &actions.resize {
+        // A failure keeps nothing from being started: a container that was stopped for its resize would stay so.
+        let resized = resize::resize(ctx, pass, planned).await;
+        outcome.resized = Some(resized.is_ok());
+        outcome.errors.extend(resized.err());
+    }
     if creates {
         prune(ctx, pass, &actions.prune).await;
     }

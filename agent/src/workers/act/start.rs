@@ -16,6 +16,7 @@ use super::image_volumes::ImageVolumes;
 use super::kill;
 use super::kill::Kill;
 use super::remove;
+use super::resize;
 use super::sandbox::Sandbox;
 use crate::model::ContainerId;
 use crate::model::KillReason;
@@ -155,6 +156,7 @@ impl StartContext<'_> {
         let config = config::configure(ctx, pass, spec, sandbox, &found.image, self.image_volumes, restarts)
             .await
             .map_err(|source| PodError::ConfigureContainer { container: container(), source })?;
+        resize::record_start(ctx, pass, &spec.container);
         let created = ctx.runtime.create_container(sandbox.id.as_str(), config, sandbox.config.clone()).await;
         created.map(ContainerId::from).map_err(|source| PodError::CreateContainer { container: container(), source })
     }

@@ -35,6 +35,7 @@ impl<'a> Draft<'a> {
             kill: Vec::new(),
             remove: Vec::new(),
             prune: Vec::new(),
+            resize: None,
             start: Vec::new(),
             await_confirmation: false,
         };
@@ -81,6 +82,11 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Names of the init and regular containers that are to be started so far.
+    pub(super) fn planned_starts(&self) -> impl Iterator<Item = &str> {
+        self.init.iter().chain(&self.regular).map(|start| start.name.as_str())
+    }
+
     pub(super) fn has_regular_starts(&self) -> bool {
         !self.regular.is_empty()
     }
@@ -90,6 +96,7 @@ impl<'a> Draft<'a> {
         self.actions.kill_pod = true;
         self.actions.sandbox = SandboxPlan::None;
         self.actions.kill.clear();
+        self.actions.resize = None;
         self.ephemeral.clear();
         self.init.clear();
         self.regular.clear();

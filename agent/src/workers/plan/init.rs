@@ -4,6 +4,7 @@
 //! instance shows how far initialisation is. Everything before it is done; of those only sidecars are restarted.
 
 use super::draft::Draft;
+use super::resize;
 use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
@@ -80,7 +81,12 @@ fn already_initialised(draft: &Draft<'_>) -> bool {
 fn init_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> InitStep {
     let pod = draft.input.pod;
     match newest.state {
-        ContainerState::Running => InitStep::Wait,
+        ContainerState::Running => {
+            if resize::needs_restart(draft, entry, newest) {
+                kill_for_resize(draft, entry, newest);
+            }
+            InitStep::Wait
+        }
         ContainerState::Created => start(draft, entry),
         ContainerState::Exited if succeeded(newest) => InitStep::Next,
         ContainerState::Exited if newest.exit_code.is_none() => {
@@ -133,6 +139,8 @@ fn running_sidecar_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest
         kill_and_start(draft, entry, newest, KillReason::DefinitionChanged, "definition changed");
     } else if liveness == Some(&ProbeResult::Failure) {
         kill_and_start(draft, entry, newest, KillReason::Liveness, "failed liveness probe");
+    } else if resize::needs_restart(draft, entry, newest) {
+        kill_for_resize(draft, entry, newest);
     }
     InitStep::Next
 }
@@ -155,6 +163,11 @@ fn kill_unknown_and_start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newe
         r#"is in "unknown" state, try killing it before restart"#,
     );
     InitStep::Wait
+}
+
+fn kill_for_resize(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) {
+    draft.kill(newest, KillReason::Resize, format!("Container {} resize requires restart", entry.name()));
+    draft.start(entry);
 }
 
 fn kill_and_start(

@@ -6,6 +6,7 @@
 //!  another sandbox?     ─yes─▶ kill pod, create, start    (fresh)
 //!        │ no
 //!  ephemeral ─▶ init and sidecars (init) ─▶ regular       (regular)
+//!                            └── running ones ─▶ resize ──┘ (resize)
 //! ```
 //!
 //! Two assumptions make the plan safe. The snapshot was sampled after the worker's own last action, so an instance in
@@ -19,6 +20,7 @@ mod draft;
 mod fresh;
 mod init;
 mod regular;
+mod resize;
 mod restart_all;
 #[cfg(test)]
 mod tests;
@@ -32,6 +34,7 @@ use crate::model::PodSnapshot;
 use crate::model::ProbeResults;
 use crate::model::SandboxNeed;
 use crate::model::SandboxPlan;
+use crate::model::resources::PodResources;
 use crate::model::restart;
 use crate::model::restart::RestartGates;
 use crate::workers::backoff::BackoffHistory;
@@ -50,10 +53,26 @@ pub struct PlanInput<'a> {
     pub probes: &'a ProbeResults,
     /// The pod's published status has condition AllContainersRestarting=True (KEP-5532).
     pub restarting_all: bool,
+    /// What was applied to the pod's containers, as far as known (KEP-1287).
+    pub actuated: Option<&'a PodResources>,
+    /// Whether the pod's own cgroup has what is allocated.
+    pub pod_cgroup: PodCgroup,
     /// Feature gates.
     pub gates: RestartGates,
     /// The wall clock, comparable with the runtime's finish times.
     pub now: SystemTime,
+}
+
+/// Whether the pod's own cgroup has what is allocated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PodCgroup {
+    /// It has what its containers were started with.
+    #[default]
+    AsStarted,
+    /// This agent has set it to what is allocated now.
+    Current,
+    /// Setting it failed.
+    Behind,
 }
 
 /// The next actions for one pod.
@@ -82,6 +101,9 @@ fn keep_sandbox(draft: &mut Draft<'_>) {
     match init::plan(draft) {
         init::Progress::Done => regular::plan(draft),
         init::Progress::Pending => {}
-        init::Progress::Failed => draft.kill_pod(),
+        init::Progress::Failed => return draft.kill_pod(),
+    }
+    if !draft.actions.kill_pod {
+        resize::plan(draft);
     }
 }

@@ -1,6 +1,7 @@
 //! Regular containers of an initialised pod: keep, start, or kill and perhaps start.
 
 use super::draft::Draft;
+use super::resize;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::KillReason;
@@ -52,9 +53,10 @@ fn keep_running(draft: &mut Draft<'_>, container: &SpecContainer<'_>, running: &
     let Some((reason, what)) = reason_to_kill(draft, container, running) else {
         return true;
     };
-    let restart = reason == KillReason::DefinitionChanged
+    let restart = matches!(reason, KillReason::DefinitionChanged | KillReason::Resize)
         || RestartPolicy::of_container(draft.input.pod, container.spec, draft.input.gates) != RestartPolicy::Never;
     let suffix = if restart { ", will be restarted" } else { "" };
+    let suffix = if reason == KillReason::Resize { "" } else { suffix };
     draft.kill(running, reason, format!("Container {} {what}{suffix}", container.name()));
     if restart {
         draft.start(container);
@@ -74,6 +76,8 @@ fn reason_to_kill(
         Some((KillReason::Liveness, "failed liveness probe"))
     } else if probes.startup.get(&running.id) == Some(&ProbeResult::Failure) {
         Some((KillReason::Startup, "failed startup probe"))
+    } else if resize::needs_restart(draft, container, running) {
+        Some((KillReason::Resize, "resize requires restart"))
     } else {
         None
     }

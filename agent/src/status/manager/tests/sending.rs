@@ -367,6 +367,7 @@ fn observations(reasons: &HashMap<String, StartFailure>, is_terminal: bool) -> P
         reasons,
         qos_class: "BestEffort",
         resources: None,
+        resize: crate::status::ResizeView::default(),
         recursive_read_only: false,
         is_terminal,
         probes: None,

@@ -131,6 +131,7 @@ fn actions(sandbox: SandboxPlan, start: Vec<StartContainer>) -> PodActions {
         kill: Vec::new(),
         remove: Vec::new(),
         prune: Vec::new(),
+        resize: None,
         start,
         await_confirmation: false,
     }

@@ -5,6 +5,7 @@ mod properties;
 mod proven;
 mod regular;
 mod reported;
+mod resize;
 mod restart_all;
 mod sandbox;
 mod simulation;
@@ -17,11 +18,13 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::PlanInput;
+use super::PodCgroup;
 use crate::model::ContainerStatus;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
 use crate::model::ProbeResult;
 use crate::model::ProbeResults;
+use crate::model::resources::PodResources;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
 use crate::model::testing::set_rule;
@@ -36,6 +39,8 @@ struct Situation {
     history: BackoffHistory,
     probes: ProbeResults,
     restarting_all: bool,
+    actuated: Option<PodResources>,
+    pod_cgroup: PodCgroup,
     gates: RestartGates,
     now: SystemTime,
 }
@@ -49,6 +54,8 @@ impl Situation {
             history: BackoffHistory::for_crash_loops(backoff::DEFAULT_MAX),
             probes: ProbeResults::default(),
             restarting_all: false,
+            actuated: None,
+            pod_cgroup: PodCgroup::default(),
             gates: RestartGates::default(),
             now: backoff::wall_time(testing::at(100_000)),
         }
@@ -61,6 +68,8 @@ impl Situation {
             history: &self.history,
             probes: &self.probes,
             restarting_all: self.restarting_all,
+            actuated: self.actuated.as_ref(),
+            pod_cgroup: self.pod_cgroup,
             gates: self.gates,
             now: self.now,
         })

@@ -38,6 +38,7 @@ impl Listener {
             reasons: &HashMap::new(),
             qos_class: "BestEffort",
             resources: None,
+            resize: status::ResizeView::default(),
             recursive_read_only: false,
             is_terminal: false,
             runtime_type: "sim",

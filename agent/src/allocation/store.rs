@@ -1,0 +1,443 @@
+//! The records of all pods, shared by the sync loop and the workers, with the files that they are kept in.
+//!
+//! Nobody waits for a file: one task at a time writes the newest content. An agent that is killed before that finds the
+//! pod's previous record, or none, and then goes by what the runtime reports.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::SystemTime;
+
+use k8s_openapi::api::core::v1::PodCondition;
+use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::sync::Notify;
+
+use super::CheckpointError;
+use super::Pending;
+use super::checkpoint;
+use super::checkpoint::Entries;
+use super::conditions::ResizeConditions;
+use crate::model::Pod;
+use crate::model::PodSnapshot;
+use crate::model::PodUid;
+use crate::model::pod_ref;
+use crate::model::resources;
+use crate::model::resources::PodResources;
+
+const ALLOCATED: &str = "allocated_pods_state";
+const ACTUATED: &str = "actuated_pods_state";
+
+/// A record of an earlier agent cannot be used: the agent does not start, since it would lose what pods have.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// That of allocated resources.
+    #[error("failed to initialize allocation checkpoint: {0}")]
+    Allocated(#[source] CheckpointError),
+    /// That of applied ones.
+    #[error("failed to initialize actuated state checkpoint: {0}")]
+    Actuated(#[source] CheckpointError),
+}
+
+/// How far the resize of a pod is, as of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// There is none.
+    None,
+    /// Something is still to be applied.
+    InProgress,
+    /// The last one, of this generation, was completed just now.
+    Completed(Option<i64>),
+}
+
+/// The records of all pods. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Allocations(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Some resize was applied.
+    applied: Notify,
+    /// Gate InPlacePodLevelResourcesVerticalScaling: allocations of `spec.resources` count.
+    pod_level: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    allocated: Records,
+    actuated: Records,
+    conditions: HashMap<PodUid, ResizeConditions>,
+    /// Pods whose resizes were applied.
+    applied: Vec<PodUid>,
+}
+
+/// One record and its file.
+#[derive(Debug, Default)]
+struct Records {
+    entries: Entries,
+    /// `None` without a file.
+    path: Option<PathBuf>,
+    /// Checksum of the content that was last read or written.
+    stored: Option<u64>,
+    changed: bool,
+    /// A task writes the file.
+    writing: bool,
+}
+
+impl Records {
+    fn open(path: PathBuf) -> Result<Self, CheckpointError> {
+        let (entries, stored) = checkpoint::read(&path)?;
+        Ok(Self { entries, path: Some(path), stored, ..Self::default() })
+    }
+
+    /// The content to write, if it is another than the stored one.
+    fn take_content(&mut self) -> Option<(PathBuf, String, u64)> {
+        let path = self.path.clone().filter(|_| std::mem::take(&mut self.changed))?;
+        match checkpoint::encode(&self.entries) {
+            Ok((content, checksum)) if self.stored != Some(checksum) => Some((path, content, checksum)),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::error!(file = %path.display(), %error, "cannot encode a record of resources");
+                None
+            }
+        }
+    }
+}
+
+/// Picks one of the records.
+type Which = fn(&mut State) -> &mut Records;
+
+impl Default for Allocations {
+    /// No records, and no files.
+    fn default() -> Self {
+        Self::with(State::default(), true)
+    }
+}
+
+impl Allocations {
+    fn with(state: State, pod_level: bool) -> Self {
+        Self(Arc::new(Shared { state: Mutex::new(state), applied: Notify::new(), pod_level }))
+    }
+
+    /// Reads the records below the agent's root directory, which may be those of a kubelet. `pod_level` is the gate
+    /// InPlacePodLevelResourcesVerticalScaling. Blocks.
+    ///
+    /// # Errors
+    /// One of them cannot be read or is damaged.
+    pub fn open(root: &Path, pod_level: bool) -> Result<Self, OpenError> {
+        let state = State {
+            allocated: Records::open(root.join(ALLOCATED)).map_err(OpenError::Allocated)?,
+            actuated: Records::open(root.join(ACTUATED)).map_err(OpenError::Actuated)?,
+            ..State::default()
+        };
+        Ok(Self::with(state, pod_level))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Entries are replaced whole: a panic elsewhere leaves them usable.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pod with what is allocated to it in place of what it desires. The same object if that is equal, or nothing is
+    /// recorded.
+    pub fn allocated_form(&self, pod: Pod) -> Pod {
+        let state = self.state();
+        let recorded = state.allocated.entries.get(&pod_ref(&pod).uid);
+        let changed = recorded.and_then(|recorded| recorded.put_into(&pod, self.0.pod_level));
+        changed.map_or(pod, Arc::new)
+    }
+
+    /// Something is allocated to the pod.
+    pub fn is_allocated(&self, uid: &PodUid) -> bool {
+        self.state().allocated.entries.contains_key(uid)
+    }
+
+    /// Allocates to the pod what its spec states.
+    pub fn allocate(&self, pod: &Pod) {
+        let (uid, resources) = (pod_ref(pod).uid, PodResources::of(pod));
+        self.change(|state| &mut state.allocated, |entries| entries.insert(uid, resources));
+    }
+
+    /// Frees what was allocated to a pod that its source removed.
+    pub fn free(&self, uid: &PodUid) {
+        let mut state = self.state();
+        state.allocated.entries.remove(uid);
+        state.conditions.remove(uid);
+    }
+
+    /// What was applied to the pod, as far as known.
+    pub fn actuated(&self, uid: &PodUid) -> Option<PodResources> {
+        self.state().actuated.entries.get(uid).cloned()
+    }
+
+    /// A container of the pod is created with, or was changed to, these resources.
+    pub fn container_actuated(&self, uid: &PodUid, name: &str, resources: ResourceRequirements) {
+        let insert = |entries: &mut Entries| {
+            entries.entry(uid.clone()).or_default().containers.insert(name.to_owned(), resources);
+        };
+        self.change(|state| &mut state.actuated, insert);
+    }
+
+    /// The pod's own cgroup was made with, or changed to, these `spec.resources`.
+    pub fn pod_actuated(&self, uid: &PodUid, resources: Option<ResourceRequirements>) {
+        let known = |state: &State| state.actuated.entries.get(uid).is_some_and(|entry| entry.pod.is_some());
+        if resources.is_some() || known(&self.state()) {
+            let insert = |entries: &mut Entries| entries.entry(uid.clone()).or_default().pod = resources;
+            self.change(|state| &mut state.actuated, insert);
+        }
+    }
+
+    /// Drops what is allocated to pods that are not in `keep`.
+    pub fn retain_allocated(&self, keep: &HashSet<PodUid>) {
+        let mut state = self.state();
+        state.allocated.entries.retain(|uid, _| keep.contains(uid));
+        state.conditions.retain(|uid, _| keep.contains(uid));
+    }
+
+    /// Drops what was applied to pods that are not in `keep`.
+    pub fn retain_actuated(&self, keep: &HashSet<PodUid>) {
+        self.state().actuated.entries.retain(|uid, _| keep.contains(uid));
+    }
+
+    /// Changes a record and has its file written.
+    fn change<T>(&self, which: Which, change: impl FnOnce(&mut Entries) -> T) {
+        let mut state = self.state();
+        let records = which(&mut state);
+        change(&mut records.entries);
+        records.changed = true;
+        if records.path.is_none() || std::mem::replace(&mut records.writing, true) {
+            return;
+        }
+        drop(state);
+        let this = self.clone();
+        let write = move || this.write(which);
+        match tokio::runtime::Handle::try_current() {
+            Ok(handle) => drop(handle.spawn_blocking(write)),
+            Err(_) => write(),
+        }
+    }
+
+    /// Writes a record until it is unchanged. Blocks.
+    fn write(&self, which: Which) {
+        loop {
+            let content = {
+                let mut state = self.state();
+                let records = which(&mut state);
+                let content = records.take_content();
+                records.writing = content.is_some();
+                content
+            };
+            let Some((path, content, checksum)) = content else { return };
+            let written = checkpoint::write(&path, &content);
+            let mut state = self.state();
+            let records = which(&mut state);
+            match written {
+                Ok(()) => records.stored = Some(checksum),
+                Err(error) => {
+                    tracing::error!(file = %path.display(), %error, "cannot store a record of resources");
+                    // With the next change.
+                    (records.changed, records.writing) = (true, false);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The conditions of a pod's resizes, in the order of its status.
+    pub fn conditions(&self, uid: &PodUid) -> Vec<PodCondition> {
+        self.state().conditions.get(uid).map(ResizeConditions::list).unwrap_or_default()
+    }
+
+    /// Since when the pod's resize is pending.
+    pub fn pending_since(&self, uid: &PodUid) -> Option<Time> {
+        let state = self.state();
+        state.conditions.get(uid)?.pending.as_ref()?.last_transition_time.clone()
+    }
+
+    /// The pod's resize is pending for this reason.
+    pub fn pending(&self, uid: &PodUid) -> Option<Pending> {
+        let state = self.state();
+        let reason = state.conditions.get(uid)?.pending.as_ref()?.reason.as_deref()?;
+        Pending::ALL.into_iter().find(|pending| pending.reason() == reason)
+    }
+
+    /// How many resizes are pending for each reason, and how many are in progress.
+    pub fn counts(&self) -> (BTreeMap<&'static str, i64>, i64) {
+        let state = self.state();
+        let mut pending: BTreeMap<&'static str, i64> = Pending::ALL.map(|pending| (pending.reason(), 0)).into();
+        for condition in state.conditions.values().filter_map(|conditions| conditions.pending.as_ref()) {
+            if let Some(count) = pending.get_mut(condition.reason.as_deref().unwrap_or_default()) {
+                *count += 1;
+            }
+        }
+        let in_progress = state.conditions.values().filter(|conditions| conditions.in_progress.is_some()).count();
+        (pending, i64::try_from(in_progress).unwrap_or(i64::MAX))
+    }
+
+    /// Takes over the conditions that an earlier agent sent, of a pod that has none.
+    pub fn read_back(&self, pod: &Pod, now: SystemTime) {
+        let conditions = ResizeConditions::read_back(pod, now);
+        if !conditions.is_empty() {
+            self.state().conditions.entry(pod_ref(pod).uid).or_insert(conditions);
+        }
+    }
+
+    /// The pod's resize is refused. True if that is to be told in an event.
+    pub fn refuse(&self, pod: &Pod, pending: Pending, message: &str, now: SystemTime) -> bool {
+        let mut state = self.state();
+        let conditions = state.conditions.entry(pod_ref(pod).uid).or_default();
+        conditions.refuse(pending, message, pod.metadata.generation, now)
+    }
+
+    /// The pod's resize is no longer pending. True if it was.
+    pub fn clear_pending(&self, uid: &PodUid) -> bool {
+        let mut state = self.state();
+        state.conditions.get_mut(uid).is_some_and(|conditions| conditions.pending.take().is_some())
+    }
+
+    /// Allocates to the pod what it desires now, and sets the conditions accordingly.
+    pub fn accept(&self, pod: &Pod, now: SystemTime) {
+        let uid = pod_ref(pod).uid;
+        self.state().conditions.entry(uid).or_default().accept(pod.metadata.generation, now);
+        self.allocate(pod);
+    }
+
+    /// What is allocated could not be applied. True if that is to be told in an event.
+    pub fn failed(&self, pod: &Pod, message: &str, now: SystemTime) -> bool {
+        let mut state = self.state();
+        let conditions = state.conditions.entry(pod_ref(pod).uid).or_default();
+        conditions.fail(message, pod.metadata.generation, now)
+    }
+
+    /// Compares what is allocated to the pod now with what was applied, and sets its condition. `is_behind`: the pod's own
+    /// cgroup could not be changed.
+    pub fn track(&self, pod: &Pod, snapshot: &PodSnapshot, is_behind: bool, now: SystemTime) -> Progress {
+        let uid = pod_ref(pod).uid;
+        let mut state = self.state();
+        // The pass may have begun with an older allocation.
+        let newest = state.allocated.entries.get(&uid).and_then(|entry| entry.put_into(pod, self.0.pod_level));
+        let actuated = state.actuated.entries.get(&uid);
+        if is_behind || resources::is_resizing(newest.as_ref().unwrap_or(pod), snapshot, actuated) {
+            state.conditions.entry(uid).or_default().begin(pod.metadata.generation, now);
+            return Progress::InProgress;
+        }
+        let condition = state.conditions.get_mut(&uid).and_then(|conditions| conditions.in_progress.take());
+        let Some(condition) = condition else { return Progress::None };
+        state.applied.push(uid);
+        self.0.applied.notify_one();
+        Progress::Completed(condition.observed_generation)
+    }
+
+    /// The pod has terminated: it has no resizes any more.
+    pub fn clear_conditions(&self, uid: &PodUid) {
+        self.state().conditions.remove(uid);
+    }
+
+    /// Waits for pods whose resizes were applied, and takes them. Cancel-safe.
+    pub async fn applied(&self) -> Vec<PodUid> {
+        loop {
+            let notified = self.0.applied.notified();
+            let applied = std::mem::take(&mut self.state().applied);
+            if !applied.is_empty() {
+                return applied;
+            }
+            notified.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::testing;
+
+    fn pod(cpu: &str, generation: i64) -> Pod {
+        let mut pod = testing::pod("Always", &[], &["c"]);
+        pod.metadata.generation = Some(generation);
+        let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
+        container.resources = serde_json::from_value(json!({ "requests": { "cpu": cpu } })).expect("resources");
+        Arc::new(pod)
+    }
+
+    fn cpu(pod: &Pod) -> String {
+        let resources = pod.spec.as_ref().expect("a spec").containers[0].resources.clone();
+        resources.expect("resources").requests.expect("requests")["cpu"].0.clone()
+    }
+
+    #[test]
+    fn records_survive_a_restart() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let open = || Allocations::open(folder.path(), true).expect("opened");
+        let allocations = open();
+        allocations.allocate(&pod("1", 1));
+        allocations.container_actuated(&"uid".into(), "c", ResourceRequirements::default());
+        allocations.pod_actuated(&"other".into(), None);
+        let again = open();
+        assert_eq!(cpu(&again.allocated_form(pod("2", 2))), "1");
+        assert!(again.actuated(&"uid".into()).expect("a record").containers.contains_key("c"));
+        assert_eq!(again.actuated(&"other".into()), None);
+        // Removals reach the file with the next other change.
+        again.free(&"uid".into());
+        assert!(open().is_allocated(&"uid".into()));
+        again.retain_actuated(&HashSet::new());
+        again.pod_actuated(&"new".into(), Some(ResourceRequirements::default()));
+        assert!(open().actuated(&"uid".into()).is_none() && open().is_allocated(&"uid".into()));
+    }
+
+    #[test]
+    fn an_unchanged_record_is_not_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(ALLOCATED);
+        let allocations = Allocations::open(folder.path(), true).expect("opened");
+        allocations.allocate(&pod("1", 1));
+        fs::remove_file(&path).expect("it was written");
+        allocations.allocate(&pod("1", 1));
+        assert!(!path.exists());
+        allocations.allocate(&pod("2", 1));
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_damaged_file_is_named() {
+        let table = [
+            (ALLOCATED, "failed to initialize allocation checkpoint: could not restore state"),
+            (ACTUATED, "failed to initialize actuated state checkpoint: could not restore state"),
+        ];
+        for (name, text) in table {
+            let folder = tempfile::tempdir().expect("a folder");
+            fs::write(folder.path().join(name), "{}").expect("written");
+            let error = Allocations::open(folder.path(), true).expect_err("damaged").to_string();
+            assert!(error.starts_with(text) && error.contains(name), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_resize_is_completed_by_the_newest_allocation() {
+        let (allocations, now) = (Allocations::default(), SystemTime::UNIX_EPOCH);
+        let (first, second) = (pod("1", 1), pod("2", 2));
+        allocations.allocate(&first);
+        allocations.container_actuated(&"uid".into(), "c", PodResources::of(&first).containers["c"].clone());
+        let running = testing::snapshot(vec![testing::running("c", 0)]);
+        assert_eq!(allocations.track(&first, &running, false, now), Progress::None);
+        allocations.accept(&second, now);
+        assert_eq!(allocations.track(&first, &running, false, now), Progress::InProgress, "the pass is an older one");
+        assert!(allocations.failed(&second, "refused", now));
+        assert_eq!(allocations.counts(), ([("Deferred", 0), ("Infeasible", 0)].into(), 1));
+        allocations.container_actuated(&"uid".into(), "c", PodResources::of(&second).containers["c"].clone());
+        assert_eq!(allocations.track(&second, &running, true, now), Progress::InProgress, "the pod's cgroup is behind");
+        assert_eq!(allocations.track(&second, &running, false, now), Progress::Completed(Some(2)));
+        assert_eq!(allocations.applied().await, [PodUid::from("uid")]);
+        assert_eq!(allocations.conditions(&"uid".into()), []);
+    }
+}
