@@ -11,6 +11,7 @@
 //! One task per source, one merger. A full channel blocks the merger, and with it every source: no update is ever
 //! dropped. This module decides which pods are desired; it starts and stops no container.
 
+pub mod adoption;
 mod api;
 pub mod decode;
 mod defaults;
@@ -38,6 +39,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use self::adoption::Adoptions;
 pub use self::ready::SourcesHandle;
 use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
@@ -67,6 +69,8 @@ pub struct SourcesConfig {
     pub node_name: String,
     /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_static_pod_api_references: bool,
+    /// Static pods from files that the runtime has already.
+    pub adoptions: Adoptions,
     /// Client for the pods bound to this node, and the signal that ends its back-off; `None` on a standalone node.
     pub api: Option<(kube::Client, Recovered)>,
 }
@@ -102,6 +106,7 @@ pub fn start(
             check_frequency: config.file_check_frequency,
             node_name: config.node_name.clone(),
             prevent_api_references: config.prevent_static_pod_api_references,
+            adoptions: config.adoptions,
         };
         tokio::spawn(file.run(sets.clone(), cancel.clone()));
     }

@@ -35,6 +35,7 @@ use keblet::runtime::RuntimeState;
 use keblet::runtime::watch_runtime;
 use keblet::sources;
 use keblet::sources::SourcesConfig;
+use keblet::sources::adoption::Adoptions;
 use keblet::status::Statuses;
 use keblet::status::TerminationReason;
 use keblet::status::manager::PodApi;
@@ -353,6 +354,7 @@ fn no_sources() -> SourcesConfig {
         http_check_frequency: Duration::from_secs(20),
         node_name: "sim".to_owned(),
         prevent_static_pod_api_references: false,
+        adoptions: Adoptions::default(),
         api: None,
     }
 }

@@ -19,6 +19,7 @@ use super::watch::WatchResult;
 use crate::model::ConfigSource;
 use crate::model::Pod;
 use crate::sources::SourceUpdate;
+use crate::sources::adoption::Adoptions;
 
 /// Settings of the file source.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub(crate) struct FileSource {
     pub node_name: String,
     /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_api_references: bool,
+    /// Pods that run already.
+    pub adoptions: Adoptions,
 }
 
 impl FileSource {
@@ -77,8 +80,12 @@ impl Scanner {
     async fn new(source: &FileSource) -> Self {
         // Components, put together again, have no trailing slashes.
         let path: PathBuf = source.path.components().collect();
-        let view =
-            View { path, node_name: source.node_name.clone(), prevent_api_references: source.prevent_api_references };
+        let view = View {
+            path,
+            node_name: source.node_name.clone(),
+            prevent_api_references: source.prevent_api_references,
+            adoptions: source.adoptions.clone(),
+        };
         let mut scanner = Self {
             view,
             store: Store::default(),
