@@ -30,6 +30,8 @@ pub struct StaticSandbox {
     pub namespace: String,
     /// Name of the pod, that of the node included.
     pub name: String,
+    /// Whether the sandbox is ready.
+    pub ready: bool,
     /// Creation of the sandbox, in nanoseconds since the Unix epoch.
     pub created_at: i64,
     /// Name and hash (annotation `io.kubernetes.container.hash`) of its containers, whatever their state.
@@ -55,6 +57,11 @@ impl Adoptions {
         // The UID of a pod of which nothing is left has no advantage over another one.
         adopted.retain(|_, uid| known.contains(uid.as_str()));
         Self { sandboxes: Arc::new(sandboxes), adopted: Arc::new(Mutex::new(adopted)), record: Some(record) }
+    }
+
+    /// Whether static pods run already.
+    pub(super) fn any_runs(&self) -> bool {
+        self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }
 
     /// The UID under which the pod runs already, if it is another one than `content_uid`. The pod has its final name
@@ -136,8 +143,12 @@ mod tests {
             uid: uid.to_owned(),
             namespace: "default".to_owned(),
             name: "web-n".to_owned(),
+            ready: true,
             created_at,
-            containers: containers.iter().map(|(name, image)| ((*name).to_owned(), container_hash(name, image))).collect(),
+            containers: containers
+                .iter()
+                .map(|(name, image)| ((*name).to_owned(), container_hash(name, image)))
+                .collect(),
         }
     }
 

@@ -98,20 +98,26 @@ pub fn start(
 ) -> (mpsc::Receiver<PodUpdate>, SourcesHandle) {
     let (sets, merger_sets) = mpsc::channel(1);
     let (updates, receiver) = mpsc::channel(CAPACITY);
-    let mut sources = Vec::new();
+    let configured = [
+        (config.static_pod_path.is_some(), ConfigSource::File),
+        (config.static_pod_url.is_some(), ConfigSource::Http),
+        (config.api.is_some(), ConfigSource::Api),
+    ];
+    let configured = configured.into_iter().filter(|(is_set, _)| *is_set).map(|(_, source)| source);
+    let handle = SourcesHandle::new(configured.collect());
     if let Some(path) = config.static_pod_path {
-        sources.push(ConfigSource::File);
+        let awaits_mirrors = config.api.is_some() && config.adoptions.any_runs();
         let file = file::FileSource {
             path,
             check_frequency: config.file_check_frequency,
             node_name: config.node_name.clone(),
             prevent_api_references: config.prevent_static_pod_api_references,
             adoptions: config.adoptions,
+            after: awaits_mirrors.then(|| handle.clone()),
         };
         tokio::spawn(file.run(sets.clone(), cancel.clone()));
     }
     if let Some(url) = config.static_pod_url {
-        sources.push(ConfigSource::Http);
         let http = http::HttpSource {
             url,
             headers: config.static_pod_url_headers,
@@ -122,11 +128,9 @@ pub fn start(
         tokio::spawn(http.run(sets.clone(), cancel.clone()));
     }
     if let Some((client, recovered)) = config.api {
-        sources.push(ConfigSource::Api);
         let api = api::ApiSource { client, recovered, node_name: config.node_name };
         tokio::spawn(api.run(sets.clone(), cancel.clone()));
     }
-    let handle = SourcesHandle::new(sources);
     let merger = Merger { handle: handle.clone(), clock, recorder, _keeps_channel_open: sets };
     tokio::spawn(async move {
         tokio::select! {

@@ -6,8 +6,8 @@ use anyhow::Context as _;
 use keblet_proto::cri::v1 as cri;
 
 use crate::config::Settings;
-use crate::model::ConfigSource;
 use crate::model::Backoff;
+use crate::model::ConfigSource;
 use crate::runtime::FIRST_RETRY;
 use crate::runtime::LAST_RETRY;
 use crate::runtime::Runtime;
@@ -67,6 +67,7 @@ fn convert(sandbox: cri::PodSandbox, containers: &[cri::Container]) -> StaticSan
         uid: label_of(key::POD_UID),
         namespace: label_of(key::POD_NAMESPACE),
         name: label_of(key::POD_NAME),
+        ready: sandbox.state == cri::PodSandboxState::SandboxReady as i32,
         created_at: sandbox.created_at,
         containers: newest.into_iter().map(|(name, container)| (name.to_owned(), hash(container))).collect(),
     }

@@ -19,6 +19,7 @@ use super::watch::WatchResult;
 use crate::model::ConfigSource;
 use crate::model::Pod;
 use crate::sources::SourceUpdate;
+use crate::sources::SourcesHandle;
 use crate::sources::adoption::Adoptions;
 
 /// Settings of the file source.
@@ -34,7 +35,13 @@ pub(crate) struct FileSource {
     pub prevent_api_references: bool,
     /// Pods that run already.
     pub adoptions: Adoptions,
+    /// The pods of the API server are to be known before the first set.
+    pub after: Option<SourcesHandle>,
 }
+
+/// The longest wait for the API server before static pods that run are delivered without their mirror pods. Without
+/// those their statuses have to begin anew: start times, and whether they are ready.
+const MIRRORS_AWAITED: Duration = Duration::from_secs(2);
 
 impl FileSource {
     /// Sends complete sets until cancelled or until the receiver is dropped.
@@ -46,6 +53,11 @@ impl FileSource {
     }
 
     async fn scan_loop(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>) {
+        if let Some(sources) = &self.after
+            && tokio::time::timeout(MIRRORS_AWAITED, sources.until_delivered(ConfigSource::Api)).await.is_err()
+        {
+            tracing::warn!("no pods from the API server yet, statuses of static pods begin anew");
+        }
         let mut scanner = Scanner::new(&self).await;
         let mut tick = tokio::time::interval(self.check_frequency.max(Duration::from_millis(100)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);

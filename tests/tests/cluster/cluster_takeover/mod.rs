@@ -52,7 +52,8 @@ impl FlapWatch {
     fn start(tenant: &Tenant, excepted: &[&str]) -> Self {
         let (sender, found) = watch::channel(Vec::new());
         let sender = Arc::new(sender);
-        let mut pods = Box::pin(watcher(tenant.api::<Pod>(), watcher::Config::default()).default_backoff().applied_objects());
+        let mut pods =
+            Box::pin(watcher(tenant.api::<Pod>(), watcher::Config::default()).default_backoff().applied_objects());
         let excepted: Vec<String> = excepted.iter().map(|&name| name.to_owned()).collect();
         let of_pods = sender.clone();
         let pods = tokio::spawn(async move {
@@ -137,7 +138,8 @@ async fn until_all_run(tenant: &Tenant, statics: &[&str]) {
     tenant.until("daemon", "ready", runs).await.unwrap();
     let ended = |pod: Option<&Pod>| {
         let statuses = pod?.status.as_ref()?.container_statuses.as_ref()?;
-        let ended = statuses.iter().filter(|status| status.state.iter().any(|state| state.terminated.is_some())).count();
+        let ended =
+            statuses.iter().filter(|status| status.state.iter().any(|state| state.terminated.is_some())).count();
         (ended == 1).then_some(())
     };
     tenant.until("half", "one container ended", ended).await.unwrap();
@@ -218,7 +220,7 @@ async fn swap(tenant: &Tenant, stage: &str, start: impl AsyncFnOnce(&ClusterNode
     until_synced(tenant, stage).await;
     let mut found = State::read(tenant).await.differences_to(&before, &[&new, "downward"]);
     found.extend(flaps.end());
-    found
+    found.into_iter().map(|line| format!("{stage}: {line}")).collect()
 }
 
 #[tokio::test]
@@ -236,17 +238,22 @@ async fn a_kubelets_node_is_taken_over_and_handed_back_without_touching_a_pod() 
     pods::create(&tenant, &folder).await;
     until_all_run(&tenant, &statics).await;
 
-    let found = swap(&tenant, "keblet", async |node| node.start_agent().await.unwrap()).await;
-    assert!(found.is_empty(), "keblet after the kubelet:\n{}\n{}", found.join("\n"), tenant.node.log_excerpt());
+    let mut found = swap(&tenant, "keblet", async |node| node.start_agent().await.unwrap()).await;
     restart_crashed(&tenant, 2).await;
     replace_edited(&tenant).await;
     let statics = ["static", "static-host"];
     // A second keblet knows what the first one has adopted.
-    let found = swap(&tenant, "keblet-again", async |node| node.start_agent().await.unwrap()).await;
-    assert!(found.is_empty(), "keblet after itself:\n{}", found.join("\n"));
-
-    let found = swap(&tenant, "kubelet", async |node| node.start_other_agent(&kubelet).unwrap()).await;
-    assert!(found.is_empty(), "the kubelet after keblet:\n{}\n{}", found.join("\n"), tenant.node.log_excerpt());
+    found.extend(swap(&tenant, "again", async |node| node.start_agent().await.unwrap()).await);
+    found.extend(swap(&tenant, "kubelet", async |node| node.start_other_agent(&kubelet).unwrap()).await);
+    // A kubelet that starts posts its Node as not Ready until it has read its CSINode, computes the first statuses of static
+    // pods without their mirror pods, and may drop the addresses of pods that have ended.
+    let kubelets_own = ["kubelet: the node", "kubelet: static-", "kubelet: status of static-"];
+    let is_own = |line: &str| {
+        let is_address = line.starts_with("kubelet: status of job-") && line.contains(".podIP");
+        is_address || kubelets_own.iter().any(|own| line.starts_with(own))
+    };
+    found.retain(|line| !is_own(line));
+    assert!(found.is_empty(), "changed:\n{}", found.join("\n"));
     restart_crashed(&tenant, 3).await;
     let hooks = std::fs::read_to_string(folder.join("hooks")).unwrap();
     assert_eq!(hooks, "postStart\n", "hooks ran again");

@@ -80,7 +80,10 @@ fn many(tenant: &Tenant) -> Value {
         ),
     ]);
     spec["containers"] = json!([
-        with(spec["containers"][0].clone(), json!({ "livenessProbe": run, "resources": { "requests": { "cpu": "10m" } } })),
+        with(
+            spec["containers"][0].clone(),
+            json!({ "livenessProbe": run, "resources": { "requests": { "cpu": "10m" } } })
+        ),
         with(
             container("web", PROBE_IMAGE, &["/probe", "web"]),
             json!({ "startupProbe": open, "readinessProbe": get, "livenessProbe": get }),
@@ -111,9 +114,15 @@ fn volumes(tenant: &Tenant, host_path: &Path) -> Value {
     ]);
     let main = &mut spec["containers"][0];
     main["volumeMounts"] = json!([
-        mount("map", "/map"), mount("secret", "/secret"), mount("projected", "/projected"), mount("disk", "/disk"),
-        mount("memory", "/memory"), mount("host", "/host"), mount("downward", "/downward"),
-        part("map", "/part-of-map", "other"), part("disk", "/part-of-disk", "folder"),
+        mount("map", "/map"),
+        mount("secret", "/secret"),
+        mount("projected", "/projected"),
+        mount("disk", "/disk"),
+        mount("memory", "/memory"),
+        mount("host", "/host"),
+        mount("downward", "/downward"),
+        part("map", "/part-of-map", "other"),
+        part("disk", "/part-of-disk", "folder"),
     ]);
     let amounts = json!({ "cpu": "20m", "memory": "32Mi" });
     main["resources"] = json!({ "requests": amounts, "limits": amounts });
@@ -154,7 +163,8 @@ fn half(tenant: &Tenant) -> Value {
 
 /// A static pod; the image is its only container's.
 pub(super) fn static_pod(tenant: &Tenant, name: &str, host_network: bool, mark: &str) -> Value {
-    let mut main = container("main", PROBE_IMAGE, &["/probe", "web", "--port", if host_network { "18080" } else { "8080" }]);
+    let mut main =
+        container("main", PROBE_IMAGE, &["/probe", "web", "--port", if host_network { "18080" } else { "8080" }]);
     let port = if host_network { 18080 } else { 8080 };
     main["readinessProbe"] = json!({ "tcpSocket": { "port": port }, "periodSeconds": 1 });
     main["env"] = json!([{ "name": "MARK", "value": mark }]);

@@ -12,6 +12,8 @@ use keblet_tests::cluster::Tenant;
 use kube::api::ListParams;
 use serde_json::Value;
 
+const UNLIMITED: &str = "9007199254740988Ki";
+
 /// The state of a node and of its pods.
 pub(super) struct State {
     /// Sandboxes and containers with ids, attempts, PIDs and times.
@@ -61,13 +63,18 @@ impl State {
             .filter_map(|(_, pod)| pod["uid"].as_str())
             .collect();
         let of_excepted = |text: &str| is_excepted(text) || uids.iter().any(|uid| text.contains(uid));
+        // A kubelet leaves empty folders of pods that have ended until their objects are deleted.
+        let ended =
+            before.pods.values().filter(|pod| pod["phase"] == "Succeeded").filter_map(|pod| pod["uid"].as_str());
+        let ended: Vec<&str> = ended.collect();
         let mounts = |state: &Self| -> BTreeMap<String, String> {
             let lines = state.mounts.iter().filter(|line| !of_excepted(line));
             lines.map(|line| (format!("mount: {line}"), String::new())).collect()
         };
         compare(&mounts(before), &mounts(self), &mut found);
         let files = |state: &Self| -> BTreeMap<String, String> {
-            let files = state.files.iter().filter(|(path, _)| !of_excepted(path));
+            let is_ended = |path: &str| ended.iter().any(|uid| path.contains(uid));
+            let files = state.files.iter().filter(|(path, _)| !of_excepted(path) && !is_ended(path));
             files.map(|(path, entry)| (format!("file: {path}"), entry.clone())).collect()
         };
         compare(&files(before), &files(self), &mut found);
@@ -99,7 +106,9 @@ fn compare(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>, 
             None => found.push(format!("{key}: {value} is gone")),
         }
     }
-    found.extend(after.iter().filter(|(key, _)| !before.contains_key(*key)).map(|(key, value)| format!("{key}: {value} is new")));
+    found.extend(
+        after.iter().filter(|(key, _)| !before.contains_key(*key)).map(|(key, value)| format!("{key}: {value} is new")),
+    );
 }
 
 /// The paths in which two values differ.
@@ -129,6 +138,13 @@ async fn pods(tenant: &Tenant) -> BTreeMap<String, Value> {
         // The API server keeps the order in which an agent has sent them, which has no meaning.
         if let Some(conditions) = value["conditions"].as_array_mut() {
             conditions.sort_by_key(|one| one["type"].to_string());
+        }
+        // With cgroup v1 a kubelet reports what the kernel shows for "no limit" as the pod's limit.
+        if value["resources"]["limits"]["memory"] == UNLIMITED {
+            value["resources"].as_object_mut().unwrap().remove("limits");
+        }
+        if value["resources"] == serde_json::json!({}) {
+            value["resources"] = Value::Null;
         }
         value["uid"] = serde_json::json!(pod.metadata.uid);
         (name, value)
