@@ -5,6 +5,7 @@
 //! `/var/lib`, which are overlays here. Nothing leaves the loopback interface and the bridge of the pods.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -40,6 +41,8 @@ const NODE: &str = "kubeadm-node";
 /// Checks that a small test machine cannot satisfy.
 const IGNORED: [&str; 4] = ["NumCPU", "Mem", "Swap", "SystemVerification"];
 const CONTROL_PLANE: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+const EVICTION: [&str; 5] =
+    ["memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree"];
 const KUBELET_CONF: &str = "/etc/kubernetes/kubelet.conf";
 const BOOTSTRAP_CONF: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
@@ -227,6 +230,9 @@ impl Machine {
             "podLogsDir": self.node.pod_logs,
             "enforceNodeAllocatable": [],
             "makeIPTablesUtilChains": false,
+            // A full disk of the test machine must not affect the test.
+            "evictionHard": EVICTION.iter().map(|signal| (*signal, "0%")).collect::<BTreeMap<_, _>>(),
+            "imageGCHighThresholdPercent": 100,
         });
         [init, cluster, kubelet]
     }
