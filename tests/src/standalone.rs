@@ -379,7 +379,10 @@ pub fn kill(container: &ContainerView) -> Result<()> {
 }
 
 /// The agent's binary: `KEBLET_BIN`, or the one beside the test.
-pub(crate) fn program() -> Result<PathBuf> {
+///
+/// # Errors
+/// There is none.
+pub fn program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("KEBLET_BIN") {
         return Ok(PathBuf::from(path));
     }

@@ -15,16 +15,24 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
 use keblet_peers::Cache;
+use keblet_peers::KUBEADM_IMAGES;
+use keblet_peers::KUBEADM_REPOSITORY;
 use sha2::Digest as _;
 use sha2::Sha256;
 
 use crate::paths;
 use crate::progress::step;
+use crate::setup::images::Image;
+use crate::setup::images::Layer;
+use crate::setup::images::write_archive;
 use crate::system;
 use crate::tiers::machine;
 
 const MODULE: &str = "k8s.io/kubernetes";
 const BINARY: &str = "upstream";
+const KUBEADM: &str = "kubeadm";
+/// Programs that kubeadm runs in static pods.
+const IN_IMAGES: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 const NO_GO: &str = "upstream's programs are written in Go: `go` (1.26 or newer) is not on the path, and \
                      KEBLET_CONTROL_PLANE names no folder of ready ones";
 /// File with the digest of the sources that the binary was built from.
@@ -40,7 +48,7 @@ struct Upstream {
     programs: &'static [&'static str],
 }
 
-/// Control plane, kubectl, metrics-server and kubelet of the version that the tests run against.
+/// Control plane, kubeadm, kubectl, metrics-server and kubelet of the version that the tests run against.
 const CLUSTER: Upstream = Upstream {
     source: "tests/upstream",
     folder: "",
@@ -49,6 +57,7 @@ const CLUSTER: Upstream = Upstream {
         "kube-apiserver",
         "kube-controller-manager",
         "kube-scheduler",
+        "kubeadm",
         "kubectl",
         "kubelet",
         "metrics-server",
@@ -145,6 +154,9 @@ impl Upstream {
                 symlink(BINARY, &link).with_context(|| format!("cannot create {}", link.display()))?;
             }
         }
+        if self.programs.contains(&KUBEADM) {
+            step("packing the control plane's images", || pack(&folder, &version))?;
+        }
         let stamp = folder.join(STAMP);
         fs::write(&stamp, digest).with_context(|| format!("cannot write {}", stamp.display()))?;
         Ok(folder)
@@ -161,6 +173,36 @@ impl Upstream {
         }
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
+}
+
+/// Packs the images of the control plane that kubeadm runs as static pods: all have the one binary as their layer.
+fn pack(folder: &Path, version: &str) -> Result<()> {
+    let mut list = Command::new(folder.join(KUBEADM));
+    list.args(["config", "images", "list", "--image-repository", KUBEADM_REPOSITORY, "--kubernetes-version", version]);
+    let names = system::output(&mut list)?;
+    let program = |name: &&str| {
+        let (_, short) = name.rsplit_once('/')?;
+        let (short, _) = short.split_once(':')?;
+        IN_IMAGES.into_iter().find(|program| *program == short)
+    };
+    let names: Vec<&str> = names.lines().map(str::trim).filter(|name| program(name).is_some()).collect();
+    if names.len() != IN_IMAGES.len() {
+        bail!("kubeadm names other images than those of {IN_IMAGES:?}: {names:?}");
+    }
+    let binary = folder.join(BINARY);
+    let content = fs::read(&binary).with_context(|| format!("cannot read {}", binary.display()))?;
+    let mut layer = Layer::new();
+    layer.folder("bin", 0o755)?;
+    layer.folder("etc", 0o755)?;
+    layer.folder("tmp", 0o1777)?;
+    layer.file(&format!("bin/{BINARY}"), 0o755, &content)?;
+    for program in IN_IMAGES {
+        layer.link(&format!("bin/{program}"), BINARY)?;
+    }
+    let layer = layer.finish()?;
+    let image = |name| Image { name, layer: layer.as_slice().into(), entrypoint: &[], command: &[] };
+    let images: Vec<Image<'_>> = names.into_iter().map(image).collect();
+    write_archive(&folder.join(KUBEADM_IMAGES), &images)
 }
 
 fn is_built(folder: &Path, digest: &str) -> bool {

@@ -179,6 +179,8 @@ impl HttpSource {
             return Ok(None);
         }
         let origin = Origin {
+            // Nothing tells when the content of a URL changed.
+            adoptions: None,
             source: ConfigSource::Http,
             location: &self.url,
             node_name: &self.node_name,

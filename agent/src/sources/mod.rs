@@ -11,6 +11,7 @@
 //! One task per source, one merger. A full channel blocks the merger, and with it every source: no update is ever
 //! dropped. This module decides which pods are desired; it starts and stops no container.
 
+pub mod adoption;
 mod api;
 pub mod decode;
 mod defaults;
@@ -38,6 +39,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use self::adoption::Adoptions;
 pub use self::ready::SourcesHandle;
 use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
@@ -67,6 +69,8 @@ pub struct SourcesConfig {
     pub node_name: String,
     /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_static_pod_api_references: bool,
+    /// Static pods from files that the runtime has already.
+    pub adoptions: Adoptions,
     /// Client for the pods bound to this node, and the signal that ends its back-off; `None` on a standalone node.
     pub api: Option<(kube::Client, Recovered)>,
 }
@@ -94,19 +98,26 @@ pub fn start(
 ) -> (mpsc::Receiver<PodUpdate>, SourcesHandle) {
     let (sets, merger_sets) = mpsc::channel(1);
     let (updates, receiver) = mpsc::channel(CAPACITY);
-    let mut sources = Vec::new();
+    let configured = [
+        (config.static_pod_path.is_some(), ConfigSource::File),
+        (config.static_pod_url.is_some(), ConfigSource::Http),
+        (config.api.is_some(), ConfigSource::Api),
+    ];
+    let configured = configured.into_iter().filter(|(is_set, _)| *is_set).map(|(_, source)| source);
+    let handle = SourcesHandle::new(configured.collect());
     if let Some(path) = config.static_pod_path {
-        sources.push(ConfigSource::File);
+        let awaits_mirrors = config.api.is_some() && config.adoptions.any_runs();
         let file = file::FileSource {
             path,
             check_frequency: config.file_check_frequency,
             node_name: config.node_name.clone(),
             prevent_api_references: config.prevent_static_pod_api_references,
+            adoptions: config.adoptions,
+            after: awaits_mirrors.then(|| handle.clone()),
         };
         tokio::spawn(file.run(sets.clone(), cancel.clone()));
     }
     if let Some(url) = config.static_pod_url {
-        sources.push(ConfigSource::Http);
         let http = http::HttpSource {
             url,
             headers: config.static_pod_url_headers,
@@ -117,11 +128,9 @@ pub fn start(
         tokio::spawn(http.run(sets.clone(), cancel.clone()));
     }
     if let Some((client, recovered)) = config.api {
-        sources.push(ConfigSource::Api);
         let api = api::ApiSource { client, recovered, node_name: config.node_name };
         tokio::spawn(api.run(sets.clone(), cancel.clone()));
     }
-    let handle = SourcesHandle::new(sources);
     let merger = Merger { handle: handle.clone(), clock, recorder, _keeps_channel_open: sets };
     tokio::spawn(async move {
         tokio::select! {

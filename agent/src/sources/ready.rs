@@ -5,6 +5,8 @@ use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
 
+use tokio::sync::Notify;
+
 use crate::model::ConfigSource;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,12 +22,14 @@ struct Progress {
 pub struct SourcesHandle {
     /// One entry per configured source. A std lock: held for a look, never across an await.
     progress: Arc<Mutex<Vec<(ConfigSource, Progress)>>>,
+    /// A source has delivered.
+    delivery: Arc<Notify>,
 }
 
 impl SourcesHandle {
     pub(super) fn new(sources: Vec<ConfigSource>) -> Self {
         let progress = sources.into_iter().map(|source| (source, Progress::default())).collect();
-        Self { progress: Arc::new(Mutex::new(progress)) }
+        Self { progress: Arc::new(Mutex::new(progress)), delivery: Arc::new(Notify::new()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(ConfigSource, Progress)>> {
@@ -39,6 +43,19 @@ impl SourcesHandle {
 
     pub(super) fn mark_delivered(&self, source: ConfigSource) {
         self.note(source, |progress| progress.delivered = true);
+        self.delivery.notify_waiters();
+    }
+
+    /// Waits until a configured source has delivered its first set. Cancelled by dropping it.
+    pub(super) async fn until_delivered(&self, source: ConfigSource) {
+        loop {
+            // Before the look, so that no delivery is missed.
+            let delivery = self.delivery.notified();
+            if self.lock().iter().any(|(one, progress)| *one == source && progress.delivered) {
+                return;
+            }
+            delivery.await;
+        }
     }
 
     /// The sync loop has handled an update of this source.

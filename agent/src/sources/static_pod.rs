@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Toleration;
 
+use super::adoption::Adoptions;
 use super::hash::Fnv128;
 use crate::model::ConfigSource;
 
@@ -26,6 +27,8 @@ pub struct Origin<'a> {
     pub node_name: &'a str,
     /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_api_references: bool,
+    /// Pods that run already, with the manifest's last change in nanoseconds since the Unix epoch.
+    pub adoptions: Option<(&'a Adoptions, i64)>,
 }
 
 /// Completes a pod (with API defaults applied). The error is a field's path and what is wrong with it.
@@ -41,14 +44,17 @@ pub fn establish(pod: &mut Pod, origin: &Origin<'_>) -> Result<(), (&'static str
         let message = format!("Forbidden: {CONFIG_MIRROR} marks the API's copy of a static pod");
         return Err(("metadata.annotations", message));
     }
-    let uid = match pod.metadata.uid.clone().filter(|uid| !uid.is_empty()) {
-        Some(uid) => uid,
+    let given = pod.metadata.uid.clone().filter(|uid| !uid.is_empty());
+    let content = match given {
+        Some(_) => String::new(),
         None => content_uid(pod, origin).map_err(|message| ("metadata", message))?,
     };
     pod.metadata.name = Some(format!("{name}-{}", origin.node_name.to_lowercase()));
     if pod.metadata.namespace.as_deref().unwrap_or_default().is_empty() {
         pod.metadata.namespace = Some("default".to_owned());
     }
+    let adopted = |content: &str| origin.adoptions.and_then(|(known, changed)| known.uid_of(pod, content, changed));
+    let uid = given.or_else(|| adopted(&content)).unwrap_or(content);
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(CONFIG_HASH.to_owned(), uid.clone());
     annotations.insert(CONFIG_SOURCE.to_owned(), origin.source.as_str().to_owned());

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::SourcesConfig;
 use super::SourcesHandle;
+use super::adoption::Adoptions;
 use super::start;
 use crate::model::Clock;
 use crate::model::Pod;
@@ -40,6 +41,7 @@ pub(super) fn config() -> SourcesConfig {
         http_check_frequency: Duration::from_secs(3600),
         node_name: "n".into(),
         prevent_static_pod_api_references: true,
+        adoptions: Adoptions::default(),
         api: None,
     }
 }

@@ -11,6 +11,7 @@ use super::static_pod::Origin;
 use crate::model::ConfigSource;
 
 const ORIGIN: Origin<'static> = Origin {
+    adoptions: None,
     source: ConfigSource::File,
     location: "/manifests/web.yaml",
     node_name: "node-1",

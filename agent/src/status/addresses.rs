@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::PodIP;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::StatusInput;
+use super::phase;
 use crate::model::spec;
 
 /// Sets `hostIP(s)` and `podIP(s)`. Host-network pods take the node's addresses; once set they stay, and only a second
@@ -15,8 +16,9 @@ pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
     let node = input.node.map(|node| node.ips.as_slice()).unwrap_or_default();
     let mut ips = one_per_family(&input.snapshot.ips, node.first().map(String::as_str));
     let previous = input.old.pod_ips.iter().flatten().map(|ip| ip.ip.clone());
-    if input.is_terminal && ips.is_empty() {
-        // A terminated pod keeps the addresses of its removed sandbox.
+    let has_ended = input.is_terminal || input.old.phase.as_deref().is_some_and(phase::is_terminal);
+    if has_ended && ips.is_empty() {
+        // A terminated pod keeps the addresses of its removed sandbox, also if it ended under an earlier agent.
         ips = previous.collect();
     } else if spec::host_network(input.pod) {
         if ips.is_empty() {

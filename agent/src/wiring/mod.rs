@@ -2,6 +2,7 @@
 //! pipeline is joined in [`crate::pipeline`].
 
 mod admission;
+mod adoption;
 mod apiserver;
 mod certificates;
 mod cgroups;
@@ -74,6 +75,7 @@ use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
 use crate::sources;
 use crate::sources::SourcesConfig;
+use crate::sources::adoption::Adoptions;
 use crate::startup::Startups;
 use crate::stats::Stats;
 use crate::status::manager::KubePods;
@@ -162,7 +164,12 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     // Aborted when the agent ends.
     let mut tasks = JoinSet::new();
     log_rotation::start(&bootstrap.settings, pleg.clone(), bootstrap.runtime.clone(), &mut tasks, &shutdown)?;
-    let Started { running, garbage, sync } = bootstrap.start_pipeline(own_node, prepared, pleg, &mut tasks);
+    let adoptions = adoption::find(&bootstrap.settings, &bootstrap.runtime);
+    let Some(adoptions) = shutdown.run_until_cancelled(adoptions).await else {
+        pleg_task.await.context("ending the PLEG")?;
+        return serving.await.context("ending the servers")?;
+    };
+    let Started { running, garbage, sync } = bootstrap.start_pipeline(own_node, prepared, pleg, adoptions?, &mut tasks);
     bootstrap.await_node_shutdown(&running);
     bootstrap.watch_resources(&running, garbage, watched, stats);
     started.send_replace(Some(running));
@@ -336,11 +343,12 @@ impl Bootstrap {
         own_node: NodeHandles,
         prepared: Prepared,
         pleg: PlegHandle,
+        adoptions: Adoptions,
         tasks: &mut JoinSet<()>,
     ) -> Started<impl Future<Output = ()> + use<>> {
         let Self { settings, shutdown, metrics, recorder, shared, state, .. } = self;
         let api = self.api.as_ref();
-        let config = sources_config(settings, &self.node.name, api);
+        let config = SourcesConfig { adoptions, ..sources_config(settings, &self.node.name, api) };
         let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), shutdown.clone());
         let node = self.node.settings(settings, &self.hierarchies, own_node.addresses.clone(), state.clone());
         let services = Services {
@@ -465,6 +473,7 @@ fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>)
         http_check_frequency: kubelet.http_check_frequency.std(),
         node_name: node_name.to_owned(),
         prevent_static_pod_api_references: settings.gates.enabled(Feature::PreventStaticPodAPIReferences),
+        adoptions: Adoptions::default(),
         api: api.map(|api| (api.main.clone(), api.recovered())),
     }
 }

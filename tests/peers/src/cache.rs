@@ -13,6 +13,11 @@ pub const PROBE_IMAGE: &str = "keblet.local/probe:1";
 /// A static busybox: shell and applets are in `/bin`.
 pub const BUSYBOX_IMAGE: &str = "keblet.local/busybox:1";
 
+/// The archive with the images of kubeadm's control plane, in the folder of upstream's programs.
+pub const KUBEADM_IMAGES: &str = "kubeadm-images.tar";
+/// Their `imageRepository`.
+pub const KUBEADM_REPOSITORY: &str = "keblet.local";
+
 /// Selects the containerd of private runtimes: `1.7` (the default) or `2`.
 pub const CONTAINERD_VARIABLE: &str = "KEBLET_CONTAINERD";
 

@@ -21,6 +21,8 @@ pub use agent::log_tail;
 pub use cache::BUSYBOX_IMAGE;
 pub use cache::CONTAINERD_VARIABLE;
 pub use cache::Cache;
+pub use cache::KUBEADM_IMAGES;
+pub use cache::KUBEADM_REPOSITORY;
 pub use cache::PAUSE_IMAGE;
 pub use cache::PROBE_IMAGE;
 pub use containerd::Options;

@@ -69,10 +69,18 @@ impl ClusterNode {
     /// As [`Self::start`].
     pub async fn start_other(cluster: &Cluster, agent: &Path, changes: Value) -> Result<Self> {
         let node = Self::prepare(cluster, changes).await?;
-        let arguments = node.node.cluster_arguments(&node.access);
-        node.start_program(Command::new(agent), arguments.into_iter().collect())?;
+        node.start_other_agent(agent)?;
         node.until_ready(cluster).await?;
         Ok(node)
+    }
+
+    /// Starts another agent on this node, which is called with a kubelet's flags.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub fn start_other_agent(&self, agent: &Path) -> Result<()> {
+        let arguments = self.node.cluster_arguments(&self.access);
+        self.start_program(Command::new(agent), arguments.into_iter().collect())
     }
 
     /// The runtime's socket.

@@ -37,6 +37,7 @@ use keblet::runtime::RuntimeState;
 use keblet::runtime::watch_runtime;
 use keblet::sources;
 use keblet::sources::SourcesConfig;
+use keblet::sources::adoption::Adoptions;
 use keblet::status::Statuses;
 use keblet::status::TerminationReason;
 use keblet::status::manager::PodApi;
@@ -418,6 +419,7 @@ fn only(static_pod_path: Option<PathBuf>) -> SourcesConfig {
         http_check_frequency: Duration::from_secs(20),
         node_name: "sim".to_owned(),
         prevent_static_pod_api_references: false,
+        adoptions: Adoptions::default(),
         api: None,
     }
 }

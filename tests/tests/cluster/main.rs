@@ -24,5 +24,6 @@ mod cluster_resize;
 mod cluster_runtime_classes;
 mod cluster_server;
 mod cluster_streams;
+mod cluster_takeover;
 mod cluster_websockets;
 mod cluster_workloads;

@@ -77,7 +77,7 @@ fn pack(binary: &Path, name: &str, archive: &Path) -> Result<()> {
     let folder = archive.parent().context("the archive has no folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let entrypoint = format!("/{PROGRAM}");
-    let image = Image { name, layer, entrypoint: &[&entrypoint], command: &["observe", "--json"] };
+    let image = Image { name, layer: layer.into(), entrypoint: &[&entrypoint], command: &["observe", "--json"] };
     write_archive(archive, &[image])
 }
 

@@ -1,5 +1,7 @@
 //! Packs the test images into one archive of the OCI layout, without a registry.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fs;
 use std::fs::File;
 use std::io::Write;
@@ -33,7 +35,7 @@ const GROUP: &str = "root:x:0:\nprobe:x:1000:\nnogroup:x:65534:\n";
 pub(crate) struct Image<'a> {
     /// Name and tag.
     pub(crate) name: &'a str,
-    pub(crate) layer: Vec<u8>,
+    pub(crate) layer: Cow<'a, [u8]>,
     pub(crate) entrypoint: &'a [&'a str],
     pub(crate) command: &'a [&'a str],
 }
@@ -56,9 +58,24 @@ pub(super) fn pack(cache: &Cache, probe: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let applets = system::output(Command::new(cache.busybox()).arg("--list"))?;
         let images = [
-            Image { name: PAUSE_IMAGE, layer: pause_layer(&probe)?, entrypoint: &["/pause", "run"], command: &[] },
-            Image { name: PROBE_IMAGE, layer: probe_layer(&probe)?, entrypoint: &[], command: &["/probe", "run"] },
-            Image { name: BUSYBOX_IMAGE, layer: busybox_layer(&busybox, &applets)?, entrypoint: &[], command: &["sh"] },
+            Image {
+                name: PAUSE_IMAGE,
+                layer: pause_layer(&probe)?.into(),
+                entrypoint: &["/pause", "run"],
+                command: &[],
+            },
+            Image {
+                name: PROBE_IMAGE,
+                layer: probe_layer(&probe)?.into(),
+                entrypoint: &[],
+                command: &["/probe", "run"],
+            },
+            Image {
+                name: BUSYBOX_IMAGE,
+                layer: busybox_layer(&busybox, &applets)?.into(),
+                entrypoint: &[],
+                command: &["sh"],
+            },
         ];
         write_archive(&archive, &images)?;
         fs::write(&stamp, &digest).with_context(|| format!("cannot write {}", stamp.display()))
@@ -148,9 +165,10 @@ pub(crate) fn write_archive(path: &Path, images: &[Image<'_>]) -> Result<()> {
     let file = File::create(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
     let mut archive = Builder::new(file);
     append(&mut archive, "oci-layout", 0o644, EntryType::Regular, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
-    let mut manifests = Vec::new();
+    let (mut manifests, mut written) = (Vec::new(), BTreeSet::new());
+    let mut blob = |kind: &str, content: &[u8]| add_blob(&mut archive, &mut written, kind, content);
     for image in images {
-        let layer = blob(&mut archive, "application/vnd.oci.image.layer.v1.tar", &image.layer)?;
+        let layer = blob("application/vnd.oci.image.layer.v1.tar", &image.layer)?;
         let config = json!({
             "architecture": architecture(),
             "os": "linux",
@@ -162,10 +180,10 @@ pub(crate) fn write_archive(path: &Path, images: &[Image<'_>]) -> Result<()> {
             },
             "rootfs": { "type": "layers", "diff_ids": [layer["digest"]] },
         });
-        let config = blob(&mut archive, "application/vnd.oci.image.config.v1+json", config.to_string().as_bytes())?;
+        let config = blob("application/vnd.oci.image.config.v1+json", config.to_string().as_bytes())?;
         let kind = "application/vnd.oci.image.manifest.v1+json";
         let manifest = json!({ "schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer] });
-        let mut entry = blob(&mut archive, kind, manifest.to_string().as_bytes())?;
+        let mut entry = blob(kind, manifest.to_string().as_bytes())?;
         entry["annotations"] = json!({ "io.containerd.image.name": image.name });
         entry["platform"] = json!({ "architecture": architecture(), "os": "linux" });
         manifests.push(entry);
@@ -176,10 +194,12 @@ pub(crate) fn write_archive(path: &Path, images: &[Image<'_>]) -> Result<()> {
     fs::rename(&partial, path).with_context(|| format!("cannot rename {} to {}", partial.display(), path.display()))
 }
 
-/// Adds a blob and returns its descriptor. The images share no layer, so each blob is added once.
-fn blob(archive: &mut Builder<File>, kind: &str, content: &[u8]) -> Result<Value> {
+/// Adds a blob unless it is written already, and returns its descriptor.
+fn add_blob(archive: &mut Builder<File>, written: &mut BTreeSet<String>, kind: &str, content: &[u8]) -> Result<Value> {
     let digest = digest(content);
-    append(archive, &format!("blobs/sha256/{digest}"), 0o644, EntryType::Regular, content)?;
+    if written.insert(digest.clone()) {
+        append(archive, &format!("blobs/sha256/{digest}"), 0o644, EntryType::Regular, content)?;
+    }
     Ok(json!({ "mediaType": kind, "digest": format!("sha256:{digest}"), "size": content.len() }))
 }
 

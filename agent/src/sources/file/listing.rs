@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use super::super::adoption::Adoptions;
 use super::super::decode;
 use super::super::decode::MAX_MANIFEST_BYTES;
 use super::super::decode::Manifest;
@@ -41,6 +42,12 @@ impl Stamp {
             modified: (meta.mtime(), meta.mtime_nsec()),
             changed: (meta.ctime(), meta.ctime_nsec()),
         }
+    }
+
+    /// Nanoseconds since the Unix epoch. Includes renames: an older file may have replaced the one of which a pod was made.
+    fn last_change(&self) -> i64 {
+        let (seconds, nanos) = self.changed.max(self.modified);
+        seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
     }
 
     /// File times advance in ticks of the kernel: a file changed this recently may change again without a trace.
@@ -88,6 +95,8 @@ pub(super) struct View {
     pub node_name: String,
     /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_api_references: bool,
+    /// Pods that run already.
+    pub adoptions: Adoptions,
 }
 
 impl View {
@@ -186,6 +195,7 @@ impl View {
             location: &location,
             node_name: &self.node_name,
             prevent_api_references: self.prevent_api_references,
+            adoptions: Some((&self.adoptions, stamp.last_change())),
         };
         Ok(match decode::decode(&bytes, &origin) {
             Ok(manifest) => Reading::Good(kept, manifest),

@@ -19,6 +19,8 @@ use super::watch::WatchResult;
 use crate::model::ConfigSource;
 use crate::model::Pod;
 use crate::sources::SourceUpdate;
+use crate::sources::SourcesHandle;
+use crate::sources::adoption::Adoptions;
 
 /// Settings of the file source.
 #[derive(Clone, Debug)]
@@ -31,7 +33,15 @@ pub(crate) struct FileSource {
     pub node_name: String,
     /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_api_references: bool,
+    /// Pods that run already.
+    pub adoptions: Adoptions,
+    /// The pods of the API server are to be known before the first set.
+    pub after: Option<SourcesHandle>,
 }
+
+/// The longest wait for the API server before static pods that run are delivered without their mirror pods. Without
+/// those their statuses have to begin anew: start times, and whether they are ready.
+const MIRRORS_AWAITED: Duration = Duration::from_secs(2);
 
 impl FileSource {
     /// Sends complete sets until cancelled or until the receiver is dropped.
@@ -43,6 +53,11 @@ impl FileSource {
     }
 
     async fn scan_loop(self, sets: mpsc::Sender<(ConfigSource, SourceUpdate)>) {
+        if let Some(sources) = &self.after
+            && tokio::time::timeout(MIRRORS_AWAITED, sources.until_delivered(ConfigSource::Api)).await.is_err()
+        {
+            tracing::warn!("no pods from the API server yet, statuses of static pods begin anew");
+        }
         let mut scanner = Scanner::new(&self).await;
         let mut tick = tokio::time::interval(self.check_frequency.max(Duration::from_millis(100)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -77,8 +92,12 @@ impl Scanner {
     async fn new(source: &FileSource) -> Self {
         // Components, put together again, have no trailing slashes.
         let path: PathBuf = source.path.components().collect();
-        let view =
-            View { path, node_name: source.node_name.clone(), prevent_api_references: source.prevent_api_references };
+        let view = View {
+            path,
+            node_name: source.node_name.clone(),
+            prevent_api_references: source.prevent_api_references,
+            adoptions: source.adoptions.clone(),
+        };
         let mut scanner = Self {
             view,
             store: Store::default(),

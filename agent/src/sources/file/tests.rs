@@ -7,9 +7,17 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 use std::time::Instant;
+use std::time::SystemTime;
 
+use super::FileSource;
 use crate::model::ConfigSource;
+use crate::model::container_hash;
+use crate::sources::SourceUpdate;
 use crate::sources::SourcesConfig;
+use crate::sources::SourcesHandle;
+use crate::sources::adoption::Adoptions;
+use crate::sources::adoption::StaticSandbox;
+use crate::sources::static_pod::CONFIG_HASH;
 use crate::sources::test_watcher::Watcher;
 use crate::sources::test_watcher::config;
 use crate::sources::test_watcher::manifest;
@@ -345,4 +353,81 @@ async fn the_stream_ends_with_its_token() {
     token.cancel();
     let end = tokio::time::timeout(Duration::from_secs(20), watcher.closed()).await;
     assert!(end.is_ok(), "the stream is still open");
+}
+
+/// The runtime's sandbox of a pod that another kubelet made of a manifest.
+fn sandbox_of_another_kubelet(name: &str, image: &str) -> StaticSandbox {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after the epoch");
+    StaticSandbox {
+        uid: "theirs".to_owned(),
+        namespace: "default".to_owned(),
+        name: format!("{name}-n"),
+        ready: true,
+        created_at: i64::try_from(now.as_nanos()).expect("before 2262"),
+        containers: vec![("c".to_owned(), container_hash("c", image))],
+    }
+}
+
+#[tokio::test]
+async fn a_running_static_pod_keeps_the_uid_of_another_kubelet_until_its_file_changes() {
+    let (dir, root) = (folder(), folder());
+    write(dir.path(), "a.yaml", &manifest("a", "1"));
+    write(dir.path(), "b.yaml", &manifest("b", "1"));
+    // File times advance in ticks, and b's file is to be newer than its sandbox.
+    let stale = StaticSandbox { created_at: 1, ..sandbox_of_another_kubelet("b", "1") };
+    let started = || vec![sandbox_of_another_kubelet("a", "1"), stale.clone()];
+    let restarted = |sandboxes: Vec<StaticSandbox>| {
+        let adoptions = Adoptions::new(sandboxes, root.path());
+        Watcher::start(SourcesConfig { static_pod_path: Some(dir.path().into()), adoptions, ..config() })
+    };
+    let uid = |watcher: &Watcher, pod: &str| watcher.pods[pod].metadata.uid.clone().expect("a UID");
+    let mut watcher = restarted(started());
+    watcher.until(["a-n=1", "b-n=1"]).await;
+    assert_eq!(uid(&watcher, "a-n"), "theirs");
+    assert_ne!(uid(&watcher, "b-n"), "theirs", "changed since its sandbox was created");
+    let hash = watcher.pods["a-n"].metadata.annotations.as_ref().and_then(|all| all.get(CONFIG_HASH)).cloned();
+    assert_eq!(hash.as_deref(), Some("theirs"), "the mirror pod's annotation stays the same");
+
+    // Written again with the same content, then changed; the agent was restarted in between.
+    write(dir.path(), "a.yaml", &manifest("a", "1"));
+    drop(watcher);
+    let mut watcher = restarted(started());
+    watcher.until(["a-n=1", "b-n=1"]).await;
+    assert_eq!(uid(&watcher, "a-n"), "theirs");
+    watcher.take_log();
+    write(dir.path(), "a.yaml", &manifest("a", "2"));
+    watcher.until(["a-n=2", "b-n=1"]).await;
+    assert_eq!(watcher.take_log(), ["remove a-n", "add a-n"]);
+    assert_ne!(uid(&watcher, "a-n"), "theirs");
+}
+
+#[tokio::test(start_paused = true)]
+async fn static_pods_that_run_wait_for_their_mirror_pods_but_not_for_long() {
+    let dir = folder();
+    write(dir.path(), "a.yaml", &manifest("a", "1"));
+    let first_set_after = async |api_delivers: bool| {
+        let handle = SourcesHandle::new(vec![ConfigSource::File, ConfigSource::Api]);
+        let source = FileSource {
+            path: dir.path().into(),
+            check_frequency: Duration::from_secs(3600),
+            node_name: "n".to_owned(),
+            prevent_api_references: true,
+            adoptions: Adoptions::default(),
+            after: Some(handle.clone()),
+        };
+        let (sender, mut sets) = tokio::sync::mpsc::channel(1);
+        let began = tokio::time::Instant::now();
+        tokio::spawn(source.run(sender, tokio_util::sync::CancellationToken::new()));
+        if api_delivers {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            assert!(sets.try_recv().is_err(), "it does not wait");
+            handle.mark_delivered(ConfigSource::Api);
+        }
+        let set = sets.recv().await;
+        assert!(matches!(&set, Some((ConfigSource::File, SourceUpdate::Set(pods))) if pods.len() == 1), "{set:?}");
+        began.elapsed()
+    };
+    let (served, unserved) = (first_set_after(true).await, first_set_after(false).await);
+    assert!(served >= Duration::from_millis(500) && served < Duration::from_secs(1), "{served:?}");
+    assert!(unserved >= Duration::from_secs(2) && unserved < Duration::from_secs(3), "{unserved:?}");
 }

@@ -31,6 +31,19 @@ fn pod_ips_are_one_per_family_the_nodes_first() {
 }
 
 #[test]
+fn a_pod_that_ended_under_an_earlier_agent_keeps_its_address() {
+    let old = |phase: &str| {
+        let mut situation = Situation::new(pod("Never", &[], &["a"]), vec![]).with(|s| s.snapshot.ips.clear());
+        situation.old.phase = Some(phase.to_owned());
+        situation.old.pod_ips = Some(vec![k8s_openapi::api::core::v1::PodIP { ip: "10.0.0.1".to_owned() }]);
+        situation.generate().pod_ip
+    };
+    assert_eq!(old("Succeeded").as_deref(), Some("10.0.0.1"));
+    assert_eq!(old("Failed").as_deref(), Some("10.0.0.1"));
+    assert_eq!(old("Running"), None, "its sandbox is gone, and it gets another one");
+}
+
+#[test]
 fn host_network_pods_keep_the_nodes_first_addresses() {
     let hosted = Situation::new(pod("Always", &[], &["a"]), vec![]).with(|s| {
         s.pod.spec.as_mut().expect("a spec").host_network = Some(true);

@@ -1,0 +1,196 @@
+//! UIDs of static pods that another kubelet has started.
+//!
+//! A kubelet derives the UID of a static pod from its own representation of the manifest, which cannot be computed here.
+//! Without more, taking over a node would replace every static pod. A pod of the runtime is therefore adopted, with its
+//! UID, for a manifest that has not changed since the pod's sandbox was created. What is adopted is recorded, so that
+//! the UID stays the same over restarts of the agent; a changed manifest has a new UID as always.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use crate::model::container_hash;
+
+const NAME: &str = "adopted_static_pods.json";
+
+/// A sandbox of a static pod that the runtime reports, whichever agent created it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StaticSandbox {
+    /// UID of the pod.
+    pub uid: String,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod, that of the node included.
+    pub name: String,
+    /// Whether the sandbox is ready.
+    pub ready: bool,
+    /// Creation of the sandbox, in nanoseconds since the Unix epoch.
+    pub created_at: i64,
+    /// Name and hash (annotation `io.kubernetes.container.hash`) of its containers, whatever their state.
+    pub containers: Vec<(String, u64)>,
+}
+
+/// The static pods that can be adopted, and those that were. Clones share what was adopted.
+#[derive(Clone, Debug, Default)]
+pub struct Adoptions {
+    sandboxes: Arc<Vec<StaticSandbox>>,
+    /// The adopted UID by the one of the manifest's content.
+    adopted: Arc<Mutex<BTreeMap<String, String>>>,
+    record: Option<PathBuf>,
+}
+
+impl Adoptions {
+    /// Candidates are the sandboxes of pods from files; the record of earlier adoptions is read from the agent's root
+    /// directory. Blocks.
+    pub fn new(sandboxes: Vec<StaticSandbox>, root: &Path) -> Self {
+        let record = root.join(NAME);
+        let known: BTreeSet<&str> = sandboxes.iter().map(|sandbox| sandbox.uid.as_str()).collect();
+        let mut adopted = read(&record);
+        // The UID of a pod of which nothing is left has no advantage over another one.
+        adopted.retain(|_, uid| known.contains(uid.as_str()));
+        Self { sandboxes: Arc::new(sandboxes), adopted: Arc::new(Mutex::new(adopted)), record: Some(record) }
+    }
+
+    /// Whether static pods run already.
+    pub(super) fn any_runs(&self) -> bool {
+        self.sandboxes.iter().any(|sandbox| sandbox.ready)
+    }
+
+    /// The UID under which the pod runs already, if it is another one than `content_uid`. The pod has its final name
+    /// and namespace; `changed_at` is the file's last change in nanoseconds since the Unix epoch. Blocks for the record.
+    pub(super) fn uid_of(&self, pod: &Pod, content_uid: &str, changed_at: i64) -> Option<String> {
+        let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(uid) = adopted.get(content_uid) {
+            return Some(uid.clone());
+        }
+        let uid = decide(&self.sandboxes, pod, changed_at).filter(|uid| *uid != content_uid)?.to_owned();
+        adopted.insert(content_uid.to_owned(), uid.clone());
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        tracing::info!(pod = name, uid, "adopting the static pod that another kubelet has started");
+        if let Some(path) = &self.record
+            && let Err(error) = write(path, &adopted)
+        {
+            tracing::warn!(file = %path.display(), %error, "cannot record which static pods are adopted");
+        }
+        Some(uid)
+    }
+}
+
+/// The UID of the newest sandbox with the pod's name, if that sandbox is of this manifest: created after the last
+/// change of the file, and without a container that the pod does not define by name and image. Pure.
+fn decide<'a>(sandboxes: &'a [StaticSandbox], pod: &Pod, changed_at: i64) -> Option<&'a str> {
+    let (name, namespace) = (pod.metadata.name.as_deref()?, pod.metadata.namespace.as_deref()?);
+    let same_name = sandboxes.iter().filter(|sandbox| sandbox.name == name && sandbox.namespace == namespace);
+    let newest = same_name.max_by_key(|sandbox| sandbox.created_at)?;
+    let spec = pod.spec.as_ref()?;
+    let defined: BTreeMap<&str, u64> = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .chain(&spec.containers)
+        .map(|one| (one.name.as_str(), container_hash(&one.name, one.image.as_deref().unwrap_or_default())))
+        .collect();
+    // Containers that are not created yet, or removed already, do not speak against it.
+    let equal = newest.containers.iter().all(|(name, hash)| defined.get(name.as_str()) == Some(hash));
+    (changed_at <= newest.created_at && equal).then_some(newest.uid.as_str())
+}
+
+/// A missing or broken record is an empty one: pods are adopted by their sandboxes again.
+fn read(path: &Path) -> BTreeMap<String, String> {
+    match fs::read(path).map(|text| serde_json::from_slice(&text)) {
+        Ok(Ok(adopted)) => adopted,
+        Ok(Err(error)) => {
+            tracing::warn!(file = %path.display(), %error, "the record of adopted static pods is unreadable");
+            BTreeMap::new()
+        }
+        Err(_) => BTreeMap::new(),
+    }
+}
+
+fn write(path: &Path, adopted: &BTreeMap<String, String>) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    fs::write(&partial, serde_json::to_vec(adopted)?)?;
+    fs::rename(&partial, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(image: &str) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": { "name": "web-n", "namespace": "default" },
+            "spec": {
+                "initContainers": [{ "name": "first", "image": "init" }],
+                "containers": [{ "name": "main", "image": image }],
+            },
+        }))
+        .unwrap()
+    }
+
+    fn sandbox(uid: &str, created_at: i64, containers: &[(&str, &str)]) -> StaticSandbox {
+        StaticSandbox {
+            uid: uid.to_owned(),
+            namespace: "default".to_owned(),
+            name: "web-n".to_owned(),
+            ready: true,
+            created_at,
+            containers: containers
+                .iter()
+                .map(|(name, image)| ((*name).to_owned(), container_hash(name, image)))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn only_the_newest_sandbox_of_an_unchanged_manifest_is_adopted() {
+        let old = sandbox("old", 10, &[("main", "1")]);
+        let new = sandbox("new", 20, &[("first", "init"), ("main", "1")]);
+        let both = [new.clone(), old];
+        assert_eq!(decide(&both, &pod("1"), 20), Some("new"));
+        assert_eq!(decide(&both, &pod("1"), 21), None, "the file was changed after the sandbox was created");
+        assert_eq!(decide(&both, &pod("2"), 5), None, "another image");
+        assert_eq!(decide(&[sandbox("u", 20, &[("gone", "1")])], &pod("1"), 5), None, "a container it does not define");
+        assert_eq!(decide(&[sandbox("u", 20, &[])], &pod("1"), 5), Some("u"), "nothing is created yet");
+        let other = |namespace: &str, name: &str| StaticSandbox {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            ..new.clone()
+        };
+        assert_eq!(decide(&[other("kube-system", "web-n"), other("default", "web-m")], &pod("1"), 5), None);
+    }
+
+    #[test]
+    fn an_adopted_uid_outlives_the_process_while_the_runtime_has_the_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let sandboxes = || vec![sandbox("theirs", 20, &[("main", "1")])];
+        let first = Adoptions::new(sandboxes(), dir.path());
+        assert_eq!(first.uid_of(&pod("1"), "ours", 20).as_deref(), Some("theirs"));
+        // The file is written again with the same content, before and after a restart.
+        assert_eq!(first.uid_of(&pod("1"), "ours", 30).as_deref(), Some("theirs"));
+        let second = Adoptions::new(sandboxes(), dir.path());
+        assert_eq!(second.uid_of(&pod("1"), "ours", 30).as_deref(), Some("theirs"));
+        assert_eq!(second.uid_of(&pod("1"), "changed", 30), None);
+        assert_eq!(Adoptions::new(Vec::new(), dir.path()).uid_of(&pod("1"), "ours", 30), None);
+        fs::write(dir.path().join(NAME), "{").unwrap();
+        assert_eq!(Adoptions::new(sandboxes(), dir.path()).uid_of(&pod("1"), "ours", 30), None);
+    }
+
+    #[test]
+    fn the_own_uid_is_not_recorded() {
+        let dir = tempfile::tempdir().unwrap();
+        let adoptions = Adoptions::new(vec![sandbox("ours", 20, &[("main", "1")])], dir.path());
+        assert_eq!(adoptions.uid_of(&pod("1"), "ours", 20), None);
+        assert!(!dir.path().join(NAME).exists());
+    }
+}
