@@ -22,6 +22,7 @@ mod sensors;
 mod server;
 mod spans;
 mod streams;
+mod user_namespaces;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -77,6 +78,7 @@ use crate::stats::Stats;
 use crate::status::manager::KubePods;
 use crate::status::manager::PodApi;
 use crate::sync::SharedPods;
+use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
 use node_object::NodeHandles;
 pub use observers::Observers;
@@ -113,6 +115,7 @@ struct Prepared {
     images: Images,
     objects: Objects,
     volumes: Volumes,
+    user_namespaces: UserNamespaces,
     cgroups: Option<Cgroups>,
     offer: watch::Receiver<NodeOffer>,
     runtime_name: String,
@@ -125,6 +128,7 @@ struct Prepared {
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = notify::watchdog()?;
     let (bootstrap, mut connection) = Bootstrap::prepare(settings, shutdown.clone()).await?;
+    let user_namespaces = user_namespaces::open(&bootstrap.settings).await?;
     let images = images::prepare(&bootstrap.settings, bootstrap.runtime.clone(), &bootstrap.metrics)?;
     let own_node = bootstrap.join_cluster(&images);
     let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()));
@@ -150,7 +154,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let (probes, (pleg, pleg_task)) = bootstrap.observe(cgroups.as_ref()).await;
     let volumes = bootstrap.volumes().await?;
     let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
-    let prepared = Prepared { images, objects, volumes, cgroups, offer, runtime_name: version.runtime_name };
+    let runtime_name = version.runtime_name;
+    let prepared = Prepared { images, objects, volumes, user_namespaces, cgroups, offer, runtime_name };
     // Aborted when the agent ends.
     let mut tasks = JoinSet::new();
     log_rotation::start(&bootstrap.settings, pleg.clone(), bootstrap.runtime.clone(), &mut tasks, &shutdown)?;
@@ -338,6 +343,7 @@ impl Bootstrap {
             runtime_name: prepared.runtime_name,
             objects: prepared.objects,
             volumes: prepared.volumes,
+            user_namespaces: prepared.user_namespaces,
             cgroups: prepared.cgroups,
             node: self.node.settings(settings, &self.hierarchies, own_node.addresses.clone(), state.clone()),
             files: node::files(settings),

@@ -36,6 +36,7 @@ mod sandbox;
 mod start;
 #[cfg(test)]
 mod tests;
+mod user_namespace;
 mod volumes;
 
 pub use context::ActContext;
