@@ -1,7 +1,6 @@
 //! User namespaces of pods (`hostUsers: false`) on a real runtime: ids inside of containers and on the node, owners of files in
 //! volumes, ranges over a restart of the agent and after the pod.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -17,7 +16,8 @@ use keblet_tests::standalone::kill;
 use serde_json::Value;
 use serde_json::json;
 
-/// Ids of a pod: of all that the kernel has, three pods can get so many beside the node.
+/// Ids of a pod: of all that the kernel has, three pods could get so many beside the node, of which the third would have the last
+/// id, which is no user.
 const IDS: u64 = 1 << 30;
 /// A container's user, and its group by `fsGroup`.
 const USER: u64 = 1000;
@@ -152,6 +152,10 @@ fn pods_have_ids_of_their_own_until_they_are_gone() -> Result<()> {
     if !is_containerd_2() {
         return Ok(());
     }
+    if !Cache::locate().current_runc().exists() {
+        keblet_skip::skip("no runc that can map ids of mounts: run `cargo xtask setup` with Go and a C compiler");
+        return Ok(());
+    }
     let options = Options { current_runc: true, ..Options::default() };
     let mut node = StandaloneNode::on(options, json!({ "maxPods": 3, "userNamespaces": { "idsPerPod": IDS } }))?;
     for name in ["first", "second"] {
@@ -173,16 +177,15 @@ fn pods_have_ids_of_their_own_until_they_are_gone() -> Result<()> {
     ensure!([recorded(&mut node, "first")?, recorded(&mut node, "second")?] == before, "the ranges have changed");
     ensure!(node.sandboxes("first")?.len() == 1, "the sandbox was replaced");
 
-    // All three ranges are taken once the third pod runs; the fourth gets that of the first.
+    // Both ranges are taken; the third pod gets that of the first.
     node.layout.write_manifest("third", &pod(&node, "third"))?;
-    check_ids(&mut node, "third")?;
+    node.until_true("the refusal", |node| Ok(node.log_contains(&["could not find an empty slot to allocate"])))?;
+    ensure!(node.sandboxes("third")?.is_empty(), "the third pod has a sandbox");
     let dir = pod_dir(&mut node, "first")?;
     node.layout.remove_manifest("first")?;
-    node.layout.write_manifest("fourth", &pod(&node, "fourth"))?;
-    check_ids(&mut node, "fourth")?;
-    let all = ["second", "third", "fourth"].map(|name| recorded(&mut node, name));
-    let all: BTreeSet<u64> = all.into_iter().collect::<Result<_>>()?;
-    ensure!(all == BTreeSet::from([IDS, 2 * IDS, 3 * IDS]), "{all:?}");
+    check_ids(&mut node, "third")?;
+    ensure!(recorded(&mut node, "third")? == before[0], "there is no other range");
+    ensure!(recorded(&mut node, "second")? == before[1], "the second pod has another range");
     node.until_true("the end of the first pod's directory", |_| Ok(!dir.exists()))?;
     let metrics = node.metrics().context("no metrics")?;
     ensure!(metrics.contains("\nkubelet_started_user_namespaced_pods_total "), "{metrics}");

@@ -52,7 +52,7 @@ impl UserNamespaceError {
     }
 }
 
-/// Why the agent cannot serve user namespaces, and so must not start.
+/// Why the agent cannot serve user namespaces, and so must not start. The texts are complete: there are no further sources.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what each case is")]
 pub enum StartError {
@@ -60,10 +60,10 @@ pub enum StartError {
     Mappings(String),
     #[error("{0}")]
     Range(String),
-    #[error("cannot list the pods' directories in {path}: {source}")]
-    List { path: PathBuf, source: io::Error },
-    #[error("record pod mappings for existing pod {uid:?}: {source}")]
-    Record { uid: String, source: Box<UserNamespaceError> },
+    #[error("cannot list the pods' directories in {path}: {cause}")]
+    List { path: PathBuf, cause: io::Error },
+    #[error("record pod mappings for existing pod {uid:?}: {fault}")]
+    Record { uid: String, fault: Box<UserNamespaceError> },
 }
 
 fn unsupported(handler: &str, is_known: bool) -> String {

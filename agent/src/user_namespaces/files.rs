@@ -42,7 +42,7 @@ pub(super) fn pods(dirs: &PodDirs) -> Result<Vec<String>, StartError> {
     };
     match listed() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        result => result.map_err(|source| StartError::List { path, source }),
+        result => result.map_err(|cause| StartError::List { path, cause }),
     }
 }
 

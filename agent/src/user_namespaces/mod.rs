@@ -51,7 +51,7 @@ impl UserNamespaces {
         for uid in files::pods(&dirs)? {
             let recorded = files::read(&dirs, &uid);
             let restored = recorded.and_then(|mapping| mapping.map_or(Ok(()), |mapping| slots.record(&uid, mapping)));
-            restored.map_err(|source| StartError::Record { uid, source: Box::new(source) })?;
+            restored.map_err(|fault| StartError::Record { uid, fault: Box::new(fault) })?;
         }
         Ok(Self(Some(Arc::new(Ranges { dirs, disk: Mutex::default(), slots: Mutex::new(slots) }))))
     }

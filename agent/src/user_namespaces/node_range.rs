@@ -59,9 +59,11 @@ impl IdRange {
         self.per_pod
     }
 
-    /// How many pods there are ids for.
-    pub(super) fn slots(&self) -> u32 {
-        self.slots
+    /// How many slots can be given to pods. Not one with the last of all ids: that is no user (`(uid_t) -1`), and runtimes fail
+    /// to make a user namespace with it.
+    pub(super) fn usable_slots(&self) -> u32 {
+        let end = u64::from(self.first) + u64::from(self.slots) * u64::from(self.per_pod);
+        self.slots - u32::from(end == ALL_IDS)
     }
 
     /// The ids of a slot.

@@ -54,7 +54,7 @@ impl Slots {
             Some(known) => *known,
             None => {
                 // Ids of one pod that another one finds in files should tell nothing about when it was started.
-                let free = self.free_from(fastrand::u32(..self.range.slots().max(1)));
+                let free = self.free_from(fastrand::u32(..self.range.usable_slots().max(1)));
                 free.ok_or(UserNamespaceError::NoFreeRange)?
             }
         };
@@ -64,8 +64,9 @@ impl Slots {
 
     /// The first free range from `start` on, with those before it last.
     pub(super) fn free_from(&self, start: u32) -> Option<u32> {
+        let slots = self.range.usable_slots();
         let is_free = |slot: &u32| !self.taken.contains(slot);
-        (start..self.range.slots()).find(is_free).or_else(|| (0..start.min(self.range.slots())).find(is_free))
+        (start..slots).find(is_free).or_else(|| (0..start.min(slots)).find(is_free))
     }
 
     /// A pod's range can be given to others.

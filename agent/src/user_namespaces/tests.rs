@@ -61,7 +61,9 @@ fn ranges_of_the_node_are_checked_in_the_kubelets_order() {
         assert_eq!(error.as_deref(), expected, "{first} {length} {per_pod} {max_pods}");
     }
     let range = IdRange::new(65_536, 7_208_960, 65_536, 110).expect("a range");
-    assert_eq!(range.slots(), 110);
+    assert_eq!(range.usable_slots(), 110);
+    let all = IdRange::new(65_536, 4_294_901_760, 65_536, 110).expect("a range");
+    assert_eq!(all.usable_slots(), 65_534, "the last id is no user");
     assert_eq!(range.mapping(109), Mapping { first: 7_208_960, length: L });
     assert_eq!([65_536, 7_208_960, 7_274_496, 0].map(|first| range.slot(first)), [Some(0), Some(109), None, None]);
 }
@@ -102,8 +104,7 @@ async fn getsubids_is_asked_for_users_and_groups() {
 /// Replaces the program. The file is written under another name by a shell, so that no other test's child process can have
 /// it open for writing while it is executed.
 fn write_program(path: &std::path::Path, script: &str) {
-    let command =
-        format!("printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\".new && chmod 755 \"$0\".new && mv \"$0\".new \"$0\"");
+    let command = r#"printf '#!/bin/sh\n%s\n' "$1" > "$0".new && chmod 755 "$0".new && mv "$0".new "$0""#;
     let written = std::process::Command::new("sh").arg("-c").arg(command).arg(path).arg(script).status();
     assert!(written.expect("a shell").success());
 }

@@ -7,7 +7,6 @@ use std::process::Command;
 
 use anyhow::Context as _;
 use anyhow::Result;
-use anyhow::bail;
 use keblet_peers::Cache;
 
 use super::apt::Apt;
@@ -23,10 +22,10 @@ const SOURCE: &str = "tests/runc";
 const PROGRAMS: [&str; 3] = ["go", "gcc", "pkg-config"];
 const HEADERS: [&str; 2] = ["libseccomp-dev", "libseccomp2"];
 
-/// Builds runc unless it was built from the same module.
+/// Builds runc unless it was built from the same module, or a program for that is missing: tests that need it then say so.
 ///
 /// # Errors
-/// A program for the build is missing, a package cannot be downloaded, or the build fails.
+/// A package cannot be downloaded, or the build fails.
 pub(super) fn build(cache: &Cache) -> Result<()> {
     let product = cache.current_runc();
     let folder = product.parent().context("runc has no folder")?;
@@ -41,7 +40,8 @@ pub(super) fn build(cache: &Cache) -> Result<()> {
         return Ok(());
     }
     if let Some(missing) = PROGRAMS.into_iter().find(|program| !machine::has_program(program)) {
-        bail!("runc is built from its Go module, but `{missing}` is not on the path");
+        println!("no runc for user namespaces: it is built from its Go module, but `{missing}` is not on the path");
+        return Ok(());
     }
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let headers = tempfile::Builder::new().prefix("headers-").tempdir_in(cache.root());
