@@ -10,6 +10,7 @@ use anyhow::Result;
 use anyhow::ensure;
 use keblet_peers::BUSYBOX_IMAGE;
 use keblet_peers::Cache;
+use keblet_peers::ContainerView;
 use keblet_peers::Options;
 use keblet_tests::standalone::StandaloneNode;
 use keblet_tests::standalone::kill;
@@ -101,6 +102,15 @@ fn recorded(node: &mut StandaloneNode, name: &str) -> Result<u64> {
     record["uidMappings"][0]["hostId"].as_u64().with_context(|| record.to_string())
 }
 
+/// The running instance of a container, other than the one with this id.
+fn instance(node: &mut StandaloneNode, name: &str, container: &str, other_than: &str) -> Result<ContainerView> {
+    node.until(&format!("container {container} of {name}"), |node| {
+        let mut all = node.sandboxes(name)?.into_iter().flat_map(|pod| pod.containers);
+        let is_wanted = |one: &ContainerView| one.name == container && one.state == "running" && one.id != other_than;
+        Ok(all.find(is_wanted))
+    })
+}
+
 /// Effective user of a process, as the node sees it.
 fn user_of(pid: Option<i32>) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.context("no process")?))?;
@@ -110,7 +120,7 @@ fn user_of(pid: Option<i32>) -> Result<u64> {
 
 /// Ids that the containers see, those of their processes, and the owners of their files on disk.
 fn check_ids(node: &mut StandaloneNode, name: &str) -> Result<()> {
-    let main = node.until_running(name)?;
+    let main = instance(node, name, "main", "")?;
     let first = recorded(node, name)?;
     ensure!(first >= IDS && first % IDS == 0, "{first} is an id of the node");
     ensure!(user_of(main.pid)? == first, "root of the pod is {}, not {first}", user_of(main.pid)?);
@@ -139,9 +149,7 @@ fn check_ids(node: &mut StandaloneNode, name: &str) -> Result<()> {
         let found = fs::metadata(cache.join(file))?;
         ensure!((u64::from(found.uid()), u64::from(found.gid())) == (user, GROUP), "{file}: {found:?}");
     }
-    let sandboxes = node.sandboxes(name)?;
-    let user = sandboxes.iter().flat_map(|pod| &pod.containers).find(|container| container.name == "user");
-    let of_user = user_of(user.context("no container \"user\"")?.pid)?;
+    let of_user = user_of(instance(node, name, "user", "")?.pid)?;
     ensure!(of_user == first + USER, "the user of the pod is {of_user}");
     Ok(())
 }
@@ -170,9 +178,9 @@ fn pods_have_ids_of_their_own_until_they_are_gone() -> Result<()> {
 
     node.kill_agent()?;
     node.start()?;
-    let killed = node.until_running("first")?;
+    let killed = instance(&mut node, "first", "main", "")?;
     kill(&killed)?;
-    let again = node.until("the next instance", |node| Ok(node.running("first")?.filter(|now| now.id != killed.id)))?;
+    let again = instance(&mut node, "first", "main", &killed.id)?;
     ensure!(user_of(again.pid)? == before[0], "the next instance has other ids");
     ensure!([recorded(&mut node, "first")?, recorded(&mut node, "second")?] == before, "the ranges have changed");
     ensure!(node.sandboxes("first")?.len() == 1, "the sandbox was replaced");

@@ -45,7 +45,7 @@ async fn sandbox_containers_and_mounts_have_the_ids_of_the_pod() {
     let (sandbox, created) = (node.runtime.state().sandboxes[0].clone(), node.runtime.state().created[0].clone());
     let sandbox = sandbox.linux.and_then(|linux| linux.security_context).expect("a context");
     assert_eq!(options(sandbox.namespace_options), own);
-    let container = created.linux.and_then(|linux| linux.security_context).expect("a context");
+    let container = created.linux.clone().and_then(|linux| linux.security_context).expect("a context");
     assert_eq!(options(container.namespace_options), own);
     assert!(!created.mounts.is_empty(), "the hosts file and the termination message");
     assert!(created.mounts.iter().all(|mount| mount.uid_mappings == ids && mount.gid_mappings == ids), "{created:?}");
