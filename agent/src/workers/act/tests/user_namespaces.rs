@@ -42,7 +42,8 @@ async fn sandbox_containers_and_mounts_have_the_ids_of_the_pod() {
     assert!(outcome.is_ok(), "{outcome:?}");
     let ids = vec![cri::IdMapping { host_id: 131_072, container_id: 0, length: 65_536 }];
     let own = cri::UserNamespace { mode: cri::NamespaceMode::Pod as i32, uids: ids.clone(), gids: ids.clone() };
-    let (sandbox, created) = (node.runtime.state().sandboxes[0].clone(), node.runtime.state().created[0].clone());
+    let sandbox = node.runtime.state().sandboxes[0].clone();
+    let created = node.runtime.state().created[0].clone();
     let sandbox = sandbox.linux.and_then(|linux| linux.security_context).expect("a context");
     assert_eq!(options(sandbox.namespace_options), own);
     let container = created.linux.clone().and_then(|linux| linux.security_context).expect("a context");
