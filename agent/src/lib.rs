@@ -45,6 +45,7 @@ pub mod status;
 pub mod sync;
 pub mod systemd;
 pub mod telemetry;
+pub mod user_namespaces;
 pub mod volumes;
 pub mod wiring;
 pub mod workers;

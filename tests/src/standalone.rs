@@ -68,11 +68,19 @@ impl StandaloneNode {
     /// # Errors
     /// Same as [`Self::new`].
     pub fn with(changes: Value) -> Result<Self> {
+        Self::on(Options::default(), changes)
+    }
+
+    /// Same as [`Self::with`] on a runtime with these options; those of the cgroup driver follow from the configuration.
+    ///
+    /// # Errors
+    /// Same as [`Self::new`].
+    pub fn on(options: Options, changes: Value) -> Result<Self> {
         let options = Options {
             systemd_cgroup_driver: changes["cgroupDriver"] == "systemd",
             systemd_scopes: changes["cgroupDriver"] == "systemd"
                 && cgroups::Driver::of_test() == cgroups::Driver::Systemd,
-            ..Options::default()
+            ..options
         };
         let containerd = PrivateContainerd::start(&Cache::locate(), &options)?;
         let mut all = json!({ "logging": { "format": "json", "verbosity": 2 } });

@@ -45,7 +45,7 @@ fn restarts_all_containers(pod: &Pod) -> bool {
 }
 
 fn has_user_namespace_on_host_network(pod: &Pod) -> bool {
-    spec::host_network(pod) && pod.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false))
+    spec::host_network(pod) && spec::has_user_namespace(pod)
 }
 
 /// Graceful node shutdown (KEP-2000) admits no pods. One that already runs terminates with the others.

@@ -125,7 +125,7 @@ fn pods_for_this_node_are_admitted() {
 fn the_first_check_in_order_decides() {
     let spec = json!({
         "os": {"name": "windows"},
-        "hostUsers": false,
+        "resourceClaims": [{"name": "n", "resourceClaimName": "m"}],
         "securityContext": {"sysctls": [{"name": "kernel.panic", "value": "1"}], "appArmorProfile": {"type": "RuntimeDefault"}},
     });
     let mut pod = pod(json!({}), spec);
@@ -142,7 +142,7 @@ fn the_first_check_in_order_decides() {
     reasons.push(rejection(&pod, &node).expect("rejected").0);
     context(&mut pod);
     reasons.push(rejection(&pod, &node).expect("rejected").0);
-    pod.spec.as_mut().expect("a spec").host_users = None;
+    pod.spec.as_mut().expect("a spec").resource_claims = None;
     reasons.push(rejection(&pod, &node).expect("rejected").0);
     assert_eq!(
         reasons,

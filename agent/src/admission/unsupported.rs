@@ -80,7 +80,6 @@ impl Fields {
     }
 
     fn pod(&mut self, spec: &PodSpec) {
-        self.note(spec.host_users == Some(false), "spec.hostUsers");
         self.note(spec.resource_claims.as_ref().is_some_and(|l| !l.is_empty()), "spec.resourceClaims");
     }
 
@@ -175,13 +174,12 @@ mod tests {
     #[test]
     fn all_unsupported_fields_are_in_one_message() {
         let pod = pod(json!({
-            "hostUsers": false,
             "resourceClaims": [{ "name": "n", "resourceClaimName": "m" }],
             "containers": [
                 container(json!({ "resources": { "claims": [{ "name": "n" }] }, "volumeDevices": [{ "name": "n", "devicePath": "/dev/x" }] })),
             ],
         }));
-        let message = "Pod needs what this node does not support yet: spec.hostUsers, spec.resourceClaims, \
+        let message = "Pod needs what this node does not support yet: spec.resourceClaims, \
              spec.containers[0].resources.claims, spec.containers[0].volumeDevices";
         let decision = check(super::super::testing::input(&pod, &super::super::NodeOffer::default()));
         assert_eq!(decision, Decision::reject("PodFeatureUnsupported", message));
@@ -206,7 +204,7 @@ mod tests {
         );
         let pod = pod(json!({
             "hostNetwork": true,
-            "hostUsers": true,
+            "hostUsers": false,
             "containers": [full],
             "initContainers": [full],
             "ephemeralContainers": [full],

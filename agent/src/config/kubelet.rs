@@ -160,7 +160,7 @@ document! {
         container_runtime_endpoint "containerRuntimeEndpoint": String = "unix:///run/containerd/containerd.sock", value, used, "Socket of the CRI runtime.";
         image_service_endpoint "imageServiceEndpoint": String, value, used, "Socket of the CRI image service; empty means the runtime's.";
         fail_cgroup_v1 "failCgroupV1": bool = true, pointer, used, "Refuse to start on a cgroup v1 host.";
-        user_namespaces "userNamespaces": UserNamespaces, nested, later, "User namespaces of pods.";
+        user_namespaces "userNamespaces": UserNamespaces, nested, used, "User namespaces of pods.";
     }
 }
 

@@ -72,7 +72,7 @@ document! {
 document! {
     /// `userNamespaces`
     pub struct UserNamespaces {
-        ids_per_pod "idsPerPod": i64 = 65_536, pointer, later, "User and group ids per pod.";
+        ids_per_pod "idsPerPod": i64 = 65_536, pointer, used, "User and group ids of a pod with `hostUsers: false`.";
     }
 }
 

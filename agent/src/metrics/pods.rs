@@ -36,6 +36,8 @@ pub struct Pods {
     status_sync: Histogram,
     started: IntCounter,
     start_errors: IntCounter,
+    user_namespaced: IntCounter,
+    user_namespaced_errors: IntCounter,
     started_containers: IntCounterVec,
     container_start_errors: IntCounterVec,
     hook_fallbacks: IntCounter,
@@ -150,6 +152,14 @@ impl Pods {
             started: register.counter("kubelet_started_pods_total", "[ALPHA] Attempts to create a sandbox."),
             start_errors: register
                 .counter("kubelet_started_pods_errors_total", "[ALPHA] Failed attempts to create a sandbox."),
+            user_namespaced: register.counter(
+                "kubelet_started_user_namespaced_pods_total",
+                "[ALPHA] Attempts to create the sandbox of a pod with a user namespace of its own.",
+            ),
+            user_namespaced_errors: register.counter(
+                "kubelet_started_user_namespaced_pods_errors_total",
+                "[ALPHA] Failed attempts to create the sandbox of a pod with a user namespace of its own.",
+            ),
             started_containers: register.counters(
                 "kubelet_started_containers_total",
                 "[ALPHA] Attempts to start a container.",
@@ -298,6 +308,14 @@ impl Pods {
         self.started.inc();
         if !ok {
             self.start_errors.inc();
+        }
+    }
+
+    /// The creation of the sandbox of a pod with a user namespace of its own was tried.
+    pub fn user_namespaced_sandbox(&self, ok: bool) {
+        self.user_namespaced.inc();
+        if !ok {
+            self.user_namespaced_errors.inc();
         }
     }
 

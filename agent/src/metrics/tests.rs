@@ -31,6 +31,7 @@ fn used() -> Arc<Metrics> {
     metrics.pods.running_after(short);
     metrics.pods.status_synced(short);
     metrics.pods.sandbox_started(false);
+    metrics.pods.user_namespaced_sandbox(false);
     metrics.pods.container_started("container", Some("ErrImagePull"));
     metrics.pods.container_started("init_container", Some("pull secret ns/s: invalid docker configuration"));
     metrics.pods.container_terminated("container", 137, "OOMKilled");
@@ -164,6 +165,8 @@ fn labels_and_values() {
         "kubelet_running_containers{container_state=\"running\"} 4",
         "kubelet_started_pods_total 1",
         "kubelet_started_pods_errors_total 1",
+        "kubelet_started_user_namespaced_pods_total 1",
+        "kubelet_started_user_namespaced_pods_errors_total 1",
         "kubelet_started_containers_errors_total{code=\"ErrImagePull\",container_type=\"container\"} 1",
         "kubelet_started_containers_errors_total{code=\"Other\",container_type=\"init_container\"} 1",
         "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"137\",reason=\"OOMKilled\"} 1",

@@ -37,6 +37,11 @@ impl<'a> SpecContainer<'a> {
     }
 }
 
+/// True if the pod's processes have user ids of their own (KEP-127): `hostUsers: false`.
+pub fn has_user_namespace(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false))
+}
+
 /// `spec.containers`.
 pub fn regular_containers(pod: &Pod) -> &[Container] {
     pod.spec.as_ref().map_or(&[], |spec| &spec.containers)

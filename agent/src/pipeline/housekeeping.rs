@@ -1,4 +1,4 @@
-//! Removes what pods that are gone left on the node: directories, cgroups and logs (upstream: `HandlePodCleanups`).
+//! Removes what pods that are gone left on the node: directories, cgroups, ranges of ids and logs (upstream: `HandlePodCleanups`).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -51,7 +51,9 @@ impl Leftovers for OrphanCleanup {
 async fn remove_orphans(context: &WorkerContext, known: impl Fn(&str) -> bool) {
     let retries = &context.retries;
     let (on_disk, with_cgroup) = leftovers(context.act.volumes.clone(), context.act.cgroups.clone()).await;
-    let left: HashSet<String> = on_disk.union(&with_cgroup).cloned().collect();
+    // A range of ids may be recorded although someone has removed the pod's directory.
+    let recorded = context.act.user_namespaces.recorded();
+    let left: HashSet<String> = on_disk.union(&with_cgroup).cloned().chain(recorded).collect();
     let orphans: Vec<&String> = left.iter().filter(|uid| !known(uid)).collect();
     retries.keep_only(Operation::RemoveOrphan, |uid| left.contains(uid) && !known(uid));
     for uid in &orphans {

@@ -67,6 +67,7 @@ use crate::sync::ReadNode;
 use crate::sync::SharedPods;
 use crate::sync::SyncLoop;
 use crate::sync::SyncRequests;
+use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
 use crate::workers::act::ActContext;
 use crate::workers::act::NodeFiles;
@@ -97,6 +98,8 @@ pub struct Services {
     pub objects: Objects,
     /// Pods' directories and volumes.
     pub volumes: Volumes,
+    /// Ranges of ids of pods with a user namespace of their own; none by default, so that such pods fail.
+    pub user_namespaces: UserNamespaces,
     /// The cgroup tree; `None` with `cgroupsPerQOS: false`.
     pub cgroups: Option<Cgroups>,
     /// The node's settings for sandboxes and containers.
@@ -197,6 +200,7 @@ impl Services {
             runtime_name: "containerd".to_owned(),
             objects: Objects::standalone(),
             volumes: Volumes::new(root),
+            user_namespaces: UserNamespaces::default(),
             cgroups: None,
             node: NodeSettings::default(),
             allocations: Allocations::default(),
@@ -317,7 +321,8 @@ impl Services {
             self.clock,
             self.pacing,
         )
-        .with_objects(self.objects);
+        .with_objects(self.objects)
+        .with_user_namespaces(self.user_namespaces);
         act.startups = self.startups;
         act.allocations = self.allocations;
         let metrics = self.metrics.clone();

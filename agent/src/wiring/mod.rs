@@ -24,6 +24,7 @@ mod sensors;
 mod server;
 mod spans;
 mod streams;
+mod user_namespaces;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -81,6 +82,7 @@ use crate::stats::Stats;
 use crate::status::manager::KubePods;
 use crate::status::manager::PodApi;
 use crate::sync::SharedPods;
+use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
 use node_object::NodeHandles;
 pub use observers::Observers;
@@ -119,6 +121,7 @@ struct Prepared {
     images: Images,
     objects: Objects,
     volumes: Volumes,
+    user_namespaces: UserNamespaces,
     cgroups: Option<Cgroups>,
     offer: watch::Receiver<NodeOffer>,
     runtime_name: String,
@@ -131,6 +134,7 @@ struct Prepared {
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = notify::watchdog()?;
     let (bootstrap, mut connection) = Bootstrap::prepare(settings, shutdown.clone()).await?;
+    let user_namespaces = user_namespaces::open(&bootstrap.settings).await?;
     let images = images::prepare(&bootstrap.settings, bootstrap.runtime.clone(), &bootstrap.metrics)?;
     let own_node = bootstrap.join_cluster(&images);
     let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()));
@@ -160,7 +164,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     };
     let volumes = bootstrap.volumes().await?;
     let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
-    let prepared = Prepared { images, objects, volumes, cgroups, offer, runtime_name: version.runtime_name };
+    let runtime_name = version.runtime_name;
+    let prepared = Prepared { images, objects, volumes, user_namespaces, cgroups, offer, runtime_name };
     // Aborted when the agent ends.
     let mut tasks = JoinSet::new();
     log_rotation::start(&bootstrap.settings, pleg.clone(), bootstrap.runtime.clone(), &mut tasks, &shutdown)?;
@@ -359,6 +364,7 @@ impl Bootstrap {
             runtime_name: prepared.runtime_name,
             objects: prepared.objects,
             volumes: prepared.volumes,
+            user_namespaces: prepared.user_namespaces,
             cgroups: prepared.cgroups,
             node,
             files: node::files(settings),

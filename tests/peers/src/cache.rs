@@ -75,6 +75,11 @@ impl Cache {
         self.packages().join("usr/sbin/runc")
     }
 
+    /// An OCI runtime with idmapped mounts, which user namespaces need: runc 1.2 or newer, built by `cargo xtask setup`.
+    pub fn current_runc(&self) -> PathBuf {
+        self.root.join("runc/runc")
+    }
+
     /// CNI plugins.
     pub fn cni_bin(&self) -> PathBuf {
         self.packages().join("usr/lib/cni")

@@ -28,6 +28,8 @@ pub struct Options {
     /// With the systemd cgroup driver, runc creates scopes through the running systemd; otherwise runc still writes
     /// cgroup files itself.
     pub systemd_scopes: bool,
+    /// Containers are made by [`Cache::current_runc`], which can map ids of mounts.
+    pub current_runc: bool,
 }
 
 /// Names and addresses of a running private runtime.
@@ -91,6 +93,9 @@ impl PrivateContainerd {
         }
         if options.systemd_scopes {
             command.arg("--systemd-scopes");
+        }
+        if options.current_runc {
+            command.arg("--current-runc");
         }
         let (supervisor, ready) = Supervisor::start(PROGRAM, &mut command).context("no private container runtime")?;
         Ok(Self { supervisor, ready })

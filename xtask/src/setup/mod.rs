@@ -3,6 +3,7 @@
 //! ```text
 //! Debian packages ─▶ packages/   containerd 1.7, runc, CNI plugins, busybox: unpacked, not installed
 //!                 ─▶ containerd-2/
+//! tests/runc ──────▶ runc/       runc of a version that can map ids of mounts, from its Go module
 //!                 ─▶ machine/    qemu, a kernel and a root file system for `cargo xtask vm`
 //! tests/probe ─────▶ probe/      the test program, linked statically
 //!         both ────▶ images/     one archive of all test images
@@ -15,6 +16,7 @@ pub(crate) mod images;
 mod machine;
 mod packages;
 mod probe;
+mod runc;
 pub(crate) mod sources;
 
 use std::fs::File;
@@ -40,7 +42,7 @@ pub(crate) struct Arguments {
 pub(crate) fn setup(arguments: &Arguments) -> Result<()> {
     if arguments.fresh {
         let root = Cache::locate();
-        for folder in ["packages", "containerd-2", "machine", "images", "probe"] {
+        for folder in ["packages", "containerd-2", "runc", "machine", "images", "probe"] {
             let folder = root.root().join(folder);
             if folder.exists() {
                 std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
@@ -60,13 +62,14 @@ pub(crate) fn setup(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Adds containerd 2 to the cache, which only some runtime tests need.
+/// Adds containerd 2 and a runc that can map ids of mounts to the cache, which only some runtime tests need.
 ///
 /// # Errors
-/// The package cannot be downloaded or unpacked.
+/// The package cannot be downloaded or unpacked; runc cannot be built.
 pub(crate) fn prepare_containerd_2(cache: &Cache) -> Result<()> {
     let _lock = lock(cache)?;
-    packages::unpack_containerd_2(cache)
+    packages::unpack_containerd_2(cache)?;
+    runc::build(cache)
 }
 
 /// Adds the virtual machine to the cache, which `cargo xtask vm` and its tests need.

@@ -79,6 +79,7 @@ pub(super) async fn configure(
         mounts,
         target,
         runtime_handler: &sandbox.runtime_handler,
+        users: &sandbox.users,
     };
     let mut config = container::container_config(pod, spec, instance, &ctx.settings)?;
     if let Some(security) = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()) {

@@ -18,6 +18,7 @@ use crate::pacing::Pacing;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::startup::Startups;
+use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
 use crate::workers::generate::NodeSettings;
 
@@ -53,6 +54,8 @@ pub struct ActContext {
     pub metrics: Option<Arc<Metrics>>,
     /// Permits and priorities.
     pub pacing: Pacing,
+    /// Ranges of ids of pods with a user namespace of their own; none without [`Self::with_user_namespaces`].
+    pub user_namespaces: UserNamespaces,
     pub(super) pre_stops: PreStops,
     pulls: Mutex<PullHistory>,
 }
@@ -110,6 +113,7 @@ impl ActContext {
             startups: Startups::default(),
             metrics: None,
             pacing,
+            user_namespaces: UserNamespaces::default(),
             pre_stops: PreStops::default(),
             pulls,
         }
@@ -119,6 +123,12 @@ impl ActContext {
     pub fn with_objects(mut self, objects: Objects) -> Self {
         self.volumes = self.volumes.with_objects(objects.clone(), self.settings.resources.allocatable.clone());
         self.objects = objects;
+        self
+    }
+
+    /// Pods with `hostUsers: false` get ranges of these; without this call they fail.
+    pub fn with_user_namespaces(mut self, user_namespaces: UserNamespaces) -> Self {
+        self.user_namespaces = user_namespaces;
         self
     }
 

@@ -21,6 +21,7 @@ use crate::model::StartFailure;
 use crate::objects::ObjectError;
 use crate::recorder::EventType;
 use crate::runtime::RuntimeError;
+use crate::user_namespaces::UserNamespaceError;
 use crate::volumes::FailedVolume;
 use crate::volumes::VolumeError;
 use crate::workers::backoff::crash_loop_message;
@@ -104,6 +105,8 @@ pub enum PodError {
     TearDownVolumes { uid: String, source: VolumeError },
     /// The pod's cgroup cannot be removed.
     RemoveCgroup { uid: String, source: CgroupError },
+    /// The range of ids of a pod cannot be given back.
+    ReleaseUserNamespace { uid: String, source: UserNamespaceError },
     /// A directory of a pod that no longer exists cannot be removed.
     RemoveDirectory { directory: PathBuf, source: io::Error },
 }
@@ -123,6 +126,9 @@ pub enum Cause {
     /// A volume or a file of the pod cannot be made.
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    /// The pod cannot have a user namespace of its own.
+    #[error(transparent)]
+    UserNamespace(#[from] UserNamespaceError),
     /// A name of the cgroup tree is invalid.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
@@ -233,6 +239,7 @@ impl PodError {
             Self::InvalidSpec { .. }
             | Self::TearDownVolumes { .. }
             | Self::RemoveCgroup { .. }
+            | Self::ReleaseUserNamespace { .. }
             | Self::RemoveDirectory { .. } => "",
         })
     }
@@ -284,6 +291,7 @@ impl PodError {
             Self::StopTask { source } => format!("stopping the pod: {source}"),
             Self::TearDownVolumes { source, .. } => source.to_string(),
             Self::RemoveCgroup { source, .. } => source.to_string(),
+            Self::ReleaseUserNamespace { source, .. } => source.to_string(),
             Self::RemoveDirectory { directory, source } => format!("cannot remove {}: {source}", directory.display()),
         }
     }

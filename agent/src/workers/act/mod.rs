@@ -37,6 +37,7 @@ mod sandbox;
 mod start;
 #[cfg(test)]
 mod tests;
+mod user_namespace;
 mod volumes;
 
 pub use context::ActContext;

@@ -104,15 +104,23 @@ fn pod_of_snapshot(snapshot: &PodSnapshot) -> Pod {
     pod
 }
 
-/// Releases volumes, then the cgroup with the processes left in it, of a stopped pod (`SyncTerminatedPod`). To be retried
+/// Releases volumes, the cgroup with the processes left in it, and the range of ids of a stopped pod (`SyncTerminatedPod`). To be retried
 /// until it succeeds.
 ///
 /// # Errors
-/// A volume that cannot be torn down or a cgroup that cannot be removed.
+/// A volume that cannot be torn down, a cgroup that cannot be removed, a range that stays recorded.
 pub async fn cleanup_pod(ctx: &ActContext, pass: &PassContext) -> Result<(), PodError> {
     release_volumes(ctx, pass.uid()).await?;
-    let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
-    destroy_cgroup(ctx, cgroups, pass.cgroup_class()?, pass.uid()).await
+    if let Some(cgroups) = &ctx.cgroups {
+        destroy_cgroup(ctx, cgroups, pass.cgroup_class()?, pass.uid()).await?;
+    }
+    release_user_namespace(ctx, pass.uid()).await
+}
+
+/// Gives the range of ids of a pod back, once none of its processes is left.
+async fn release_user_namespace(ctx: &ActContext, uid: &str) -> Result<(), PodError> {
+    let released = ctx.user_namespaces.release(uid).await;
+    released.map_err(|source| PodError::ReleaseUserNamespace { uid: uid.to_owned(), source })
 }
 
 async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, uid: &str) -> Result<(), PodError> {
@@ -137,7 +145,7 @@ fn tear_down_failed(uid: &str, source: VolumeError) -> PodError {
     PodError::TearDownVolumes { uid: uid.to_owned(), source }
 }
 
-/// Removes cgroup, volumes and directory of a pod that is neither desired nor in the runtime.
+/// Removes cgroup, volumes, range of ids and directory of a pod that is neither desired nor in the runtime.
 ///
 /// # Errors
 /// The first of them that cannot be removed.
@@ -153,6 +161,7 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), PodError>
         }
     }
     ctx.volumes.tear_down(uid).await.map_err(|source| tear_down_failed(uid, source))?;
+    release_user_namespace(ctx, uid).await?;
     ctx.volumes.remove_orphan(uid).await.map_err(|source| tear_down_failed(uid, source))
 }
 

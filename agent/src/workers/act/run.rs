@@ -24,6 +24,7 @@ use crate::model::SandboxPlan;
 use crate::model::SandboxStatus;
 use crate::model::StartFailure;
 use crate::model::StartOutcome;
+use crate::model::spec;
 use crate::recorder::EventType;
 
 /// Executes `actions`, which were planned for the pod and the snapshot of `pass`. Kills take up to their grace periods, pulls
@@ -165,6 +166,9 @@ async fn in_sandbox(
         SandboxPlan::Create { attempt, .. } => {
             let created = sandbox::create(ctx, pass, *attempt).await;
             outcome.sandbox = Some(created.is_ok());
+            if spec::has_user_namespace(&pass.pod) {
+                ctx.count(|metrics| metrics.pods.user_namespaced_sandbox(created.is_ok()));
+            }
             created
         }
     };

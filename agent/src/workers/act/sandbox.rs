@@ -11,6 +11,7 @@ use super::Cause;
 use super::PassContext;
 use super::PodError;
 use super::prerequisites;
+use super::user_namespace;
 use crate::model::SandboxId;
 use crate::model::SandboxStatus;
 use crate::model::spec;
@@ -23,6 +24,8 @@ use crate::workers::generate::sandbox::sandbox_config;
 pub(super) struct Sandbox {
     pub(super) id: SandboxId,
     pub(super) config: cri::PodSandboxConfig,
+    /// The pod's user namespace.
+    pub(super) users: cri::UserNamespace,
     /// Primary first; empty with the host's network.
     pub(super) ips: Vec<String>,
     /// Empty for the runtime's default.
@@ -52,11 +55,13 @@ impl Sandbox {
 pub(super) async fn keep(ctx: &ActContext, pass: &PassContext, id: &SandboxId) -> Result<Sandbox, PodError> {
     let status = pass.snapshot.sandboxes.iter().find(|sandbox| &sandbox.id == id);
     let attempt = status.map_or(0, |status| status.attempt);
-    let config = configure(ctx, pass, attempt)
+    let runtime_handler = status.map(|status| status.runtime_handler.clone()).unwrap_or_default();
+    let users = user_namespace::of_pod(ctx, &pass.pod, &runtime_handler).await;
+    let users = users.map_err(|source| PodError::ConfigureSandbox { pod: pass.describe(), source })?;
+    let config = configure(ctx, pass, attempt, &users)
         .await
         .map_err(|source| PodError::ConfigureSandbox { pod: pass.describe(), source })?;
-    let runtime_handler = status.map(|status| status.runtime_handler.clone()).unwrap_or_default();
-    Ok(Sandbox { id: id.clone(), config: config.config, ips: pass.snapshot.ips.clone(), runtime_handler })
+    Ok(Sandbox { id: id.clone(), config: config.config, users, ips: pass.snapshot.ips.clone(), runtime_handler })
 }
 
 /// A new sandbox, with its addresses.
@@ -74,7 +79,10 @@ pub(super) async fn create(ctx: &ActContext, pass: &PassContext, attempt: u32) -
     };
     let runtime_handler = ctx.objects.runtime_handler(pod).await;
     let runtime_handler = runtime_handler.map_err(|error| failed("generate sandbox config", error.into()))?;
-    let generated = configure(ctx, pass, attempt).await.map_err(|source| failed("generate sandbox config", source))?;
+    let users = user_namespace::of_pod(ctx, pod, &runtime_handler).await;
+    let users = users.map_err(|source| failed("generate sandbox config", source))?;
+    let generated = configure(ctx, pass, attempt, &users).await;
+    let generated = generated.map_err(|source| failed("generate sandbox config", source))?;
     for (reason, message) in &generated.warnings {
         warn(ctx, pod, reason, message);
     }
@@ -87,7 +95,7 @@ pub(super) async fn create(ctx: &ActContext, pass: &PassContext, attempt: u32) -
     ctx.count(|metrics| metrics.runtime.sandbox(&runtime_handler, took, id.is_ok()));
     let id = id.map_err(|error| failed("create sandbox", error.into()))?;
     let ips = addresses(ctx, pod, &id).await?;
-    Ok(Sandbox { id: id.into(), config, ips, runtime_handler })
+    Ok(Sandbox { id: id.into(), config, users, ips, runtime_handler })
 }
 
 /// Log collectors find a pod's logs by the name of this directory, which consists of namespace, name and UID and can exceed
@@ -127,7 +135,12 @@ async fn addresses(ctx: &ActContext, pod: &Pod, id: &str) -> Result<Vec<String>,
     Ok(std::iter::once(network.ip).chain(additional).filter(|ip| !ip.is_empty()).collect())
 }
 
-async fn configure(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result<SandboxConfig, Cause> {
+async fn configure(
+    ctx: &ActContext,
+    pass: &PassContext,
+    attempt: u32,
+    users: &cri::UserNamespace,
+) -> Result<SandboxConfig, Cause> {
     let resolv_conf = match &ctx.files.resolv_conf {
         Some(path) => {
             let text = tokio::fs::read_to_string(path).await;
@@ -136,7 +149,7 @@ async fn configure(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result
         None => None,
     };
     let parent = prerequisites::cgroup_parent(ctx.cgroups.as_ref(), pass)?;
-    let mut generated = sandbox_config(&pass.pod, attempt, &parent, resolv_conf.as_deref(), &ctx.settings)?;
+    let mut generated = sandbox_config(&pass.pod, attempt, &parent, resolv_conf.as_deref(), users, &ctx.settings)?;
     let linux = generated.config.linux.as_mut();
     if let Some(security) = linux.and_then(|linux| linux.security_context.as_mut()) {
         security.supplemental_groups.extend(ctx.volumes.groups(&pass.pod));

@@ -14,6 +14,7 @@ use super::env::Environment;
 use super::names;
 use super::resources;
 use super::security;
+use super::user_namespace;
 use crate::model::ContainerId;
 use crate::model::container_hash;
 
@@ -53,6 +54,8 @@ pub struct Instance<'a> {
     pub target: Option<&'a ContainerId>,
     /// Handler of the pod's sandbox; empty for the runtime's default.
     pub runtime_handler: &'a str,
+    /// The pod's user namespace.
+    pub users: &'a cri::UserNamespace,
 }
 
 /// Generates the configuration of one instance.
@@ -75,6 +78,7 @@ pub fn container_config(
             spec,
             &instance.image.user,
             instance.target,
+            instance.users,
             &settings.security,
         )?),
     };
@@ -92,7 +96,7 @@ pub fn container_config(
         args: env::expand_words(container.args.as_ref(), environment)?,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: envs.collect(),
-        mounts: instance.mounts,
+        mounts: user_namespace::map_mounts(instance.mounts, instance.users),
         labels: names::container_labels(pod, &container.name),
         annotations: names::container_annotations(pod, container, hash, instance.restarts),
         log_path: names::log_path(&container.name, instance.restarts),

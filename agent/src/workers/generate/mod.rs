@@ -21,6 +21,7 @@ mod settings;
 mod spec;
 #[cfg(test)]
 mod tests;
+pub mod user_namespace;
 
 pub use container::ImageUser;
 pub use container::ResolvedImage;
@@ -31,6 +32,7 @@ pub use hostname::Hostname;
 pub use memory_qos::MemoryQos;
 pub use settings::DnsSettings;
 pub use settings::HandlerFeatures;
+pub use settings::HandlerSupport;
 pub use settings::NodeIps;
 pub use settings::NodeSettings;
 pub use settings::ResourceSettings;

@@ -26,7 +26,7 @@ pub struct SandboxConfig {
 }
 
 /// Generates the configuration of sandbox number `attempt`. `cgroup_parent` is empty without QoS cgroups;
-/// `resolv_conf` is the content of the node's resolver file, if the node has one.
+/// `resolv_conf` is the content of the node's resolver file, if the node has one; `users` is the pod's user namespace.
 ///
 /// # Errors
 /// An invalid host name, resolver file or quantity.
@@ -35,6 +35,7 @@ pub fn sandbox_config(
     attempt: u32,
     cgroup_parent: &str,
     resolv_conf: Option<&str>,
+    users: &cri::UserNamespace,
     settings: &NodeSettings,
 ) -> Result<SandboxConfig, GenerateError> {
     let dns = pod_dns(pod, &settings.dns, resolv_conf)?;
@@ -45,7 +46,7 @@ pub fn sandbox_config(
     };
     let linux = cri::LinuxPodSandboxConfig {
         cgroup_parent: cgroup_parent.to_owned(),
-        security_context: Some(security::sandbox_security(pod)),
+        security_context: Some(security::sandbox_security(pod, users)),
         sysctls: sysctls(pod),
         overhead: Some(resources::sandbox_overhead(pod, &settings.resources)?),
         resources: Some(resources::sandbox_resources(pod, &settings.resources)?),

@@ -39,7 +39,8 @@ pub const MASKED_PATHS: [&str; 12] = [
 pub const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const LEGACY_APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// `LinuxContainerConfig.security_context`. `target` is the instance that an ephemeral container targets.
+/// `LinuxContainerConfig.security_context`. `target` is the instance that an ephemeral container targets, `users` the pod's
+/// user namespace.
 ///
 /// # Errors
 /// The image or the spec violates `runAsNonRoot`; a localhost seccomp profile has no path, or one that leaves the seccomp
@@ -50,6 +51,7 @@ pub fn container_security(
     spec: &ContainerSpec<'_>,
     user: &ImageUser,
     target: Option<&ContainerId>,
+    users: &cri::UserNamespace,
     settings: &SecuritySettings,
 ) -> Result<cri::LinuxContainerSecurityContext, GenerateError> {
     let container = spec.container.as_ref();
@@ -69,7 +71,7 @@ pub fn container_security(
             ..Default::default()
         }),
         privileged: own.privileged.unwrap_or(false),
-        namespace_options: Some(namespaces(pod, target)),
+        namespace_options: Some(namespaces(pod, target, users)),
         selinux_options: selinux(own.se_linux_options.as_ref().or(of_pod.and_then(|sc| sc.se_linux_options.as_ref()))),
         run_as_group: own.run_as_group.or(of_pod.and_then(|sc| sc.run_as_group)).map(int64),
         readonly_rootfs: own.read_only_root_filesystem.unwrap_or(false),
@@ -91,11 +93,11 @@ pub fn container_security(
     Ok(out)
 }
 
-/// `LinuxPodSandboxConfig.security_context`.
-pub fn sandbox_security(pod: &Pod) -> cri::LinuxSandboxSecurityContext {
+/// `LinuxPodSandboxConfig.security_context`. `users` is the pod's user namespace.
+pub fn sandbox_security(pod: &Pod, users: &cri::UserNamespace) -> cri::LinuxSandboxSecurityContext {
     let context = pod_context(pod);
     cri::LinuxSandboxSecurityContext {
-        namespace_options: Some(namespaces(pod, None)),
+        namespace_options: Some(namespaces(pod, None, users)),
         selinux_options: selinux(context.and_then(|sc| sc.se_linux_options.as_ref())),
         run_as_user: context.and_then(|sc| sc.run_as_user).map(int64),
         run_as_group: context.and_then(|sc| sc.run_as_group).map(int64),
@@ -171,8 +173,8 @@ fn any_privileged(pod: &Pod) -> bool {
         || spec.ephemeral_containers.iter().flatten().any(|c| privileged(&c.security_context))
 }
 
-/// Namespace modes of the pod. With `target`, the container joins that instance's PID namespace unless the pod shares one.
-pub fn namespaces(pod: &Pod, target: Option<&ContainerId>) -> cri::NamespaceOption {
+/// Namespace modes of the pod; `users` is its user namespace. With `target`, the container joins that instance's PID namespace unless the pod shares one.
+pub fn namespaces(pod: &Pod, target: Option<&ContainerId>, users: &cri::UserNamespace) -> cri::NamespaceOption {
     let spec = pod.spec.as_ref();
     let flag = |field: fn(&PodSpec) -> Option<bool>| spec.and_then(field).unwrap_or(false);
     let shared = |host: bool| if host { cri::NamespaceMode::Node } else { cri::NamespaceMode::Pod };
@@ -185,7 +187,6 @@ pub fn namespaces(pod: &Pod, target: Option<&ContainerId>) -> cri::NamespaceOpti
     } else {
         cri::NamespaceMode::Container
     };
-    let host_users = spec.and_then(|spec| spec.host_users);
     cri::NamespaceOption {
         network: shared(flag(|spec| spec.host_network)) as i32,
         pid: pid as i32,
@@ -194,9 +195,7 @@ pub fn namespaces(pod: &Pod, target: Option<&ContainerId>) -> cri::NamespaceOpti
             .filter(|_| pid == cri::NamespaceMode::Target)
             .map(|id| id.as_str().to_owned())
             .unwrap_or_default(),
-        userns_options: host_users
-            .filter(|host| *host)
-            .map(|_| cri::UserNamespace { mode: cri::NamespaceMode::Node as i32, ..Default::default() }),
+        userns_options: Some(users.clone()),
     }
 }
 

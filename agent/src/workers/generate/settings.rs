@@ -129,6 +129,20 @@ pub struct SecuritySettings {
 pub struct HandlerFeatures(watch::Receiver<RuntimeState>);
 
 impl HandlerFeatures {
+    /// Whether this handler (empty: the default one) can make user namespaces (KEP-127).
+    pub fn user_namespaces(&self, handler: &str) -> HandlerSupport {
+        match &*self.0.borrow() {
+            RuntimeState::Ready { offer, .. } if !offer.handlers.is_empty() => {
+                match offer.handlers.iter().find(|offered| offered.name == handler) {
+                    Some(offered) if offered.user_namespaces => HandlerSupport::Yes,
+                    Some(_) => HandlerSupport::No,
+                    None => HandlerSupport::UnknownHandler,
+                }
+            }
+            _ => HandlerSupport::No,
+        }
+    }
+
     /// Follows `state`.
     pub fn new(state: watch::Receiver<RuntimeState>) -> Self {
         Self(state)
@@ -143,6 +157,17 @@ impl HandlerFeatures {
             RuntimeState::Unknown | RuntimeState::Unreachable(_) | RuntimeState::NotReady(_) => false,
         }
     }
+}
+
+/// Whether a handler has a feature.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HandlerSupport {
+    /// It has it.
+    Yes,
+    /// It has not, or the runtime does not report features of handlers.
+    No,
+    /// The runtime reports others, and not this one.
+    UnknownHandler,
 }
 
 impl Default for HandlerFeatures {

@@ -15,6 +15,7 @@ use super::qos::ResourceKind;
 use super::*;
 use crate::cgroups::QosClass;
 use crate::model::Amount;
+use crate::user_namespaces::Mapping;
 
 #[path = "growth_tests.rs"]
 mod growth;
@@ -73,6 +74,7 @@ fn generate(pod: &Pod, user: ImageUser) -> Result<cri::ContainerConfig, Generate
         mounts: Vec::new(),
         target: None,
         runtime_handler: "",
+        users: &user_namespace::host(),
     };
     container_config(pod, &spec, instance, &settings)
 }
@@ -263,7 +265,7 @@ fn an_ephemeral_container_joins_its_target() {
     let pod = pod(json!({"ephemeralContainers": [{"name": "e", "image": "i", "targetContainerName": "c"}]}));
     let spec = ContainerSpec::named(&pod, "e").expect("the container");
     assert_eq!((spec.target, spec.field_path().as_str()), (Some("c"), "spec.ephemeralContainers{e}"));
-    let options = security::namespaces(&pod, Some(&"id".into()));
+    let options = security::namespaces(&pod, Some(&"id".into()), &user_namespace::host());
     assert_eq!((options.pid(), options.target_id.as_str()), (cri::NamespaceMode::Target, "id"));
 }
 
@@ -381,8 +383,9 @@ fn a_whole_sandbox() {
         "containers": [{"name": "c", "image": "i", "ports": [port(json!({"hostPort": 8080})), port(json!({"hostPort": 8080})),
             port(json!({"name": "dns", "protocol": "UDP"}))], "securityContext": {"privileged": true}}],
     }));
-    let generated =
-        sandbox::sandbox_config(&pod, 3, "/kubepods/x", Some("nameserver 192.0.2.53"), &settings()).expect("valid");
+    let (resolver, users) =
+        (Some("nameserver 192.0.2.53"), user_namespace::own(Mapping { first: 65_536, length: 65_536 }));
+    let generated = sandbox::sandbox_config(&pod, 3, "/kubepods/x", resolver, &users, &settings()).expect("valid");
     let config = generated.config;
     assert_eq!(config.metadata.expect("metadata").attempt, 3);
     assert_eq!(
@@ -398,6 +401,7 @@ fn a_whole_sandbox() {
     assert_eq!(linux.sysctls["kernel.shm_rmid_forced"], "1");
     let security = linux.security_context.expect("a security context");
     assert!(security.privileged);
+    assert_eq!(security.namespace_options.as_ref().expect("namespaces").userns_options.as_ref(), Some(&users));
     assert_eq!(security.supplemental_groups, [7]);
     assert_eq!(security.seccomp.expect("a profile").profile_type(), ProfileType::RuntimeDefault);
     assert_eq!(security.namespace_options.expect("namespaces").pid(), cri::NamespaceMode::Node);
@@ -526,6 +530,7 @@ mod from_objects {
                 mounts: Vec::new(),
                 target: None,
                 runtime_handler: "",
+                users: &user_namespace::host(),
             };
             container_config(pod, &ContainerSpec::named(pod, "c").expect("the container"), instance, &settings())
         };

@@ -8,6 +8,7 @@ mod image_volumes;
 mod images;
 mod starts;
 mod terminations;
+mod user_namespaces;
 
 use std::path::Path;
 use std::sync::Arc;

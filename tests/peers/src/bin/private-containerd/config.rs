@@ -32,6 +32,8 @@ pub(crate) struct Layout {
     pub cgroup_root: String,
     /// How containers' cgroups are made.
     pub driver: Driver,
+    /// Containers are made by the runc that was built, instead of the distribution's.
+    pub current_runc: bool,
     /// Second and third number of the pods' network `10.a.b.0/24`.
     network: (u8, u8),
 }
@@ -41,7 +43,7 @@ impl Layout {
     ///
     /// # Errors
     /// The folder cannot be created.
-    pub(crate) fn create(dir: Option<PathBuf>, driver: Driver) -> Result<Self> {
+    pub(crate) fn create(dir: Option<PathBuf>, driver: Driver, current_runc: bool) -> Result<Self> {
         let id = format!("{:06x}", fastrand::u32(..1 << 24));
         let dir = match dir {
             Some(dir) => {
@@ -53,6 +55,7 @@ impl Layout {
             bridge: format!("kb-{id}"),
             cgroup_root: format!("/keblet-{id}"),
             driver,
+            current_runc,
             network: (fastrand::u8(64..128), fastrand::u8(..)),
             dir,
         };
@@ -95,6 +98,11 @@ impl Layout {
     /// The OCI runtime that containerd executes if only it reports the systemd driver; see [`cgroupfs_runc`].
     pub(crate) fn runc_wrapper(&self) -> PathBuf {
         self.dir.join("runc-cgroupfs")
+    }
+
+    /// The OCI runtime.
+    pub(crate) fn runc(&self, cache: &Cache) -> PathBuf {
+        if self.current_runc { cache.current_runc() } else { cache.runc() }
     }
 
     /// The pods' network.
@@ -171,7 +179,10 @@ SystemdCgroup = {systemd_cgroup}
         sandbox_image = quoted(Path::new(PAUSE_IMAGE)),
         cni_bin = quoted(&cache.cni_bin()),
         cni_conf = quoted(&layout.cni_conf()),
-        runc = quoted(&if layout.driver == Driver::ReportedSystemd { layout.runc_wrapper() } else { cache.runc() }),
+        runc = quoted(&match layout.driver {
+            Driver::ReportedSystemd => layout.runc_wrapper(),
+            Driver::Cgroupfs | Driver::Systemd => layout.runc(cache),
+        }),
         runc_root = path("runc"),
         systemd_cgroup = layout.driver != Driver::Cgroupfs,
     )
@@ -179,8 +190,8 @@ SystemdCgroup = {systemd_cgroup}
 
 /// A script that executes runc without `--systemd-cgroup`: the runtime runs outside the systemd of the test, so runc
 /// has no manager to ask for scopes and writes cgroup files.
-pub(crate) fn cgroupfs_runc(cache: &Cache) -> String {
-    let runc = cache.runc().to_string_lossy().replace('\'', r"'\''");
+pub(crate) fn cgroupfs_runc(layout: &Layout, cache: &Cache) -> String {
+    let runc = layout.runc(cache).to_string_lossy().replace('\'', r"'\''");
     format!(
         "#!/bin/sh\nfor argument do\n  shift\n  [ \"$argument\" = --systemd-cgroup ] || set -- \"$@\" \"$argument\"\ndone\n\
          exec '{runc}' \"$@\"\n"
@@ -231,6 +242,7 @@ mod tests {
             bridge: "kb-000001".into(),
             cgroup_root: "/keblet-000001".into(),
             driver: Driver::Cgroupfs,
+            current_runc: false,
             network: (64, 7),
         }
     }
@@ -248,7 +260,7 @@ mod tests {
 
     #[test]
     fn runc_wrapper_drops_only_the_systemd_flag() {
-        let script = cgroupfs_runc(&Cache::at("/cache")).replace("exec '", "printf '<%s>' '");
+        let script = cgroupfs_runc(&layout(), &Cache::at("/cache")).replace("exec '", "printf '<%s>' '");
         let run = std::process::Command::new("sh")
             .args(["-c", &script, "runc", "--root", "/a b", "--systemd-cgroup", "create", "$id"])
             .output()

@@ -54,6 +54,9 @@ struct Arguments {
     /// With --systemd-cgroup-driver, runc creates scopes through the running systemd.
     #[arg(long, requires = "systemd_cgroup_driver")]
     systemd_scopes: bool,
+    /// Use the runc that `cargo xtask setup` has built instead of the distribution's.
+    #[arg(long)]
+    current_runc: bool,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -78,7 +81,7 @@ async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
         (true, false) => Driver::ReportedSystemd,
         (true, true) => Driver::Systemd,
     };
-    let layout = Layout::create(arguments.dir, driver)?;
+    let layout = Layout::create(arguments.dir, driver, arguments.current_runc)?;
     let mut runtime = Runtime::new(cache, layout);
     let served = tokio::select! {
         served = serve(&mut runtime) => served,

@@ -65,7 +65,7 @@ impl Runtime {
         write(&self.layout.config(), &config::containerd(&self.layout, &self.cache))?;
         write(&self.layout.cni_list(), &config::cni(&self.layout))?;
         if self.layout.driver == Driver::ReportedSystemd {
-            write_executable(&self.layout.runc_wrapper(), &config::cgroupfs_runc(&self.cache))?;
+            write_executable(&self.layout.runc_wrapper(), &config::cgroupfs_runc(&self.layout, &self.cache))?;
         }
         HostResources::of(&self.layout).create_cgroups()?;
         network::create(&self.layout, &self.cache).await?;
