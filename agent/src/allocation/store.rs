@@ -1,6 +1,6 @@
 //! The records of all pods, shared by the sync loop and the workers, with the files that they are kept in.
 //!
-//! Nobody waits for a file: one task at a time writes the newest content. An agent that is killed before that finds the
+//! No caller waits for a file: one task at a time writes the newest content. An agent that is killed before that finds the
 //! pod's previous record, or none, and then goes by what the runtime reports.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! User namespaces of pods (KEP-127): which range of the node's user and group ids each pod with `hostUsers: false` has.
 //!
-//! A range is recorded in a file of the pod's directory before the runtime is told of it, in the kubelet's format, and given
+//! A range is recorded in a file of the pod's directory before the runtime receives it, in the kubelet's format, and given
 //! back only when that file is gone. Whenever a file cannot be read, written or removed, the range stays with its pod: two pods
 //! with the same ids could read each other's files.
 

@@ -225,7 +225,7 @@ fn set_cpu(resources: &mut ResourceRequirements, planned: &ResizeContainer) {
     }
 }
 
-/// The cgroup of the pod, with what the runtime is told of it.
+/// The cgroup of the pod, with the resources of it that the runtime receives.
 struct PodCgroup<'a> {
     ctx: &'a ActContext,
     pass: &'a PassContext,

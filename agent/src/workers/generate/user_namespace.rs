@@ -1,4 +1,4 @@
-//! The user namespace of a pod (KEP-127), as the runtime is told of it. Pure.
+//! The user namespace of a pod (KEP-127), in calls to the runtime. Pure.
 
 use keblet_proto::cri::v1 as cri;
 

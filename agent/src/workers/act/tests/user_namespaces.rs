@@ -67,7 +67,7 @@ async fn sandbox_containers_and_mounts_have_the_ids_of_the_pod() {
 async fn an_orphan_gives_its_range_back() {
     let node = node(&[("", true)]);
     execute(&node.ctx, &own_users(), &actions(create(), vec![]), &empty()).await;
-    std::fs::remove_dir_all(node.path("root/pods/uid")).expect("removed by somebody");
+    std::fs::remove_dir_all(node.path("root/pods/uid")).expect("removed");
     assert_eq!(node.ctx.user_namespaces.recorded(), ["uid"]);
     cleanup_orphan(&node.ctx, "uid").await.expect("gone");
     assert!(node.ctx.user_namespaces.recorded().is_empty());
