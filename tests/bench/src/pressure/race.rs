@@ -156,9 +156,8 @@ impl RaceNode<'_> {
 
     async fn until_ended(&self, name: &str) -> anyhow::Result<()> {
         let names = [name.to_owned()];
-        self.observed
-            .wait(&names, "failed or terminated", |times| times.failed.or(times.terminated), RACE_LIMIT)
-            .await?;
+        // Its container is terminated before the pod has failed and has its reason.
+        self.observed.wait(&names, "failed", |times| times.failed, RACE_LIMIT).await?;
         Ok(())
     }
 }
