@@ -1,5 +1,5 @@
 //! kubeadm with keblet in the place of the kubelet: static control plane, TLS bootstrap, a first Deployment. The same with
-//! upstream's kubelet, for comparison.
+//! upstream's kubelet; the times of both are printed and not judged.
 //!
 //! Everything runs in network and mount namespaces of its own: kubeadm uses fixed ports, and fixed folders below `/etc` and
 //! `/var/lib`, which are overlays here. Nothing leaves the loopback interface and the bridge of the pods.
@@ -101,8 +101,6 @@ fn cluster_kubeadm_brings_up_its_control_plane_with_keblet() {
             times.agent, times.initialized, times.ready
         );
     }
-    // The kubelet starts probing at a random moment of the probe's period of 10 s; keblet probes when the delay is over.
-    assert!(ours.ready - ours.agent < theirs.ready - theirs.agent, "{ours:?} {theirs:?}");
 }
 
 /// Runs a function on a thread in network and mount namespaces of its own, which its child processes share.
