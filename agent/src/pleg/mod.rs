@@ -26,6 +26,7 @@ mod oom;
 mod proof;
 mod record;
 mod relist;
+mod report;
 mod task;
 mod termination;
 #[cfg(test)]

@@ -17,9 +17,6 @@ use tokio_util::time::DelayQueue;
 
 use super::DirtyPods;
 use super::PlegObserver;
-use super::diff::Change;
-use super::diff::adds_exit_code;
-use super::diff::diff;
 use super::exited::keep_exits;
 use super::handle::COMMAND_CAPACITY;
 use super::handle::Command;
@@ -46,12 +43,7 @@ use crate::events::sensors::Sensor;
 use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
 use crate::model::Clock;
-use crate::model::ContainerId;
-use crate::model::ContainerState;
 use crate::model::ContainerStatus;
-use crate::model::KernelMoment;
-use crate::model::LifecycleEvent;
-use crate::model::LifecycleKind;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::Source;
@@ -417,73 +409,6 @@ impl PlegTask {
         }
     }
 
-    fn emit(&self, old: Option<&PodSnapshot>, new: Option<&PodSnapshot>, source: Source) {
-        let Some(pod) = new.or(old).map(|s| &s.pod) else { return };
-        let changes = diff(old, new);
-        // `ContainerDied` also comes with the removal of a container that was created and never started: no exit.
-        let unstarted = |id: &ContainerId| {
-            old.and_then(|s| s.by_id(id)).is_some_and(|c| c.state == ContainerState::Created)
-                && new.is_none_or(|s| s.by_id(id).is_none())
-        };
-        let is_exit = |change: &Change| change.kind == LifecycleKind::ContainerDied && !unstarted(&change.id);
-        let exit = changes.iter().any(is_exit) || adds_exit_code(old, new);
-        for change in changes {
-            let happened = new.and_then(|s| s.by_id(&change.id)).and_then(|c| self.happened(c, change.kind));
-            let event = LifecycleEvent {
-                pod: pod.clone(),
-                kind: change.kind,
-                container: Some(change.id),
-                container_name: change.name,
-                exit_code: change.exit_code,
-                source,
-                happened,
-            };
-            self.report_event(&event);
-        }
-        // A worker that requested the inspection gets the snapshot itself. But it may already be past its decision, and an
-        // exit must not be missed, nor the code of a proven exit that the decision waits for.
-        if (source != Source::Worker || exit) && !same_state(old, new) {
-            self.dirty.mark(pod.uid.clone());
-        }
-    }
-
-    /// When it happened: the probe's time for a proven exit, else the runtime's time stamp.
-    fn happened(&self, container: &ContainerStatus, kind: LifecycleKind) -> Option<KernelMoment> {
-        let now = Instant::now();
-        let (stamp, wall) = match (kind, &container.proven) {
-            (LifecycleKind::ContainerDied, Some(death)) => {
-                return Some(KernelMoment(death.seen_at.checked_sub(death.kernel_age.unwrap_or_default())?));
-            }
-            (LifecycleKind::ContainerDied, None) if container.state == ContainerState::Exited => {
-                (container.finished_at, self.config.clock.wall_nanos())
-            }
-            (LifecycleKind::ContainerStarted, _) => (container.started_at, self.config.clock.wall_nanos()),
-            _ => return None,
-        };
-        let age = u64::try_from(wall.checked_sub(stamp).filter(|_| stamp > 0)?).ok()?;
-        now.checked_sub(Duration::from_nanos(age)).map(KernelMoment)
-    }
-
-    fn report_event(&self, event: &LifecycleEvent) {
-        let latency = event.happened.map(|moment| moment.age(Instant::now()));
-        self.config.observer.event(event, latency);
-        if event.kind == LifecycleKind::ContainerChanged {
-            return;
-        }
-        tracing::info!(
-            target: "keblet::events",
-            pod = %event.pod,
-            pod_uid = %event.pod.uid,
-            container = event.container_name,
-            id = event.container.as_ref().map(crate::model::ContainerId::as_str),
-            event = event.kind.as_str(),
-            source = event.source.as_str(),
-            exit_code = event.exit_code,
-            latency_ms = latency.map(|l| l.as_secs_f64() * 1000.0),
-            "pod lifecycle event"
-        );
-    }
-
     pub(super) fn events_up(&self) -> bool {
         self.config.board.get(Sensor::RuntimeEvents) == Some(SensorState::Up)
     }
@@ -493,17 +418,5 @@ impl PlegTask {
 async fn sleep_until(due: Option<Instant>) {
     if let Some(due) = due {
         tokio::time::sleep_until(due).await;
-    }
-}
-
-/// True if nothing but the sample time differs.
-fn same_state(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
-    match (old, new) {
-        (Some(old), Some(new)) => {
-            old.containers == new.containers && old.sandboxes == new.sandboxes && old.ips == new.ips
-        }
-        (None, Some(new)) => new.containers.is_empty() && new.sandboxes.is_empty(),
-        (Some(old), None) => old.containers.is_empty() && old.sandboxes.is_empty(),
-        (None, None) => true,
     }
 }

@@ -1,0 +1,101 @@
+//! What the PLEG reports of a change of its cache: lifecycle events with the moment they happened, and the pods whose workers
+//! have to look.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::diff::Change;
+use super::diff::adds_exit_code;
+use super::diff::diff;
+use super::task::PlegTask;
+use crate::model::ContainerId;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
+use crate::model::KernelMoment;
+use crate::model::LifecycleEvent;
+use crate::model::LifecycleKind;
+use crate::model::PodSnapshot;
+use crate::model::Source;
+
+impl PlegTask {
+    /// Reports the changes between two snapshots of a pod, and wakes its worker if it does not know them.
+    pub(super) fn emit(&self, old: Option<&PodSnapshot>, new: Option<&PodSnapshot>, source: Source) {
+        let Some(pod) = new.or(old).map(|s| &s.pod) else { return };
+        let changes = diff(old, new);
+        // `ContainerDied` also comes with the removal of a container that was created and never started: no exit.
+        let unstarted = |id: &ContainerId| {
+            old.and_then(|s| s.by_id(id)).is_some_and(|c| c.state == ContainerState::Created)
+                && new.is_none_or(|s| s.by_id(id).is_none())
+        };
+        let is_exit = |change: &Change| change.kind == LifecycleKind::ContainerDied && !unstarted(&change.id);
+        let exit = changes.iter().any(is_exit) || adds_exit_code(old, new);
+        for change in changes {
+            let happened = new.and_then(|s| s.by_id(&change.id)).and_then(|c| self.happened(c, change.kind));
+            let event = LifecycleEvent {
+                pod: pod.clone(),
+                kind: change.kind,
+                container: Some(change.id),
+                container_name: change.name,
+                exit_code: change.exit_code,
+                source,
+                happened,
+            };
+            self.report_event(&event);
+        }
+        // A worker that requested the inspection gets the snapshot itself. But it may already be past its decision, and an
+        // exit must not be missed, nor the code of a proven exit that the decision waits for.
+        if (source != Source::Worker || exit) && !same_state(old, new) {
+            self.dirty.mark(pod.uid.clone());
+        }
+    }
+
+    /// When it happened: the probe's time for a proven exit, else the runtime's time stamp.
+    fn happened(&self, container: &ContainerStatus, kind: LifecycleKind) -> Option<KernelMoment> {
+        let now = Instant::now();
+        let (stamp, wall) = match (kind, &container.proven) {
+            (LifecycleKind::ContainerDied, Some(death)) => {
+                return Some(KernelMoment(death.seen_at.checked_sub(death.kernel_age.unwrap_or_default())?));
+            }
+            (LifecycleKind::ContainerDied, None) if container.state == ContainerState::Exited => {
+                (container.finished_at, self.config.clock.wall_nanos())
+            }
+            (LifecycleKind::ContainerStarted, _) => (container.started_at, self.config.clock.wall_nanos()),
+            _ => return None,
+        };
+        let age = u64::try_from(wall.checked_sub(stamp).filter(|_| stamp > 0)?).ok()?;
+        now.checked_sub(Duration::from_nanos(age)).map(KernelMoment)
+    }
+
+    fn report_event(&self, event: &LifecycleEvent) {
+        let latency = event.happened.map(|moment| moment.age(Instant::now()));
+        self.config.observer.event(event, latency);
+        if event.kind == LifecycleKind::ContainerChanged {
+            return;
+        }
+        tracing::info!(
+            target: "keblet::events",
+            pod = %event.pod,
+            pod_uid = %event.pod.uid,
+            container = event.container_name,
+            id = event.container.as_ref().map(crate::model::ContainerId::as_str),
+            event = event.kind.as_str(),
+            source = event.source.as_str(),
+            exit_code = event.exit_code,
+            latency_ms = latency.map(|l| l.as_secs_f64() * 1000.0),
+            "pod lifecycle event"
+        );
+    }
+}
+
+/// True if nothing but the sample time differs.
+fn same_state(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
+    match (old, new) {
+        (Some(old), Some(new)) => {
+            old.containers == new.containers && old.sandboxes == new.sandboxes && old.ips == new.ips
+        }
+        (None, Some(new)) => new.containers.is_empty() && new.sandboxes.is_empty(),
+        (Some(old), None) => old.containers.is_empty() && old.sandboxes.is_empty(),
+        (None, None) => true,
+    }
+}
