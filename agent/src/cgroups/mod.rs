@@ -5,7 +5,7 @@
 //!  mountinfo ─▶ hierarchies ─▶ layout (mount points) ─▶ usage   reads what a cgroup uses
 //!                        │                          └─▶ manager kubepods, pods; cgroups of others
 //!                        └▶ hierarchy (path ↔ id)       qos     QoS classes
-//!                             of containers               ├─▶ files    directories, processes
+//!                             of containers       daemons ├─▶ files    directories, processes
 //!                                                         ├─▶ current  values that are there
 //!                                                         ├─▶ limits   values, through `cgroups-rs`
 //!                                                         └─▶ systemd  slices, over D-Bus
@@ -16,6 +16,7 @@
 
 pub mod arithmetic;
 mod current;
+mod daemons;
 mod error;
 mod files;
 mod hierarchies;
@@ -34,6 +35,7 @@ mod tests;
 pub mod usage;
 mod values;
 
+pub use daemons::DaemonCgroup;
 pub use error::CgroupError;
 pub use hierarchies::Hierarchies;
 pub use hierarchy::CgroupId;

@@ -108,7 +108,7 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         "config",
         "explain",
         "--file-check-frequency=2m",
-        "--max-open-files=500",
+        "--volume-plugin-dir=/flex",
         "--sync-frequency=30s",
         "--root-dir=/srv",
     ]);
@@ -117,11 +117,11 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         line.unwrap_or_else(|| panic!("no {start} in\n{text}")).split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(line("fileCheckFrequency"), "fileCheckFrequency 2m0s --file-check-frequency");
-    assert_eq!(line("maxOpenFiles"), "maxOpenFiles 500 --max-open-files not honoured yet");
+    assert_eq!(line("volumePluginDir"), "volumePluginDir /flex --volume-plugin-dir not honoured yet");
     assert!(line("syncFrequency").starts_with("syncFrequency 30s --sync-frequency in part: how often objects"));
     assert_eq!(line("root-dir"), "root-dir /srv --root-dir");
     assert!(!text.contains("maxPods"), "defaults are left out");
-    assert!(text.contains("maxOpenFiles (--max-open-files) is accepted but not honoured yet"), "{text}");
+    assert!(text.contains("volumePluginDir (--volume-plugin-dir) is accepted but not honoured yet"), "{text}");
     assert!(text.contains("syncFrequency (--sync-frequency) is honoured in part: how often"), "{text}");
     let json: serde_json::Value =
         serde_json::from_str(&answer(&["keblet", "config", "explain", "--all", "-o", "json"])).unwrap();
@@ -131,22 +131,31 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         let row = json["fields"].as_array().unwrap().iter().find(|row| row["field"] == field).unwrap();
         (row["honoured"].as_bool().unwrap(), row["part"].is_string())
     };
-    for partly in
-        ["volumeStatsAggPeriod", "enableControllerAttachDetach", "syncFrequency", "kubeletCgroups", "systemCgroups"]
-    {
+    for partly in ["volumeStatsAggPeriod", "enableControllerAttachDetach", "syncFrequency"] {
         assert_eq!(honoured(partly), (true, true), "{partly}");
     }
     assert_eq!((honoured("evictionHard"), honoured("imageMinimumGCAge")), ((true, false), (true, false)));
-    assert_eq!((honoured("singleProcessOOMKill"), honoured("maxOpenFiles")), ((true, false), (false, false)));
-    for used in ["oomScoreAdj", "enforceNodeAllocatable", "memorySwap.swapBehavior", "memoryReservationPolicy"] {
+    assert_eq!((honoured("singleProcessOOMKill"), honoured("volumePluginDir")), ((true, false), (false, false)));
+    for used in [
+        "maxOpenFiles",
+        "oomScoreAdj",
+        "enforceNodeAllocatable",
+        "memorySwap.swapBehavior",
+        "memoryReservationPolicy",
+        "kubeletCgroups",
+        "systemCgroups",
+    ] {
         assert_eq!(honoured(used), (true, false), "{used}");
     }
 }
 
 #[test]
 fn check_accepts_and_notes() {
-    let text = answer(&["keblet", "config", "check", "--ignore-host", "--kubelet-cgroups=/x"]);
-    assert!(text.contains("note: kubeletCgroups") && text.ends_with("The configuration is acceptable.\n"), "{text}");
+    let text = answer(&["keblet", "config", "check", "--ignore-host", "--volume-stats-agg-period=2m"]);
+    assert!(
+        text.contains("note: volumeStatsAggPeriod") && text.ends_with("The configuration is acceptable.\n"),
+        "{text}"
+    );
 }
 
 #[test]

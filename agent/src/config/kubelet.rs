@@ -80,8 +80,8 @@ document! {
         image_gc_high_threshold_percent "imageGCHighThresholdPercent": i32 = 85, pointer, used, "Disk use that starts image collection; 100 turns it off.";
         image_gc_low_threshold_percent "imageGCLowThresholdPercent": i32 = 80, pointer, used, "Disk use at which image collection stops.";
         volume_stats_agg_period "volumeStatsAggPeriod": GoDuration = GoDuration::mins(1), value, part("volumes are measured when they are asked for, at most this often"), "Time between two measurements of volumes; negative turns them off.";
-        kubelet_cgroups "kubeletCgroups": String, value, part("its usage is reported; nothing is moved there yet"), "Cgroup the agent moves itself to.";
-        system_cgroups "systemCgroups": String, value, part("its usage is reported; nothing is moved there yet"), "Cgroup for processes outside any other.";
+        kubelet_cgroups "kubeletCgroups": String, value, used, "Cgroup the agent moves itself to.";
+        system_cgroups "systemCgroups": String, value, used, "Cgroup for processes outside any other.";
         cgroup_root "cgroupRoot": String, value, used, "Parent of the pods' cgroups, in cgroupfs form.";
         cgroups_per_qos "cgroupsPerQOS": bool = true, pointer, used, "Keep a cgroup tree by QoS class and pod.";
         cgroup_driver "cgroupDriver": String = "cgroupfs", value, used, "Who makes cgroups, when the runtime does not say.";
@@ -104,7 +104,7 @@ document! {
         cpu_cfs_quota "cpuCFSQuota": bool = true, pointer, used, "Enforce CPU limits by quota.";
         cpu_cfs_quota_period "cpuCFSQuotaPeriod": GoDuration = GoDuration::millis(100), pointer, used, "Period of the CPU quota.";
         node_status_max_images "nodeStatusMaxImages": i32 = 50, pointer, used, "Images reported in the node status; -1 means all.";
-        max_open_files "maxOpenFiles": i64 = 1_000_000, value, later, "Open file limit of the agent.";
+        max_open_files "maxOpenFiles": i64 = 1_000_000, value, used, "Open file limit of the agent.";
         content_type "contentType": String = "application/vnd.kubernetes.protobuf", value, later, "Encoding of API requests.";
         kube_api_qps "kubeAPIQPS": i32 = 50, pointer, used, "API requests per second.";
         kube_api_burst "kubeAPIBurst": i32 = 100, value, used, "API requests in a burst.";

@@ -18,6 +18,7 @@ pub mod local_time;
 pub mod memory;
 pub mod oom_log;
 pub mod oom_score;
+pub mod open_files;
 pub mod pidfd;
 pub mod proc;
 pub mod psi;

@@ -388,7 +388,7 @@ fn configz_shows_what_the_api_would() {
 #[test]
 fn notices_name_what_has_no_effect() {
     let settings = Case::new()
-        .main("maxPods: 7\nmaxOpenFiles: 500\nfeatureGates: {NativeHistograms: true, NodeSwap: true}\n")
+        .main("maxPods: 7\nvolumePluginDir: /flex\nfeatureGates: {NativeHistograms: true, NodeSwap: true}\n")
         .flag("experimental-mounter-path", "/srv")
         .flag("file-check-frequency", "2m")
         .flag("log-cadvisor-usage", "true")
@@ -404,7 +404,7 @@ fn notices_name_what_has_no_effect() {
         assert!(notices.contains(expected), "{expected:?} is missing in:\n{notices}");
     }
     assert!(
-        notices.lines().any(|line| line.starts_with("maxOpenFiles (")
+        notices.lines().any(|line| line.starts_with("volumePluginDir (")
             && line.ends_with("main.yaml:4) is accepted but not honoured yet"))
     );
     assert!(!notices.contains("fileCheckFrequency ("), "a field that is honoured has no notice");

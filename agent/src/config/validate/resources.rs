@@ -33,6 +33,13 @@ fn cgroups(config: &KubeletConfiguration, problems: &mut Problems) {
     problems.require(config.system_cgroups.is_empty() || !config.cgroup_root.is_empty(), "systemCgroups", || {
         "needs cgroupRoot".to_owned()
     });
+    problems.require(config.system_cgroups != "/", "systemCgroups", || {
+        "system container cannot be root (\"/\")".to_owned()
+    });
+    for (field, path) in [("kubeletCgroups", &config.kubelet_cgroups), ("systemCgroups", &config.system_cgroups)] {
+        let is_path = path.is_empty() || (path.starts_with('/') && path.split('/').all(|part| part != ".."));
+        problems.require(is_path, field, || format!("{path:?} is not a full path of a cgroup"));
+    }
 }
 
 fn enforcement(config: &KubeletConfiguration, problems: &mut Problems) {

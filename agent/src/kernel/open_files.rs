@@ -1,0 +1,36 @@
+//! The agent's own limit of open files (`maxOpenFiles`), setrlimit(2).
+
+use nix::errno::Errno;
+use nix::sys::resource::Resource;
+use nix::sys::resource::getrlimit;
+use nix::sys::resource::setrlimit;
+
+/// Sets the limit of open files to `wanted`; without CAP_SYS_RESOURCE at most to the hard limit of the process. Returns the
+/// limit that holds now.
+///
+/// # Errors
+/// The kernel refuses both.
+pub fn limit(wanted: u64) -> Result<u64, Errno> {
+    if setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted).is_ok() {
+        return Ok(wanted);
+    }
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let reachable = wanted.min(most);
+    setrlimit(Resource::RLIMIT_NOFILE, reachable, most)?;
+    Ok(reachable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_that_holds_is_returned() {
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("limits");
+        let holds = limit(most).expect("the hard limit is reachable");
+        assert_eq!((holds, getrlimit(Resource::RLIMIT_NOFILE).expect("limits").0), (most, most));
+        // More than the kernel allows anyone (fs.nr_open).
+        let holds = limit(1 << 40).expect("as much as is allowed");
+        assert_eq!((holds, getrlimit(Resource::RLIMIT_NOFILE).expect("limits").0), (most, most));
+    }
+}
