@@ -308,6 +308,33 @@ fn reserved_cgroup_is_limited_and_must_exist() -> Result<()> {
 
 #[test]
 #[ignore = "real runtime"]
+fn the_agent_moves_to_its_configured_cgroup() -> Result<()> {
+    let kernel = Kernel::detect()?;
+    let mut node = StandaloneNode::new()?;
+    let cgroup = format!("{}/agent", node.containerd.ready().cgroup_root);
+    reconfigure(&node, &json!({ "kubeletCgroups": cgroup }))?;
+    node.write_running_pod("web")?;
+    node.start()?;
+    node.until_running("web")?;
+    for start in 1..=2 {
+        let agent = node.agent_pid()?.to_string();
+        for controller in ["cpu", "memory", "pids"] {
+            let file = kernel.folder(controller, &cgroup)?.join("cgroup.procs");
+            let is_there = |_: &mut StandaloneNode| {
+                Ok(fs::read_to_string(&file).is_ok_and(|pids| pids.lines().any(|pid| pid == agent)))
+            };
+            node.until_true(&format!("process {agent} in {}", file.display()), is_there)?;
+        }
+        if start == 1 {
+            node.kill_agent()?;
+            node.start()?;
+        }
+    }
+    node.stop()
+}
+
+#[test]
+#[ignore = "real runtime"]
 fn vm_tiered_reservation_protects_requested_memory() -> Result<()> {
     let kernel = Kernel::detect()?;
     if !kernel.layout.is_v2() {
