@@ -151,6 +151,7 @@ mod tests {
     fn init_and_kernel_threads_stay_at_the_root() {
         let folder = tempfile::tempdir().expect("a folder");
         assert_eq!(machine(folder.path(), "1\n2\n20\n").take_from_root().expect("read"), 0);
+        let folder = tempfile::tempdir().expect("a folder");
         let cgroup = machine(folder.path(), "1\n2\n33\n");
         // The folder is no kernel: the process stays listed at the root, and is found again in every round.
         assert!(cgroup.take_from_root().expect("moved") > 0);

@@ -7,6 +7,7 @@
 mod bounded;
 mod mounts;
 mod openat2;
+mod propagation;
 mod removal;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,8 @@ pub use mounts::unmount_at;
 pub use openat2::open_dir;
 pub use openat2::open_path;
 pub use openat2::open_root;
+pub use propagation::Sharing;
+pub use propagation::make_shared;
 pub use removal::DirEntry as DirectoryEntry;
 pub use removal::entries;
 pub use removal::remove_entry;

@@ -23,8 +23,8 @@ use nix::sys::stat::mkdirat;
 use super::layout::PRIVATE;
 use crate::filesystem;
 
-/// Permission bits that made directories take from the volume's: all and setgid.
-const INHERITED: u32 = 0o2777;
+/// Permission bits that made directories take from the volume's: all, also setgid and the sticky bit.
+const INHERITED: u32 = 0o7777;
 
 /// Why a subPath was not mounted.
 #[derive(Debug)]

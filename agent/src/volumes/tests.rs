@@ -276,7 +276,7 @@ fn sub_path_directories_have_the_volumes_mode_whatever_the_umask() {
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
         let (_root, volumes) = make();
         let source = tempfile::tempdir().expect("a folder");
-        for wanted in [0o777, 0o2775, 0o750] {
+        for wanted in [0o777, 0o2775, 0o750, 0o3777] {
             let volume = source.path().join(format!("{wanted:o}"));
             std::fs::create_dir(&volume).expect("a folder");
             std::fs::set_permissions(&volume, std::fs::Permissions::from_mode(wanted)).expect("a mode");

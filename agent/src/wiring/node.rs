@@ -13,6 +13,8 @@ use crate::cli::host;
 use crate::cli::version::KUBERNETES;
 use crate::config::Feature;
 use crate::config::Settings;
+use crate::filesystem;
+use crate::filesystem::Sharing;
 use crate::images::GcPolicy;
 use crate::images::PullLimits;
 use crate::kernel::selinux;
@@ -66,7 +68,26 @@ fn make_directories(settings: &Settings) -> anyhow::Result<()> {
             .create(&path)
             .with_context(|| format!("making directory {}", path.display()))?;
     }
+    share_mounts(root);
     Ok(())
+}
+
+/// Mount propagation needs a shared root directory, as a kubelet makes it. Without permission to mount, or where pods of an
+/// agent that did not have mounts, everything else works.
+fn share_mounts(root: &Path) {
+    let lack =
+        "volumes with mountPropagation other than None, and recursively read-only ones, are refused by the runtime";
+    match filesystem::make_shared(root) {
+        Ok(Sharing::Shared) => {}
+        Ok(Sharing::Made) => tracing::info!(root = %root.display(), "made mounts below the root directory shared"),
+        Ok(Sharing::HasMounts) => {
+            let problem = "it holds mounts of pods; drain the node and restart the agent";
+            tracing::warn!(root = %root.display(), problem, lack, "the root directory is not on a shared mount");
+        }
+        Err(error) => {
+            tracing::warn!(root = %root.display(), %error, lack, "cannot make mounts below the root directory shared");
+        }
+    }
 }
 
 /// Limits on image pulls.
