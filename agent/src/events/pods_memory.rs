@@ -140,9 +140,9 @@ mod tests {
         let following = tokio::spawn(follow(Some(dir.path().to_owned()), board.clone(), wake));
         until_up(&board).await;
         put("memory.events", "low 0\noom_kill 1\n");
-        assert_eq!(woken.recv().await, Some(()));
+        assert!(woken.recv().await.is_some());
         put("memory.events.local", "max 1\n");
-        assert_eq!(woken.recv().await, Some(()));
+        assert!(woken.recv().await.is_some());
         drop(woken);
         following.await.expect("it ends");
     }
