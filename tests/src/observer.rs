@@ -23,8 +23,8 @@ use anyhow::Result;
 use anyhow::bail;
 use serde_json::Value;
 
-use crate::standalone::TIMEOUT;
 use crate::standalone::program;
+use crate::standalone::timeout;
 
 /// Everything it needs, and nothing else: root for the socket, and two capabilities.
 pub const LEAST_PRIVILEGES: [&str; 4] = ["setpriv", "--inh-caps=-all", "--bounding-set=-all,+bpf,+perfmon", "--"];
@@ -76,7 +76,7 @@ impl Observer {
     /// # Errors
     /// There is none in time, or a line is no record.
     pub fn until(&mut self, kind: &str, what: &str, is_it: impl Fn(&Value) -> bool) -> Result<Value> {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + timeout();
         let fits = |record: &&Value| record["kind"] == kind && is_it(record);
         loop {
             if let Some(found) = self.records().iter().find(fits) {

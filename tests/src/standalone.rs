@@ -32,13 +32,19 @@ use serde_json::json;
 
 use crate::cgroups;
 
-/// Deadline of every wait; generous, for a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(90);
+/// Set by `cargo xtask vm test`: the machine is emulated, and the start of an agent alone takes a minute on a busy host.
+const EMULATED_VARIABLE: &str = "KEBLET_TEST_EMULATED";
 /// The node's name, a suffix of the names of static pods.
 pub const NODE: &str = "node";
 /// Each poll requests the status of every container, which costs the runtime more than the agent does.
 const POLL: Duration = Duration::from_millis(50);
 const LOG_LINES: usize = 30;
+
+/// Deadline of every wait; generous, for a busy machine.
+pub fn timeout() -> Duration {
+    let is_emulated = std::env::var_os(EMULATED_VARIABLE).is_some();
+    Duration::from_secs(if is_emulated { 360 } else { 90 })
+}
 
 /// A private runtime, a node's folders and the agent on it. Dropping it kills the agent and then removes everything.
 pub struct StandaloneNode {
@@ -154,7 +160,7 @@ impl StandaloneNode {
     /// # Errors
     /// The agent exits with an error or a resource remains on the host.
     pub fn stop(mut self) -> Result<()> {
-        let status = self.agent.take().context("no agent is running")?.end(TIMEOUT)?;
+        let status = self.agent.take().context("no agent is running")?.end(timeout())?;
         ensure!(status.success(), "the agent exited with {status}\n{}", self.log_excerpt());
         let Self { containerd, agent: _, layout: _, stamps: _, flags: _ } = self;
         containerd.stop()
@@ -248,7 +254,7 @@ impl StandaloneNode {
     /// # Errors
     /// It returns none in time, fails, or the agent exits; the error has the end of the agent's log.
     pub fn until<T>(&mut self, what: &str, mut condition: impl FnMut(&mut Self) -> Result<Option<T>>) -> Result<T> {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + timeout();
         loop {
             if let Some(found) = condition(self).with_context(|| format!("waiting for: {what}"))? {
                 return Ok(found);

@@ -52,6 +52,34 @@ async fn an_evicted_pod_fails_with_the_reason_of_its_eviction() {
     assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1, "it is not started again");
 }
 
+/// A process that handles SIGTERM and exits with 0 has succeeded, as with a kubelet. Why it ended is in the status all the same.
+#[tokio::test(start_paused = true)]
+async fn an_evicted_pod_that_exits_with_0_succeeds_and_keeps_the_reason_of_its_eviction() {
+    let ((sim, folder), api) = (node(), Api::default());
+    for (name, network) in [("own", true), ("host", false)] {
+        let pod = pod(name).running("main", "term 20ms").from_api();
+        let pod = if network { pod.own_network() } else { pod }.build().as_ref().clone();
+        api.put(&pod.into());
+    }
+    let pods = ["own", "host"].map(|name| api.pod(name).expect("it exists")).to_vec();
+    let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), pods, &api);
+    sim.until("both run", SOON, |l| l.live_count() == 2).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
+    sleep(Duration::from_secs(10)).await;
+    for name in ["own", "host"] {
+        let (uid, finished) = (PodUid::from(format!("{name}-uid")), CancellationToken::new());
+        agent.evictions.evict(uid, low_on_memory(), Some(3), finished.clone()).await.expect("the agent runs");
+        finished.cancelled().await;
+    }
+    sleep(Duration::from_secs(5)).await;
+    for name in ["own", "host"] {
+        let status = api.pod(name).and_then(|pod| pod.status.clone()).expect("a status");
+        assert_eq!(status.phase.as_deref(), Some("Succeeded"), "{name}");
+        assert_eq!((status.reason.as_deref(), status.message.as_deref()), (Some("Evicted"), Some(MESSAGE)), "{name}");
+        let disrupted = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget");
+        assert_eq!(disrupted.map(|condition| condition.status.as_str()), Some("True"), "{name}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_eviction_of_an_unknown_pod_is_finished_at_once() {
     let (sim, folder) = node();

@@ -79,12 +79,32 @@ async fn a_notification_of_the_kernel_is_acted_on_at_once() {
     shown.left(Signal::PidAvailable, 500);
     sleep(secs(1)).await;
     shown.left(Signal::PidAvailable, 50);
-    wake.send(()).await.expect("it listens");
+    wake.send(Instant::now()).await.expect("it listens");
     let begin = Instant::now();
     until_true("evicted", || is_evicted(&agent, "web")).await;
     assert!(begin.elapsed() < Duration::from_millis(50), "{:?}", begin.elapsed());
     let text = metrics.render().expect("metrics");
     assert!(text.contains("keblet_eviction_decision_seconds_bucket{cause=\"pressure\",le=\"0.05\"} 1"), "{text}");
+}
+
+/// The manager may be busy when the notification arrives.
+#[tokio::test(start_paused = true)]
+async fn a_decision_is_timed_from_the_arrival_of_its_notification() {
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![requesting("web", "run", None)]);
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    let (wake, metrics) = agent.evict_by(policy(json!({"evictionHard": {"pid.available": "100"}})), shown.clone());
+    shown.left(Signal::PidAvailable, 500);
+    sleep(secs(5)).await;
+    shown.left(Signal::PidAvailable, 50);
+    wake.send(Instant::now() - secs(3)).await.expect("it listens");
+    until_true("evicted", || is_evicted(&agent, "web")).await;
+    let text = metrics.render().expect("metrics");
+    for line in ["le=\"2\"} 0", "le=\"5\"} 1"] {
+        let line = format!("keblet_eviction_decision_seconds_bucket{{cause=\"pressure\",{line}");
+        assert!(text.contains(&line), "{line} is not in {text}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

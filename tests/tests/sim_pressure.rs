@@ -35,7 +35,7 @@ async fn thrashing(agent: &mut Agent, sim: &SimRuntime, shown: &Shown, fields: V
         while !wake.is_closed() {
             sleep(Duration::from_millis(500)).await;
             if kernel.is_stalled() {
-                let _ = wake.try_send(());
+                let _ = wake.try_send(Instant::now());
             }
         }
     });

@@ -12,6 +12,7 @@ use inotify::EventStream;
 use inotify::Inotify;
 use inotify::WatchMask;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::sensors::Sensor;
 use super::sensors::SensorBoard;
@@ -51,9 +52,9 @@ impl Counters {
     }
 }
 
-/// Sends on `wake` when memory of all pods runs short; `cgroup`: their folder, `None` with cgroup v1. Ends when `wake` has
+/// Sends the time on `wake` when memory of all pods runs short; `cgroup`: their folder, `None` with cgroup v1. Ends when `wake` has
 /// no receiver or the cgroup is removed, or at once if it cannot be watched, with the reason on the board.
-pub async fn follow(cgroup: Option<PathBuf>, board: SensorBoard, wake: mpsc::Sender<()>) {
+pub async fn follow(cgroup: Option<PathBuf>, board: SensorBoard, wake: mpsc::Sender<Instant>) {
     let set = |state| board.set(Sensor::MemoryEvents, state);
     let Some(cgroup) = cgroup else {
         return set(SensorState::Down("only cgroup v2 has memory.events".to_owned()));
@@ -73,11 +74,12 @@ pub async fn follow(cgroup: Option<PathBuf>, board: SensorBoard, wake: mpsc::Sen
             event = events.next() => if event.is_none() { return },
             () = wake.closed() => return,
         }
+        let at = Instant::now();
         match read(&cgroup).await {
             Ok(now) => {
                 if now != std::mem::replace(&mut known, now) {
                     // A full channel holds a notification that was not taken yet.
-                    let _ = wake.try_send(());
+                    let _ = wake.try_send(at);
                 }
             }
             Err(error) => return set(down(&error)),
@@ -138,9 +140,9 @@ mod tests {
         let following = tokio::spawn(follow(Some(dir.path().to_owned()), board.clone(), wake));
         until_up(&board).await;
         put("memory.events", "low 0\noom_kill 1\n");
-        assert_eq!(woken.recv().await, Some(()));
+        assert!(woken.recv().await.is_some());
         put("memory.events.local", "max 1\n");
-        assert_eq!(woken.recv().await, Some(()));
+        assert!(woken.recv().await.is_some());
         drop(woken);
         following.await.expect("it ends");
     }

@@ -79,10 +79,10 @@ pub struct Parts<O> {
     pub pods: NodePods,
     /// Evictions that an earlier agent did not finish.
     pub journal: Journal,
-    /// The kernel's triggers: tasks wait for memory. Closed without any.
-    pub wake: mpsc::Receiver<()>,
-    /// Memory of all pods has run short.
-    pub memory_events: mpsc::Receiver<()>,
+    /// The kernel's triggers: when tasks waited for memory. Closed without any.
+    pub wake: mpsc::Receiver<Instant>,
+    /// When memory of all pods ran short.
+    pub memory_events: mpsc::Receiver<Instant>,
     /// The conditions of the node.
     pub pressures: watch::Sender<Pressures>,
     /// Events.
@@ -134,14 +134,21 @@ impl<O: Observe> Manager<O> {
 
     async fn run_loop(&mut self) {
         let mut cause = Cause { name: "poll", at: Instant::now() };
+        let mut free_since = cause.at;
         loop {
             let pause = self.pass(cause).await;
-            let next = Instant::now() + pause;
+            let now = Instant::now();
+            if pause.is_zero() {
+                free_since = now;
+            }
+            let next = now + pause;
             cause = tokio::select! {
                 () = tokio::time::sleep_until(next) => Cause { name: "poll", at: next },
-                Some(()) = self.parts.wake.recv() => Cause { name: "pressure", at: Instant::now() },
-                Some(()) = self.parts.memory_events.recv() => Cause { name: "memory-events", at: Instant::now() },
+                Some(at) = self.parts.wake.recv() => Cause { name: "pressure", at },
+                Some(at) = self.parts.memory_events.recv() => Cause { name: "memory-events", at },
             };
+            // Waiting for the end of an evicted pod is not part of the next decision.
+            cause.at = cause.at.max(free_since);
         }
     }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::cgroups::Cgroups;
@@ -49,9 +50,9 @@ pub(super) struct Parts<'a> {
 /// What wakes the eviction manager.
 pub(super) struct Wakes {
     /// The kernel's triggers of memory. Closed without any.
-    pub triggers: mpsc::Receiver<()>,
+    pub triggers: mpsc::Receiver<Instant>,
     /// `memory.events` of all pods. Closed with cgroup v1.
-    pub memory_events: mpsc::Receiver<()>,
+    pub memory_events: mpsc::Receiver<Instant>,
 }
 
 /// Starts the sensors.

@@ -74,7 +74,8 @@ impl Worker {
             _ => Cow::Borrowed(&*pass.snapshot),
         };
         let reason = match transition {
-            Transition::Terminating => self.mailbox.state().termination_reason(),
+            // Of the stopped pod too: its phase may have changed to Succeeded, and a reason goes with its phase.
+            Transition::Terminating | Transition::Stopped => self.mailbox.state().termination_reason(),
             _ => None,
         };
         // Read here: results may change while a plan is executed.

@@ -48,8 +48,12 @@ pub(crate) enum Metric {
     OomWrongReasons,
     /// Races of a growing pod in which it was evicted before the kernel killed, percent.
     RaceWon,
-    /// `memory.available` below the threshold to the pod's Evicted status in a watch.
+    /// How fast the pod really grew before, MiB per second.
+    RaceGrowth,
+    /// `memory.available` below the threshold to the final status of the evicted pod in a watch.
     RaceCrossingToEvicted,
+    /// What woke the agent to its decision to evict, from its own histogram.
+    RaceTriggerToDecision,
     /// Processor seconds of the idle agent, per minute.
     IdleAgentCpu,
     /// Processor seconds of the runtime meanwhile, per minute.
@@ -84,6 +88,7 @@ pub(crate) enum Unit {
     CpuSecondsPerMinute,
     PerMinute,
     Mebibytes,
+    MebibytesPerSecond,
     Percent,
 }
 
@@ -96,7 +101,7 @@ pub(crate) struct PodCounts {
 
 impl Metric {
     /// All, in the order of the report.
-    pub(crate) const ALL: [Self; 34] = [
+    pub(crate) const ALL: [Self; 36] = [
         Self::AgentStartToNodeReady,
         Self::AgentStartToHealthy,
         Self::AgentStartToAllRunning,
@@ -118,7 +123,9 @@ impl Metric {
         Self::OomWrongVerdicts,
         Self::OomWrongReasons,
         Self::RaceWon,
+        Self::RaceGrowth,
         Self::RaceCrossingToEvicted,
+        Self::RaceTriggerToDecision,
         Self::IdleAgentCpu,
         Self::IdleRuntimeCpu,
         Self::IdleCriCalls,
@@ -159,8 +166,14 @@ impl Metric {
             Self::OomKillToStatus => format!("{pods} OOM kills, kill of a main process to its terminated status"),
             Self::OomWrongVerdicts => format!("{pods} OOM kills without the right process and limit in the report"),
             Self::OomWrongReasons => format!("{pods} OOM kills, containers that terminated with a wrong reason"),
-            Self::RaceWon => "races of a growing pod in which it was evicted before the kernel killed".to_owned(),
-            Self::RaceCrossingToEvicted => "memory.available below the threshold to the Evicted status".to_owned(),
+            Self::RaceWon => format!("{pods} races, pod evicted before the kernel killed"),
+            Self::RaceGrowth => format!("{pods} races, growth of the pod just above the threshold (median)"),
+            Self::RaceCrossingToEvicted => {
+                format!(
+                    "{pods} races, memory.available below the threshold to the status of the evicted pod in a watch"
+                )
+            }
+            Self::RaceTriggerToDecision => "races, trigger to decision (agents: from their own histogram)".to_owned(),
             Self::IdleAgentCpu => format!("{idle} idle pods, CPU of the agent per minute"),
             Self::IdleRuntimeCpu => format!("{idle} idle pods, CPU of the runtime per minute"),
             Self::IdleCriCalls => format!("{idle} idle pods, CRI calls per minute"),
@@ -182,6 +195,7 @@ impl Metric {
             Self::IdleAgentCpu | Self::IdleRuntimeCpu | Self::ObserveCpu => Unit::CpuSecondsPerMinute,
             Self::IdleCriCalls | Self::IdleApiRequests => Unit::PerMinute,
             Self::IdleRssAnon | Self::IdleRss | Self::ObserveRss => Unit::Mebibytes,
+            Self::RaceGrowth => Unit::MebibytesPerSecond,
             Self::OomWrongVerdicts | Self::OomWrongReasons | Self::RaceWon => Unit::Percent,
             _ => Unit::Seconds,
         }
@@ -206,6 +220,7 @@ impl Unit {
             Self::PerMinute => format!("{value:.0}"),
             Self::Percent => format!("{value:.2} %"),
             Self::Mebibytes => format!("{value:.1} MiB"),
+            Self::MebibytesPerSecond => format!("{value:.0} MiB/s"),
             Self::Seconds if value.is_infinite() => "beyond".to_owned(),
             Self::Seconds if value.abs() < 1.0 => format!("{:.1} ms", value * 1e3),
             Self::Seconds => format!("{value:.2} s"),

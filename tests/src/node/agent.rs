@@ -55,6 +55,7 @@ use keblet::workers::worker::WorkerObserver;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::sync::DropGuard;
 
@@ -373,7 +374,7 @@ impl Agent {
 
     /// Starts an eviction manager with this view of the node, which ends with the agent. Returns what wakes it, and its
     /// metrics.
-    pub fn evict_by(&mut self, policy: Policy, observe: impl Observe) -> (mpsc::Sender<()>, Arc<Metrics>) {
+    pub fn evict_by(&mut self, policy: Policy, observe: impl Observe) -> (mpsc::Sender<Instant>, Arc<Metrics>) {
         let (wake, woken) = mpsc::channel(1);
         let metrics = Metrics::new();
         let manager = Manager::new(Parts {

@@ -142,8 +142,8 @@ fn line(program: &Path, arguments: &[&str]) -> OsString {
 
 fn environment(set: Set) -> Vec<(String, OsString)> {
     let driver = if set == Set::Systemd { "systemd" } else { "cgroupfs" };
-    let mut variables =
-        vec![("KEBLET_TEST_CGROUP_DRIVER".to_owned(), driver.into()), ("RUST_LIB_BACKTRACE".to_owned(), "0".into())];
+    let constant = [("KEBLET_TEST_CGROUP_DRIVER", driver), ("KEBLET_TEST_EMULATED", "1"), ("RUST_LIB_BACKTRACE", "0")];
+    let mut variables = constant.map(|(name, value)| (name.to_owned(), OsString::from(value))).to_vec();
     variables.extend(std::env::var_os("CI").map(|ci| ("CI".to_owned(), ci)));
     variables
 }

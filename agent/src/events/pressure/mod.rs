@@ -46,9 +46,8 @@ pub struct Parts {
 }
 
 /// Registers the triggers, each on its file, and follows them. Those that the kernel refuses, and those without a file, are
-/// named on the board. `wake` gets a message whenever tasks wait for memory; if no trigger of memory is followed, it is
-/// closed.
-pub fn start(triggers: Vec<(Trigger, Option<PathBuf>)>, parts: &Parts, wake: mpsc::Sender<()>) {
+/// named on the board. `wake` gets the time whenever tasks wait for memory; if no trigger of memory is followed, it is closed.
+pub fn start(triggers: Vec<(Trigger, Option<PathBuf>)>, parts: &Parts, wake: mpsc::Sender<Instant>) {
     if triggers.is_empty() {
         return parts.board.set(Sensor::Pressure, SensorState::Off);
     }
@@ -84,7 +83,7 @@ struct Follower {
     file: PathBuf,
     trigger: Trigger,
     /// For triggers of memory.
-    wake: Option<mpsc::Sender<()>>,
+    wake: Option<mpsc::Sender<Instant>>,
     level: Level,
     /// Since the level of CPU pressure was entered: microseconds waited until then, and the throttling.
     before: Option<(u64, Throttled)>,
@@ -105,7 +104,7 @@ impl Follower {
             match fired {
                 Some(Ok(())) => {
                     // A full channel holds a notification that was not taken yet.
-                    let _ = self.wake.as_ref().map(|wake| wake.try_send(()));
+                    let _ = self.wake.as_ref().map(|wake| wake.try_send(Instant::now()));
                     if !self.fired(&parts).await {
                         continue;
                     }

@@ -27,6 +27,7 @@ pub use args::Part;
 
 pub(crate) use api::ClusterClient;
 pub(crate) use observed::ObservedPods;
+pub(crate) use observed::PodTimes;
 
 use session::Session;
 

@@ -11,6 +11,7 @@ use anyhow::bail;
 use futures_util::Stream;
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodCondition;
 use kube::runtime::watcher;
 use tokio::sync::Notify;
 
@@ -24,9 +25,16 @@ pub(crate) struct PodTimes {
     pub(crate) terminated: Option<u64>,
     pub(crate) succeeded: Option<u64>,
     pub(crate) failed: Option<u64>,
-    /// Why it failed.
-    pub(crate) reason: Option<String>,
+    /// The agent has ended it (condition DisruptionTarget): an eviction, but not a rejection by admission.
+    pub(crate) disrupted: Option<u64>,
     pub(crate) gone: Option<u64>,
+}
+
+impl PodTimes {
+    /// When its phase became Succeeded or Failed.
+    pub(crate) fn ended(&self) -> Option<u64> {
+        self.succeeded.or(self.failed)
+    }
 }
 
 impl PodTimes {
@@ -50,9 +58,10 @@ impl PodTimes {
         first(&mut self.terminated, ended());
         first(&mut self.succeeded, status.phase.as_deref() == Some("Succeeded"));
         first(&mut self.failed, status.phase.as_deref() == Some("Failed"));
-        if self.reason.is_none() {
-            self.reason.clone_from(&status.reason);
-        }
+        let by_agent = |c: &PodCondition| {
+            c.type_ == "DisruptionTarget" && c.status == "True" && c.reason.as_deref() == Some("TerminationByKubelet")
+        };
+        first(&mut self.disrupted, status.conditions.iter().flatten().any(by_agent));
     }
 }
 
@@ -164,6 +173,20 @@ mod tests {
         let expected =
             PodTimes { ready: Some(1), terminated: Some(3), succeeded: Some(3), gone: Some(4), ..PodTimes::default() };
         assert_eq!(observed.lock()["p"], expected);
+    }
+
+    #[test]
+    fn an_eviction_is_told_from_a_rejection() {
+        let times = |status| {
+            let observed = ObservedPods::default();
+            observed.take(&watcher::Event::Apply(pod(status)), 1);
+            observed.of("p")
+        };
+        let rejected = times(json!({"phase": "Failed", "reason": "Evicted"}));
+        assert_eq!((rejected.ended(), rejected.disrupted), (Some(1), None));
+        let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"});
+        let evicted = times(json!({"phase": "Succeeded", "conditions": [condition]}));
+        assert_eq!((evicted.ended(), evicted.disrupted), (Some(1), Some(1)));
     }
 
     #[tokio::test(start_paused = true)]

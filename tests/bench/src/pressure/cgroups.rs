@@ -1,5 +1,6 @@
 //! Memory files of cgroup v2.
 
+use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
@@ -98,6 +99,14 @@ impl Limit {
         let before = cgroup.read("memory.max")?;
         cgroup.write("memory.max", &(cgroup.memory_current()? + bytes).to_string())?;
         Ok(Self { cgroup, before })
+    }
+}
+
+/// The limit as it is now.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = |file| self.cgroup.read(file).unwrap_or_else(|error| error.to_string());
+        write!(f, "{} uses {} of {}", self.cgroup.0, value("memory.current"), value("memory.max"))
     }
 }
 

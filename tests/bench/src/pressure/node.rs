@@ -176,6 +176,25 @@ impl PressureNode {
         }
     }
 
+    /// Waits until the sandboxes of all removed pods are stopped.
+    ///
+    /// # Errors
+    /// They are not in time, or the runtime fails.
+    pub(crate) async fn until_empty(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_LIMIT;
+        let state = Some(cri::PodSandboxStateValue { state: cri::PodSandboxState::SandboxReady.into() });
+        let label_selector = [(LABEL.0.to_owned(), LABEL.1.to_owned())].into();
+        let filter = cri::PodSandboxFilter { state, label_selector, ..Default::default() };
+        while !self.runtime.list_pod_sandboxes(filter.clone()).await?.is_empty() {
+            self.agent.check_running()?;
+            if Instant::now() > deadline {
+                bail!("removed pods have sandboxes after {}", humantime::format_duration(START_LIMIT));
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
     async fn running(&self, name: &str) -> anyhow::Result<Option<(String, u32)>> {
         let state = Some(cri::ContainerStateValue { state: cri::ContainerState::ContainerRunning.into() });
         let running = self.runtime.list_containers(cri::ContainerFilter { state, ..Default::default() }).await?;

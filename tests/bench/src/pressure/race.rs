@@ -18,6 +18,8 @@ use crate::agent::Agent;
 use crate::agent::Ports;
 use crate::cluster::ClusterClient;
 use crate::cluster::ObservedPods;
+use crate::cluster::PodTimes;
+use crate::exposition::Buckets;
 use crate::manifest::LABEL;
 use crate::manifest::NAMESPACE;
 use crate::participant::Participant;
@@ -31,7 +33,11 @@ const NODE_LIMIT: Duration = Duration::from_secs(300);
 const RACE_LIMIT: Duration = Duration::from_secs(300);
 const GONE_LIMIT: Duration = Duration::from_secs(120);
 /// Poll interval of memory.available, which bounds the error of the time of the crossing.
-const POLL: Duration = Duration::from_millis(2);
+const POLL: Duration = Duration::from_millis(5);
+/// The growth of the pod is measured over so much memory above the threshold.
+const APPROACH: u64 = 256 << 20;
+/// The agent's own histogram; other agents have none.
+const DECISIONS: &str = "keblet_eviction_decision_seconds";
 
 /// Races at one speed.
 #[derive(Debug, Default)]
@@ -41,7 +47,9 @@ pub(crate) struct Race {
     pub(crate) runs: u32,
     /// Races in which the pod was evicted and the kernel killed nothing.
     pub(crate) evicted_first: u32,
-    /// memory.available below the threshold to the Evicted status in a watch, in seconds.
+    /// How fast the pods really grew, in MiB per second.
+    pub(crate) growth: Vec<f64>,
+    /// memory.available below the threshold to the evicted pod's final status in a watch, in seconds.
     pub(crate) to_evicted: Vec<f64>,
     /// Races that could not be run.
     pub(crate) failures: Vec<String>,
@@ -52,6 +60,30 @@ impl Race {
     pub(crate) fn won_percent(&self) -> Option<f64> {
         (self.runs > 0).then(|| 100.0 * f64::from(self.evicted_first) / f64::from(self.runs))
     }
+}
+
+/// The races of one participant.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) races: Vec<Race>,
+    /// What woke the agent to its decision to evict, by the agent's own histogram.
+    pub(crate) to_decision: Buckets,
+}
+
+impl Outcome {
+    /// Every race was run and won.
+    fn is_clean(&self) -> bool {
+        self.races.iter().all(|race| race.failures.is_empty() && race.evicted_first == race.runs)
+    }
+}
+
+/// The moment at which memory.available fell below the threshold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Crossing {
+    /// Nanoseconds of CLOCK_MONOTONIC.
+    at: u64,
+    /// Growth before, in MiB per second.
+    growth: Option<f64>,
 }
 
 /// An agent as a node of the cluster.
@@ -74,7 +106,7 @@ pub(crate) async fn measure(
     args: &PressureArgs,
     folder: &Path,
     prefix: &str,
-) -> anyhow::Result<Vec<Race>> {
+) -> anyhow::Result<Outcome> {
     let kubeconfig = args.cluster.kubeconfig.as_deref().context("no --kubeconfig")?;
     let node = args.cluster.node_name.as_deref().context("no --node-name")?;
     let client = ClusterClient::connect(kubeconfig, node).await?;
@@ -86,17 +118,30 @@ pub(crate) async fn measure(
     let measured = racing.all(node_runtime.image, prefix).await;
     racing.client.sweep().await?;
     racing.agent.stop().await?;
+    if !measured.as_ref().is_ok_and(Outcome::is_clean) {
+        keep_log(folder, &args.common.output, prefix)?;
+    }
     measured
 }
 
+/// The agent's log says why a race was lost.
+fn keep_log(folder: &Path, output: &Path, prefix: &str) -> anyhow::Result<()> {
+    let (log, kept) = (folder.join("agent.log"), output.join(format!("race-{prefix}-agent.log")));
+    std::fs::create_dir_all(output)
+        .and_then(|()| std::fs::copy(&log, &kept))
+        .with_context(|| format!("cannot copy {} to {}", log.display(), kept.display()))?;
+    eprintln!("  the agent's log is in {}", kept.display());
+    Ok(())
+}
+
 impl RaceNode<'_> {
-    async fn all(&mut self, image: &str, prefix: &str) -> anyhow::Result<Vec<Race>> {
+    async fn all(&mut self, image: &str, prefix: &str) -> anyhow::Result<Outcome> {
         let client = self.client.clone();
         let ready = self.agent.while_running(async {
             tokio::time::timeout(NODE_LIMIT, client.node_ready()).await.context("the node does not become Ready")?
         });
         ready.await?;
-        let mut races = Vec::new();
+        let mut outcome = Outcome::default();
         for speed in &self.args.speeds {
             let mut race = Race { speed: *speed, ..Race::default() };
             for run in 0..self.args.races {
@@ -108,9 +153,10 @@ impl RaceNode<'_> {
                     race.failures.push(format!("race {name}: {error:#}"));
                 }
             }
-            races.push(race);
+            outcome.races.push(race);
         }
-        Ok(races)
+        outcome.to_decision = self.agent.exposition().await?.histogram(DECISIONS, &[]);
+        Ok(outcome)
     }
 
     async fn one(&self, race: &mut Race, name: &str, image: &str) -> anyhow::Result<()> {
@@ -119,31 +165,47 @@ impl RaceNode<'_> {
         let mut kernel = KernelLog::open()?;
         self.client.create(&[pod(name, race.speed, image, self.node)?]).await?;
         let crossed = self.until_crossed(name).await?;
-        let ended = self.until_ended(name).await;
+        let names = [name.to_owned()];
+        let ended = self.observed.wait(&names, "ended", PodTimes::ended, RACE_LIMIT).await;
         // A kill is logged before anything that follows from it.
         let kills = kernel.kills(Duration::ZERO, Duration::ZERO).await.unwrap_or_default();
         let times = self.observed.of(name);
-        self.client.delete(&[name.to_owned()]).await?;
-        self.observed.wait(&[name.to_owned()], "gone", |times| times.gone, GONE_LIMIT).await?;
+        self.client.delete(&names).await?;
+        self.observed.wait(&names, "gone", |times| times.gone, GONE_LIMIT).await?;
         ended?;
+        if times.ready.is_none() {
+            bail!("the pod ended before it was ready");
+        }
         race.runs += 1;
-        let evicted = times.reason.as_deref() == Some("Evicted");
-        if evicted && kills.is_empty() {
-            race.evicted_first += 1;
+        race.growth.extend(crossed.and_then(|crossed| crossed.growth));
+        race.evicted_first += u32::from(times.disrupted.is_some() && kills.is_empty());
+        if let (Some(_), Some(crossed), Some(ended)) = (times.disrupted, crossed, times.ended()) {
+            race.to_evicted.push(seconds(crossed.at, ended));
         }
-        if let (true, Some(crossed), Some(failed)) = (evicted, crossed, times.failed) {
-            race.to_evicted.push(seconds(crossed, failed));
-        }
+        let killed: Vec<&str> = kills.iter().map(|kill| kill.comm.as_str()).collect();
+        let (evicted, took) = (times.disrupted.is_some(), race.to_evicted.last());
+        eprintln!("    evicted: {evicted}, killed: {killed:?}, {crossed:?}, status after {took:?} s");
         Ok(())
     }
 
-    /// When memory.available fell below the threshold; `None` if the pod ended before.
-    async fn until_crossed(&self, name: &str) -> anyhow::Result<Option<u64>> {
+    /// Waits until memory.available is below the threshold; `None` if the pod ends before.
+    async fn until_crossed(&self, name: &str) -> anyhow::Result<Option<Crossing>> {
         let threshold = u64::from(self.args.threshold) << 20;
         let deadline = Instant::now() + RACE_LIMIT;
-        while available()? >= threshold {
+        let mut approach = None;
+        loop {
+            let (available, at) = (available()?, monotonic_now()?);
+            if available < threshold + APPROACH && approach.is_none() {
+                approach = Some((available, at));
+            }
+            if available < threshold {
+                let growth = approach.filter(|(_, begin)| *begin < at).map(|(before, begin)| {
+                    before.saturating_sub(available) as f64 / f64::from(1 << 20) / seconds(begin, at)
+                });
+                return Ok(Some(Crossing { at, growth }));
+            }
             let times = self.observed.of(name);
-            if times.failed.or(times.terminated).is_some() {
+            if times.ended().or(times.terminated).is_some() {
                 return Ok(None);
             }
             if Instant::now() > deadline {
@@ -151,14 +213,6 @@ impl RaceNode<'_> {
             }
             tokio::time::sleep(POLL).await;
         }
-        monotonic_now().map(Some)
-    }
-
-    async fn until_ended(&self, name: &str) -> anyhow::Result<()> {
-        let names = [name.to_owned()];
-        // Its container is terminated before the pod has failed and has its reason.
-        self.observed.wait(&names, "failed", |times| times.failed, RACE_LIMIT).await?;
-        Ok(())
     }
 }
 
@@ -198,6 +252,8 @@ fn pod(name: &str, speed: u32, image: &str, node: &str) -> anyhow::Result<Pod> {
         "metadata": {"name": name, "namespace": NAMESPACE, "labels": {LABEL.0: LABEL.1}},
         "spec": {
             "nodeName": node,
+            // The condition of the race before may just be ending.
+            "tolerations": [{"key": "node.kubernetes.io/memory-pressure", "operator": "Exists", "effect": "NoSchedule"}],
             "hostNetwork": true,
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
@@ -212,18 +268,22 @@ fn pod(name: &str, speed: u32, image: &str, node: &str) -> anyhow::Result<Pod> {
     serde_json::from_value(pod).with_context(|| format!("the manifest of pod {name}"))
 }
 
-/// memory.available of the node in bytes: what is free, and the inactive part of the page cache.
+/// memory.available of the node in bytes, as kubelets count it: what is not in the working set of the root cgroup.
 fn available() -> anyhow::Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
-    parse_available(&text).context("/proc/meminfo is malformed")
+    let read = |path: &str| std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
+    let (meminfo, stat) = (read("/proc/meminfo")?, read("/sys/fs/cgroup/memory.stat")?);
+    parse_available(&meminfo, &stat).context("/proc/meminfo or memory.stat of the root cgroup is malformed")
 }
 
-fn parse_available(meminfo: &str) -> Option<u64> {
-    let field = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+fn parse_available(meminfo: &str, stat: &str) -> Option<u64> {
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let total = total.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10;
+    let of = |name: &str| {
+        let mut fields = stat.lines().filter_map(|line| line.split_once(' '));
+        fields.find_map(|(key, value)| (key == name).then(|| value.parse::<u64>().ok())).flatten()
     };
-    Some((field("MemFree:")? + field("Inactive(file):")?) << 10)
+    let working_set = (of("anon")? + of("file")?).saturating_sub(of("inactive_file")?);
+    Some(total.saturating_sub(working_set))
 }
 
 #[cfg(test)]
@@ -231,10 +291,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn available_memory_is_free_or_inactive_cache() {
-        let text = "MemTotal:       1000 kB\nMemFree:         300 kB\nInactive:  90 kB\nInactive(file):   50 kB\n";
-        assert_eq!(parse_available(text), Some(350 << 10));
-        assert_eq!(parse_available("MemFree: 1 kB\n"), None);
+    fn available_memory_is_what_is_not_in_the_working_set() {
+        let stat = "anon 100000\nfile 50000\nfile_mapped 7\ninactive_file 30000\n";
+        assert_eq!(parse_available("MemFree: 5 kB\nMemTotal:       1000 kB\n", stat), Some((1000 << 10) - 120_000));
+        assert_eq!(parse_available("MemTotal: 1000 kB\n", "anon 1\n"), None);
     }
 
     #[test]
@@ -242,5 +302,6 @@ mod tests {
         let race = Race { runs: 4, evicted_first: 3, ..Race::default() };
         assert_eq!(race.won_percent(), Some(75.0));
         assert_eq!(Race::default().won_percent(), None);
+        assert!(!Outcome { races: vec![race], ..Outcome::default() }.is_clean());
     }
 }

@@ -121,21 +121,24 @@ impl Session {
                 self.add_oom(participant, outcome)
             }
             PressurePart::Race => {
-                let races = race::measure(participant, &node_runtime, &self.args, &folder, prefix).await?;
-                races.into_iter().for_each(|race| self.add_race(participant, race));
+                let outcome = race::measure(participant, &node_runtime, &self.args, &folder, prefix).await?;
+                outcome.races.into_iter().for_each(|race| self.add_race(participant, race));
+                let decisions = Series::Buckets(outcome.to_decision);
+                self.results.add(Metric::RaceTriggerToDecision, participant.name(), decisions);
                 Ok(())
             }
         }
     }
 
     fn add_race(&mut self, participant: &Participant, race: Race) {
-        let name = participant.name();
+        let name = row(participant, race.speed);
         println!(
-            "{name}: a pod that grows by {} MiB/s was evicted before the kernel killed in {} of {} races",
-            race.speed, race.evicted_first, race.runs
+            "{name}: the pod was evicted before the kernel killed in {} of {} races",
+            race.evicted_first, race.runs
         );
-        self.results.add(Metric::RaceWon, name, Series::Values(race.won_percent().into_iter().collect()));
-        self.results.add(Metric::RaceCrossingToEvicted, name, Series::Values(race.to_evicted));
+        self.results.add(Metric::RaceWon, &name, Series::Values(race.won_percent().into_iter().collect()));
+        self.results.add(Metric::RaceGrowth, &name, Series::Values(race.growth));
+        self.results.add(Metric::RaceCrossingToEvicted, &name, Series::Values(race.to_evicted));
         race.failures.into_iter().for_each(|failure| self.fail(participant, failure));
     }
 
@@ -168,13 +171,22 @@ impl Session {
     }
 }
 
+/// The row of the races at one speed.
+fn row(participant: &Participant, speed: u32) -> String {
+    format!("{}, {speed} MiB/s", participant.name())
+}
+
 fn setup(args: &PressureArgs, participants: &[Participant], environment: Environment) -> Setup {
+    let races = args.parts == [PressurePart::Race];
+    let of_speeds = |participant| args.speeds.iter().map(move |speed| row(participant, *speed));
+    let names = participants.iter().map(|participant| participant.name().to_owned());
     Setup {
-        benchmark: "pressure",
+        // Its results are in files of their own.
+        benchmark: if races { "race" } else { "pressure" },
         commit: args.common.commit.clone(),
         references: Vec::new(),
-        participants: participants.iter().map(|participant| participant.name().to_owned()).collect(),
-        counts: PodCounts { pods: args.kills, idle: 0 },
+        participants: names.chain(participants.iter().flat_map(of_speeds)).collect(),
+        counts: PodCounts { pods: if races { args.races } else { args.kills }, idle: 0 },
         environment,
         output: args.common.output.clone(),
     }

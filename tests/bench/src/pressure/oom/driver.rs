@@ -83,11 +83,19 @@ struct Driver<'a> {
 
 impl Driver<'_> {
     async fn batch(&mut self, cases: &[Case]) -> anyhow::Result<()> {
+        // Pods that end or start release memory (runc's own, for example) to the cgroups around them, which may suffice for a
+        // victim whose limit was set meanwhile.
+        self.node.until_empty().await?;
         for case in cases {
             self.node.write(&specification(case))?;
         }
+        let mut pods = Vec::new();
         for case in cases {
-            if let Err(error) = self.case(case).await {
+            pods.push(self.node.until_running(&case.name).await);
+        }
+        for (case, pod) in cases.iter().zip(pods) {
+            let measured = async { self.case(case, pod?).await };
+            if let Err(error) = measured.await {
                 self.node.check_running()?;
                 let failure = format!("{} / {}: {error:#}", case.victim.name(), case.scope.name());
                 eprintln!("  {failure}");
@@ -100,8 +108,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    async fn case(&mut self, case: &Case) -> anyhow::Result<()> {
-        let pod = self.node.until_running(&case.name).await?;
+    async fn case(&mut self, case: &Case, pod: RunningPod) -> anyhow::Result<()> {
         let mut last = None;
         for _ in 0..case.kills {
             let kills = self.kill(case, &pod).await?;
@@ -127,7 +134,7 @@ impl Driver<'_> {
         let group = if case.victim == Victim::Group { "1" } else { "0" };
         container.write("memory.oom.group", group)?;
         let (of_pod, pods) = (container.parent(), self.node.kubepods());
-        let _limit = match case.scope {
+        let limit = match case.scope {
             Scope::Node => None,
             // In the pod's spec. The limit of the pod, whose only container it is, would be reached first: it includes the
             // sandbox.
@@ -145,7 +152,11 @@ impl Driver<'_> {
             until_held(&container).await?;
             std::fs::write(SYSRQ, "f").with_context(|| format!("cannot write to {SYSRQ}"))?;
         }
-        self.kernel.kills(KILL_LIMIT, GROUP_SETTLE).await
+        let kills = self.kernel.kills(KILL_LIMIT, GROUP_SETTLE).await;
+        match limit {
+            Some(limit) => kills.with_context(|| limit.to_string()),
+            None => kills,
+        }
     }
 
     /// Counts what the agent reports of a kill.
