@@ -84,11 +84,6 @@ impl Fields {
     }
 
     fn volume(&mut self, path: &str, volume: &Volume) {
-        for (index, source) in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()).enumerate() {
-            let path = format!("{path}.projected.sources[{index}]");
-            self.note(source.cluster_trust_bundle.is_some(), format!("{path}.clusterTrustBundle"));
-            self.note(source.pod_certificate.is_some(), format!("{path}.podCertificate"));
-        }
         let known = volume.empty_dir.is_some()
             || volume.host_path.is_some()
             || volume.persistent_volume_claim.is_some()
@@ -153,18 +148,9 @@ mod tests {
 
     #[test]
     fn unsupported_volumes_are_named() {
-        for (volume, path) in [
-            (
-                json!({ "name": "v", "projected": { "sources": [{ "secret": { "name": "n" } }, { "clusterTrustBundle": { "path": "t" } }] } }),
-                "projected.sources[1].clusterTrustBundle",
-            ),
-            (
-                json!({ "name": "v", "projected": { "sources": [{ "podCertificate": { "signerName": "s", "keyType": "ED25519" } }] } }),
-                "projected.sources[0].podCertificate",
-            ),
-            (json!({ "name": "v", "csi": { "driver": "d" } }), "csi"),
-            (json!({ "name": "v" }), "(no source)"),
-        ] {
+        for (volume, path) in
+            [(json!({ "name": "v", "csi": { "driver": "d" } }), "csi"), (json!({ "name": "v" }), "(no source)")]
+        {
             let spec =
                 json!({ "containers": [container(json!({}))], "volumes": [{ "name": "e", "emptyDir": {} }, volume] });
             assert_eq!(unsupported(&pod(spec)), [format!("spec.volumes[1].{path}")]);
@@ -219,7 +205,11 @@ mod tests {
                 { "name": "s", "secret": { "secretName": "n" } },
                 { "name": "d", "downwardAPI": { "items": [] } },
                 { "name": "i", "image": { "reference": "r" } },
-                { "name": "p", "projected": { "sources": [{ "serviceAccountToken": { "path": "t" } }] } },
+                { "name": "p", "projected": { "sources": [
+                    { "serviceAccountToken": { "path": "t" } },
+                    { "clusterTrustBundle": { "path": "b", "name": "n" } },
+                    { "podCertificate": { "signerName": "s", "keyType": "ED25519", "credentialBundlePath": "c" } },
+                ] } },
             ],
         }));
         assert_eq!(unsupported(&pod), Vec::<String>::new());

@@ -143,7 +143,8 @@ impl Plugins {
         let mut all: Vec<Box<dyn VolumePlugin>> =
             vec![Box::new(EmptyDir), Box::new(HostPath), Box::new(Image), Box::new(Nfs), Box::new(claims)];
         for kind in api::Kind::ALL {
-            all.push(Box::new(api::ObjectVolumes::new(kind, objects.clone(), allocatable.clone())));
+            let (objects, allocatable) = (objects.clone(), allocatable.clone());
+            all.push(Box::new(api::ObjectVolumes::new(kind, objects, allocatable, recorder.cloned())));
         }
         all.extend(MountOnly::all().map(|plugin| Box::new(plugin) as Box<dyn VolumePlugin>));
         Self(all.into())
