@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::api::core::v1::Volume;
-use k8s_openapi::api::core::v1::VolumeDevice;
 
 use super::Decision;
 use super::Input;
@@ -46,15 +45,11 @@ fn unsupported(pod: &Pod) -> Vec<String> {
 /// The fields of a container that may be unsupported, whichever list it is in.
 struct View<'a> {
     resources: Option<&'a ResourceRequirements>,
-    devices: &'a [VolumeDevice],
 }
 
 macro_rules! view {
     ($container:expr) => {
-        Self {
-            resources: $container.resources.as_ref(),
-            devices: $container.volume_devices.as_deref().unwrap_or_default(),
-        }
+        Self { resources: $container.resources.as_ref() }
     };
 }
 
@@ -102,7 +97,6 @@ impl Fields {
     fn container(&mut self, path: &str, container: &View<'_>) {
         let claims = container.resources.and_then(|resources| resources.claims.as_ref());
         self.note(claims.is_some_and(|claims| !claims.is_empty()), format!("{path}.resources.claims"));
-        self.note(!container.devices.is_empty(), format!("{path}.volumeDevices"));
     }
 }
 
@@ -133,10 +127,7 @@ mod tests {
 
     #[test]
     fn unsupported_container_fields_are_named() {
-        for (extra, path) in [
-            (json!({ "resources": { "claims": [{ "name": "n" }] } }), "resources.claims"),
-            (json!({ "volumeDevices": [{ "name": "n", "devicePath": "/dev/x" }] }), "volumeDevices"),
-        ] {
+        for (extra, path) in [(json!({ "resources": { "claims": [{ "name": "n" }] } }), "resources.claims")] {
             for list in ["initContainers", "containers", "ephemeralContainers"] {
                 let mut spec = json!({ "containers": [container(json!({}))] });
                 let plain = container(json!({}));
@@ -162,11 +153,11 @@ mod tests {
         let pod = pod(json!({
             "resourceClaims": [{ "name": "n", "resourceClaimName": "m" }],
             "containers": [
-                container(json!({ "resources": { "claims": [{ "name": "n" }] }, "volumeDevices": [{ "name": "n", "devicePath": "/dev/x" }] })),
+                container(json!({ "resources": { "claims": [{ "name": "n" }] } })),
             ],
         }));
         let message = "Pod needs what this node does not support yet: spec.resourceClaims, \
-             spec.containers[0].resources.claims, spec.containers[0].volumeDevices";
+             spec.containers[0].resources.claims";
         let decision = check(super::super::testing::input(&pod, &super::super::NodeOffer::default()));
         assert_eq!(decision, Decision::reject("PodFeatureUnsupported", message));
     }
@@ -186,7 +177,8 @@ mod tests {
         let hook = json!({ "exec": { "command": ["true"] } });
         let hooks = json!({ "postStart": hook, "preStop": hook, "stopSignal": "SIGUSR1" });
         let full = container(
-            json!({ "env": env, "envFrom": env_from, "volumeMounts": mounts, "lifecycle": hooks, "resources": { "claims": [] } }),
+            json!({ "env": env, "envFrom": env_from, "volumeMounts": mounts, "lifecycle": hooks, "resources": { "claims": [] },
+                "volumeDevices": [{ "name": "k", "devicePath": "/dev/x" }] }),
         );
         let pod = pod(json!({
             "hostNetwork": true,

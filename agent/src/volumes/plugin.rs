@@ -55,6 +55,14 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
         dirs.volume(uid, &layout::escaped(self.name()), &volume.name)
     }
 
+    /// The device on the host that containers get of a raw block volume. It is set up.
+    ///
+    /// # Errors
+    /// The volume is no device.
+    fn device(&self, _dirs: &PodDirs, _uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
+        Err(VolumeError::Unsupported { volume: volume.name.clone() })
+    }
+
     /// True if containers cannot write the volume, whatever their mounts say. It is set up.
     fn is_read_only(&self, _uid: &str, _volume: &Volume) -> bool {
         self.attributes().read_only
