@@ -189,7 +189,7 @@ fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
         return keblet_skip::skip("needs loop devices");
     }
     in_private_mounts(|| {
-        let room = Room::new();
+        let mut room = Room::new();
         let device = LoopDevice::on(&room.root.path().join("disk"));
         room.binds(json!({"local": {"path": device.0}, "volumeMode": "Block"}));
         let using = |uid: &str, read_only: bool| -> Pod {

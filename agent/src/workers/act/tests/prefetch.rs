@@ -42,7 +42,7 @@ async fn until_pulled(node: &Node) {
 
 #[tokio::test(start_paused = true)]
 async fn an_image_is_pulled_ahead_and_reported_at_its_turn() {
-    let node = prefetching();
+    let mut node = prefetching();
     node.runtime.state().registry.insert("far:1".into(), image("sha256:far"));
     let pod = with_init();
     start_init(&node, &pod).await;
@@ -66,7 +66,7 @@ async fn an_image_is_pulled_ahead_and_reported_at_its_turn() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pull_that_failed_ahead_is_made_at_its_turn() {
-    let node = prefetching();
+    let mut node = prefetching();
     let pod = with_init();
     start_init(&node, &pod).await;
     until_pulled(&node).await;
