@@ -30,13 +30,15 @@ use kube::runtime::watcher;
 use kube::runtime::watcher::Config;
 use rcgen::BasicConstraints;
 use rcgen::CertificateParams;
-use rcgen::CertificateSigningRequestParams;
 use rcgen::IsCa;
 use rcgen::Issuer;
 use rcgen::KeyPair;
 use rcgen::PublicKeyData as _;
+use rcgen::SubjectPublicKeyInfo;
 use serde_json::Value;
 use serde_json::json;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::prelude::FromDer as _;
 
 const POLL: Duration = Duration::from_millis(20);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -136,12 +138,13 @@ async fn trust_bundles_reach_running_containers() {
 
 /// The status of a request that is granted, for two hours, and the certificate's text.
 fn granted(request: &PodCertificateRequest, issuer: &Issuer<'static, KeyPair>) -> Value {
-    let csr = request.spec.stub_pkc_s10_request.0.clone().into();
-    let mut wanted = CertificateSigningRequestParams::from_der(&csr).unwrap();
+    let (_, csr) = X509CertificationRequest::from_der(&request.spec.stub_pkc_s10_request.0).unwrap();
+    let key = SubjectPublicKeyInfo::from_der(csr.certification_request_info.subject_pki.raw).unwrap();
+    let mut params = CertificateParams::default();
     let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     let now = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-    (wanted.params.not_before, wanted.params.not_after) = (now.into(), (now + 2 * HOUR).into());
-    let chain = wanted.signed_by(issuer).unwrap().pem();
+    (params.not_before, params.not_after) = (now.into(), (now + 2 * HOUR).into());
+    let chain = params.signed_by(&key, issuer).unwrap().pem();
     let time = |at: SystemTime| Timestamp::try_from(at).unwrap().to_string();
     let mut status = decided("Issued");
     status["certificateChain"] = json!(format!("a comment\n{chain}"));
