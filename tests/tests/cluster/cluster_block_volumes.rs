@@ -74,8 +74,7 @@ async fn containers_get_the_device_of_a_block_volume() {
     assert_eq!(ended("reading").await, "newkrefused\n");
 
     let uid = tenant.api::<Pod>().get("reading").await.unwrap().metadata.uid.unwrap();
-    let (node, _) = (tenant.node.clone(), tenant.namespace.clone());
-    let name = tenant.namespace.clone();
+    let (node, name) = (tenant.node.clone(), tenant.namespace.clone());
     let (cluster, _) = tenant.delete_namespace().await.unwrap();
     let maps = node.node.root.join("plugins/kubernetes.io~local-volume/volumeDevices").join(&name);
     assert!(
