@@ -171,6 +171,41 @@ async fn pull_secrets_are_tried_and_a_failing_registry_is_told() {
 
 #[test]
 #[ignore = "real runtime"]
+fn an_image_is_pulled_while_an_init_container_runs() -> Result<()> {
+    let registry = Registry::start(&Cache::locate(), PROBE_IMAGE)?;
+    let mut node = StandaloneNode::new()?;
+    let config = node.containerd.ready().dir.join("keblet.yaml");
+    let settings = "apiVersion: keblet.dev/v1alpha1\nkind: KebletConfiguration\nimages: {prefetch: true}\n";
+    fs::write(&config, settings)?;
+    node.flags = vec![format!("--keblet-config={}", config.display())];
+    let (name, go, image) = ("patient", node.stamp("go"), registry.image("later"));
+    let mut pod = node.pod(name, &["run", "--stamp", &node.stamp(name)]);
+    pod["spec"]["containers"][0]["image"] = json!(image);
+    pod["spec"]["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
+    let mut init = pod["spec"]["containers"][0].clone();
+    init["name"] = json!("waiting");
+    init["image"] = json!(BUSYBOX_IMAGE);
+    init["command"] = json!(["sh", "-c", format!("until test -e {go}; do sleep 0.05; done")]);
+    pod["spec"]["initContainers"] = json!([init]);
+    node.layout.write_manifest(name, &pod)?;
+    node.start()?;
+    let is_blob = |request: &Request| request.path.starts_with("/v2/later/blobs/") && request.status == 200;
+    node.until_true("the pull", |_| Ok(registry.take_requests().iter().any(is_blob)))?;
+    let early = node.log_contains(&["Pulling image", &image]);
+    ensure!(!early, "an event before the container's turn");
+    ensure!(!node.has_started(name), "the init container has ended");
+    fs::write(&go, "")?;
+    node.until_running(name)?;
+    for event in ["Pulling image", "Successfully pulled image"] {
+        node.until_true(event, |node| Ok(node.log_contains(&[event, &image])))?;
+    }
+    let after = registry.take_requests();
+    ensure!(!after.iter().any(|request| request.path.starts_with("/v2/later/manifests/")), "pulled once: {after:?}");
+    node.stop()
+}
+
+#[test]
+#[ignore = "real runtime"]
 fn an_image_is_mounted_as_a_volume() -> Result<()> {
     let mut node = StandaloneNode::new()?;
     let (name, stamp) = ("reader", node.stamp("reader"));

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -462,4 +463,83 @@ async fn pod_runs_with_its_runtime_class_and_the_volume_of_its_claim() {
     assert!(!node.dir.join(format!("act/root/pods/{UID}")).exists());
     assert_eq!(fs::read_to_string(disk.join("new")).unwrap(), "new\n", "written by the container, kept on the disk");
     node.stop().await;
+}
+
+/// A loop device on a file, detached when this is dropped.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn on(file: &Path) -> Self {
+        fs::write(file, vec![b'k'; 1 << 20]).unwrap();
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Self(String::from_utf8_lossy(&made.stdout).trim().into())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+/// Loop devices, as losetup lists them.
+fn loops() -> String {
+    let listed = Command::new("losetup").args(["--list", "--noheadings"]).output().unwrap();
+    String::from_utf8_lossy(&listed.stdout).into_owned()
+}
+
+#[tokio::test]
+#[ignore = "real runtime"]
+async fn pod_gets_the_raw_device_of_its_claim() {
+    if !Path::new("/dev/loop-control").exists() {
+        return keblet_skip::skip("needs loop devices");
+    }
+    for (read_only, write, expected) in
+        [(false, "printf new | dd of=/dev/disk conv=notrunc", "new"), (true, "true", "kkk")]
+    {
+        let mut node = Node::start().await;
+        fs::create_dir_all(node.dir.join("act")).unwrap();
+        let device = LoopDevice::on(&node.dir.join("act/disk"));
+        let claim = json!({"metadata": {"name": "data", "uid": "c-1"}, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
+        let volume = json!({"metadata": {"name": "pv"},
+            "spec": {"local": {"path": device.0}, "volumeMode": "Block", "claimRef": {"uid": "c-1"}}});
+        let replies = [
+            ("/api/v1/namespaces/default/persistentvolumeclaims/data", claim),
+            ("/api/v1/persistentvolumes/pv", volume),
+        ];
+        node.ctx = node.ctx.with_objects(objects(replies.into()));
+        let script = format!(
+            "{write}; test -b /dev/disk && head -c 3 /dev/disk; echo; (printf no >/dev/disk) 2>/dev/null && echo writable; \
+             echo done; sleep 600"
+        );
+        let host = node.dir.join("act/host");
+        fs::create_dir_all(host.join("inner")).unwrap();
+        let mut pod = pod(&host, &script);
+        let source = [("kubernetes.io/config.source".to_owned(), "file".to_owned())];
+        pod.metadata.annotations = Some(source.into());
+        let spec = pod.spec.as_mut().unwrap();
+        let claim = json!({"name": "disk", "persistentVolumeClaim": {"claimName": "data", "readOnly": read_only}});
+        spec.volumes.as_mut().unwrap().push(serde_json::from_value(claim).unwrap());
+        let wanted = json!([{"name": "disk", "devicePath": "/dev/disk"}]);
+        spec.containers[0].volume_devices = serde_json::from_value(wanted).unwrap();
+        let outcome = execute(&node.ctx, &pass(&pod, node.snapshot().await), &plan(CREATE, None)).await;
+        assert!(outcome.is_ok(), "{outcome:?}");
+        let log = node.log_with(0, "done").await;
+        assert!(log.contains(expected) && log.contains("writable") != read_only, "{log}");
+        let root = node.dir.join("act/root");
+        let maps = root.join("plugins/kubernetes.io~local-volume/volumeDevices/pv");
+        assert!(loops().contains(&*maps.join(UID).to_string_lossy()), "{}", loops());
+
+        let snapshot = node.snapshot().await;
+        terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), StopTerms { grace: Some(1), immediately: false })
+            .await
+            .unwrap();
+        cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
+        cleanup_orphan(&node.ctx, UID).await.unwrap();
+        assert!(!root.join("pods").join(UID).exists() && !maps.exists());
+        assert!(!loops().contains(&*maps.to_string_lossy()), "{}", loops());
+        drop(device);
+        node.stop().await;
+    }
 }

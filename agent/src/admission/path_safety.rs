@@ -90,7 +90,10 @@ fn projected(volume: &Volume) -> Option<String> {
         let downward = source.downward_api.iter().flat_map(|s| s.items.iter().flatten()).map(|item| &item.path);
         let token = source.service_account_token.iter().map(|token| &token.path);
         let bundle = source.cluster_trust_bundle.iter().map(|bundle| &bundle.path);
-        let mut paths = config_map.chain(secret).chain(downward).chain(token).chain(bundle);
+        let certificate = source.pod_certificate.iter().flat_map(|source| {
+            [&source.credential_bundle_path, &source.key_path, &source.certificate_chain_path].into_iter().flatten()
+        });
+        let mut paths = config_map.chain(secret).chain(downward).chain(token).chain(bundle).chain(certificate);
         let problem = paths.find_map(|path| inside("path", Some(path)));
         if problem.is_some() {
             return problem;

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::api::core::v1::Volume;
-use k8s_openapi::api::core::v1::VolumeDevice;
 
 use super::Decision;
 use super::Input;
@@ -46,15 +45,11 @@ fn unsupported(pod: &Pod) -> Vec<String> {
 /// The fields of a container that may be unsupported, whichever list it is in.
 struct View<'a> {
     resources: Option<&'a ResourceRequirements>,
-    devices: &'a [VolumeDevice],
 }
 
 macro_rules! view {
     ($container:expr) => {
-        Self {
-            resources: $container.resources.as_ref(),
-            devices: $container.volume_devices.as_deref().unwrap_or_default(),
-        }
+        Self { resources: $container.resources.as_ref() }
     };
 }
 
@@ -84,11 +79,6 @@ impl Fields {
     }
 
     fn volume(&mut self, path: &str, volume: &Volume) {
-        for (index, source) in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()).enumerate() {
-            let path = format!("{path}.projected.sources[{index}]");
-            self.note(source.cluster_trust_bundle.is_some(), format!("{path}.clusterTrustBundle"));
-            self.note(source.pod_certificate.is_some(), format!("{path}.podCertificate"));
-        }
         let known = volume.empty_dir.is_some()
             || volume.host_path.is_some()
             || volume.persistent_volume_claim.is_some()
@@ -107,7 +97,6 @@ impl Fields {
     fn container(&mut self, path: &str, container: &View<'_>) {
         let claims = container.resources.and_then(|resources| resources.claims.as_ref());
         self.note(claims.is_some_and(|claims| !claims.is_empty()), format!("{path}.resources.claims"));
-        self.note(!container.devices.is_empty(), format!("{path}.volumeDevices"));
     }
 }
 
@@ -138,10 +127,7 @@ mod tests {
 
     #[test]
     fn unsupported_container_fields_are_named() {
-        for (extra, path) in [
-            (json!({ "resources": { "claims": [{ "name": "n" }] } }), "resources.claims"),
-            (json!({ "volumeDevices": [{ "name": "n", "devicePath": "/dev/x" }] }), "volumeDevices"),
-        ] {
+        for (extra, path) in [(json!({ "resources": { "claims": [{ "name": "n" }] } }), "resources.claims")] {
             for list in ["initContainers", "containers", "ephemeralContainers"] {
                 let mut spec = json!({ "containers": [container(json!({}))] });
                 let plain = container(json!({}));
@@ -153,18 +139,9 @@ mod tests {
 
     #[test]
     fn unsupported_volumes_are_named() {
-        for (volume, path) in [
-            (
-                json!({ "name": "v", "projected": { "sources": [{ "secret": { "name": "n" } }, { "clusterTrustBundle": { "path": "t" } }] } }),
-                "projected.sources[1].clusterTrustBundle",
-            ),
-            (
-                json!({ "name": "v", "projected": { "sources": [{ "podCertificate": { "signerName": "s", "keyType": "ED25519" } }] } }),
-                "projected.sources[0].podCertificate",
-            ),
-            (json!({ "name": "v", "csi": { "driver": "d" } }), "csi"),
-            (json!({ "name": "v" }), "(no source)"),
-        ] {
+        for (volume, path) in
+            [(json!({ "name": "v", "csi": { "driver": "d" } }), "csi"), (json!({ "name": "v" }), "(no source)")]
+        {
             let spec =
                 json!({ "containers": [container(json!({}))], "volumes": [{ "name": "e", "emptyDir": {} }, volume] });
             assert_eq!(unsupported(&pod(spec)), [format!("spec.volumes[1].{path}")]);
@@ -176,11 +153,11 @@ mod tests {
         let pod = pod(json!({
             "resourceClaims": [{ "name": "n", "resourceClaimName": "m" }],
             "containers": [
-                container(json!({ "resources": { "claims": [{ "name": "n" }] }, "volumeDevices": [{ "name": "n", "devicePath": "/dev/x" }] })),
+                container(json!({ "resources": { "claims": [{ "name": "n" }] } })),
             ],
         }));
         let message = "Pod needs what this node does not support yet: spec.resourceClaims, \
-             spec.containers[0].resources.claims, spec.containers[0].volumeDevices";
+             spec.containers[0].resources.claims";
         let decision = check(super::super::testing::input(&pod, &super::super::NodeOffer::default()));
         assert_eq!(decision, Decision::reject("PodFeatureUnsupported", message));
     }
@@ -200,7 +177,8 @@ mod tests {
         let hook = json!({ "exec": { "command": ["true"] } });
         let hooks = json!({ "postStart": hook, "preStop": hook, "stopSignal": "SIGUSR1" });
         let full = container(
-            json!({ "env": env, "envFrom": env_from, "volumeMounts": mounts, "lifecycle": hooks, "resources": { "claims": [] } }),
+            json!({ "env": env, "envFrom": env_from, "volumeMounts": mounts, "lifecycle": hooks, "resources": { "claims": [] },
+                "volumeDevices": [{ "name": "k", "devicePath": "/dev/x" }] }),
         );
         let pod = pod(json!({
             "hostNetwork": true,
@@ -219,7 +197,11 @@ mod tests {
                 { "name": "s", "secret": { "secretName": "n" } },
                 { "name": "d", "downwardAPI": { "items": [] } },
                 { "name": "i", "image": { "reference": "r" } },
-                { "name": "p", "projected": { "sources": [{ "serviceAccountToken": { "path": "t" } }] } },
+                { "name": "p", "projected": { "sources": [
+                    { "serviceAccountToken": { "path": "t" } },
+                    { "clusterTrustBundle": { "path": "b", "name": "n" } },
+                    { "podCertificate": { "signerName": "s", "keyType": "ED25519", "credentialBundlePath": "c" } },
+                ] } },
             ],
         }));
         assert_eq!(unsupported(&pod), Vec::<String>::new());

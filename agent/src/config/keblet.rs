@@ -19,6 +19,7 @@ document! {
         relist "relist": Relist, nested, used, "How often the runtime is listed as a whole.";
         pressure "pressure": PressureSettings, nested, used, "When the kernel reports pressure, and what is done about it.";
         pacing "pacing": PacingSettings, nested, used, "By which rules one pod's work waits for another's.";
+        images "images": ImageSettings, nested, used, "When images are pulled.";
         eviction "eviction": EvictionSettings, nested, used, "What evictions are decided by.";
     }
 }
@@ -50,6 +51,14 @@ document! {
         stop_limiter "stopLimiter": bool = true, pointer, used, "Limit how many pods are stopped at the same time.";
         held_back_statuses "heldBackStatuses": bool = true, pointer, used, "Hold back the first status of a pod while containers are being started, 200 ms at most.";
         deferred_events "deferredEvents": bool = true, pointer, used, "Defer events while containers are being started or pods stopped, 2 s at most.";
+    }
+}
+
+document! {
+    /// `images`
+    #[derive(Eq)]
+    pub struct ImageSettings {
+        prefetch "prefetch": bool = false, value, used, "Pull images of later containers while init containers run, within the limits of all pulls.";
     }
 }
 

@@ -11,6 +11,7 @@ mod access;
 mod cache;
 mod credentials;
 mod gc;
+mod prefetch;
 mod pull;
 mod reference;
 #[cfg(test)]
@@ -43,6 +44,8 @@ pub use gc::GcError;
 pub use gc::GcPolicy;
 pub use gc::ImageGc;
 pub use gc::RemovedImages;
+pub use prefetch::PrefetchRequest;
+pub use prefetch::PrefetchedPull;
 pub use pull::PullError;
 pub use pull::PullLimits;
 pub use reference::ReferenceError;
@@ -55,6 +58,7 @@ use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use cache::ImageCache;
 use gc::records::Records;
+use prefetch::Prefetches;
 use pull::PullLimiter;
 
 /// The image service of the runtime, with a lookup cache and pull limits.
@@ -67,6 +71,7 @@ pub struct Images {
     changes: watch::Sender<u64>,
     credentials: Credentials,
     access: Option<AccessRecords>,
+    prefetches: Option<Prefetches>,
 }
 
 /// An image as the runtime reports it.
@@ -99,7 +104,7 @@ impl Images {
     pub fn new(runtime: Runtime, limits: PullLimits) -> Self {
         let (cache, records, changes) = (Mutex::default(), Mutex::default(), watch::Sender::new(0));
         let (limiter, credentials) = (PullLimiter::new(limits), Credentials::none());
-        Self { runtime, limiter, cache, records, changes, credentials, access: None }
+        Self { runtime, limiter, cache, records, changes, credentials, access: None, prefetches: None }
     }
 
     /// Looks credentials up here too.
@@ -113,6 +118,13 @@ impl Images {
     #[must_use]
     pub fn with_access(mut self, access: AccessRecords) -> Self {
         self.access = Some(access);
+        self
+    }
+
+    /// Pulls images of later containers while init containers run, if `on`.
+    #[must_use]
+    pub fn with_prefetch(mut self, on: bool) -> Self {
+        self.prefetches = on.then(Prefetches::default);
         self
     }
 
@@ -234,9 +246,10 @@ impl Images {
         self.cache().remove(uid, image);
     }
 
-    /// Removes a pod from the cache.
+    /// Removes a pod from the cache, and its pulls ahead.
     pub fn remove_cached_pod(&self, uid: &str) {
         self.cache().remove_pod(uid);
+        self.prefetches.iter().for_each(|prefetches| prefetches.forget_pod(uid));
     }
 
     /// An image was removed from the node.

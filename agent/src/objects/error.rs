@@ -55,6 +55,48 @@ pub enum ObjectError {
         /// Why it was not replaced.
         cause: String,
     },
+    /// The API server does not have this API.
+    #[error("the API server does not serve {kind}")]
+    NotServed {
+        /// The resource.
+        kind: &'static str,
+    },
+    /// No trust bundle of a signer matches.
+    #[error("no clustertrustbundle of signer {signer:?} matches the label selector")]
+    NoTrustBundle {
+        /// The signer.
+        signer: String,
+    },
+    /// A source that says of nothing which trust bundles it means.
+    #[error("a clusterTrustBundle source needs either name or signerName")]
+    UnnamedTrustBundle,
+    /// A label selector that is none.
+    #[error("invalid label selector: {0}")]
+    BadSelector(String),
+    /// A text that should be PEM.
+    #[error("{what} is not PEM: {cause}")]
+    BadPem {
+        /// Which text.
+        what: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// A certificate of a pod was requested and is not issued yet.
+    #[error("credential bundle is not issued yet")]
+    NotIssued,
+    /// The signer does not issue a certificate.
+    #[error("PodCertificateRequest {verb}, reason={reason:?}, message={message:?}")]
+    CertificateRefused {
+        /// `was denied` or `failed`.
+        verb: &'static str,
+        /// The signer's reason.
+        reason: String,
+        /// Its explanation.
+        message: String,
+    },
+    /// No certificate could be requested.
+    #[error("cannot request a certificate: {0}")]
+    NoCertificate(String),
     /// The services were not listed yet.
     #[error("services have not yet been read at least once, cannot construct envvars")]
     NoServices,
@@ -63,7 +105,7 @@ pub enum ObjectError {
 impl ObjectError {
     /// Whether the object does not exist, which satisfies an optional reference.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::NotFound { .. })
+        matches!(self, Self::NotFound { .. } | Self::NotServed { .. } | Self::NoTrustBundle { .. })
     }
 }
 

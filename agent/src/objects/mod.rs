@@ -1,6 +1,6 @@
 //! API objects that pods refer to: ConfigMaps and Secrets, each with a watch of its own while a registered pod refers
 //! to it; service account tokens; the services that become environment variables; RuntimeClasses; claims
-//! with their persistent volumes.
+//! with their persistent volumes; trust bundles, and certificates of pods.
 //!
 //! Reads only what pods name; what an object is used for is known to environment and volumes. Serves cached objects
 //! while the API server is unavailable.
@@ -9,6 +9,7 @@
 //!  pod ─▶ references ─▶ Store: one watch (or GET with a time to live) per object ─▶ config_map · secret
 //!                          └─▶ change counter: wakes the workers of the pods that use it
 //!  watch of all services ─▶ service_variables          TokenRequest ─▶ Tokens ─▶ token
+//!  watch of all bundles ─▶ trust_anchors               PodCertificateRequest ─▶ PodCertificates ─▶ pod_certificate
 //! ```
 
 mod cached_object;
@@ -16,30 +17,38 @@ mod claims;
 mod error;
 mod kind;
 mod object_watch;
+mod pem_blocks;
+mod pod_certificates;
 mod references;
 mod registration;
 mod retry;
 mod runtime_classes;
+mod served;
 mod service_env;
 mod services;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;
 mod token;
+mod trust_bundles;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ClusterTrustBundleProjection;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodCertificateProjection;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Client;
 use tokio::sync::watch;
 
 pub use error::ObjectError;
+pub use pod_certificates::CertificateKey;
+pub use pod_certificates::PodCertificate;
 pub use registration::Registration;
 pub use token::Token;
 pub use token::TokenKey;
@@ -48,12 +57,15 @@ use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
 use crate::model::PodUid;
 use crate::model::spec;
+use pod_certificates::PodCertificates;
+use pod_certificates::Tell;
 use references::References;
 use registration::RegistrationId;
 use runtime_classes::RuntimeClasses;
 use services::Services;
 use store::Store;
 use token::Tokens;
+use trust_bundles::TrustBundles;
 
 /// `configMapAndSecretChangeDetectionStrategy`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -96,6 +108,8 @@ struct Inner {
     services: Services,
     runtime_classes: RuntimeClasses,
     tokens: Tokens,
+    trust_bundles: TrustBundles,
+    pod_certificates: PodCertificates,
 }
 
 impl std::fmt::Debug for Objects {
@@ -122,6 +136,8 @@ impl Objects {
                 services: Services::start(client.clone(), config.recovered.clone()),
                 runtime_classes: RuntimeClasses::new(client.clone(), config.recovered.clone()),
                 tokens: Tokens::new(client.clone(), config.clock),
+                trust_bundles: TrustBundles::new(client.clone(), config.recovered.clone()),
+                pod_certificates: PodCertificates::new(client.clone(), config.recovered, config.clock, config.node),
             })),
         }
     }
@@ -141,6 +157,11 @@ impl Objects {
         if spec::runtime_class(pod).is_some() {
             inner.runtime_classes.ensure_watch();
         }
+        if references.trust_bundles {
+            inner.trust_bundles.ensure_watch();
+        }
+        inner.trust_bundles.listeners().set(registration, references.trust_bundles);
+        inner.pod_certificates.listeners().set(registration, references.certificates);
         registration.objects = Arc::downgrade(inner);
     }
 
@@ -174,6 +195,30 @@ impl Objects {
     /// As [`Objects::token`]; the service account has another UID.
     pub async fn token_of_account(&self, key: &TokenKey, account: &str) -> Result<Token, ObjectError> {
         self.inner.as_ref().ok_or(ObjectError::StandaloneToken)?.tokens.get(key, Some(account)).await
+    }
+
+    /// The trust anchors that a projected volume asks for, PEM; empty if there are none and they are optional.
+    ///
+    /// # Errors
+    /// No bundle matches; the bundles cannot be read; the API server does not serve them.
+    pub async fn trust_anchors(&self, wanted: &ClusterTrustBundleProjection) -> Result<String, ObjectError> {
+        self.inner.as_ref().ok_or(ObjectError::Standalone)?.trust_bundles.anchors(wanted).await
+    }
+
+    /// A certificate of the pod for one source of a volume, and its key: the present one, or a new one. `tell`: events on
+    /// the pod.
+    ///
+    /// # Errors
+    /// The signer has refused, or not issued it yet; it cannot be requested.
+    pub(crate) async fn pod_certificate(
+        &self,
+        pod: &Pod,
+        key: &CertificateKey,
+        wanted: &PodCertificateProjection,
+        tell: Tell<'_>,
+    ) -> Result<PodCertificate, ObjectError> {
+        let inner = self.inner.as_ref().ok_or(ObjectError::Standalone)?;
+        inner.pod_certificates.get(&inner.tokens, pod, key, wanted, tell).await
     }
 
     /// A service account as it is now: one GET.
@@ -226,5 +271,8 @@ impl Inner {
         self.config_maps.unregister(id);
         self.secrets.unregister(id);
         self.tokens.forget_pod(uid);
+        self.trust_bundles.listeners().remove(id);
+        self.pod_certificates.listeners().remove(id);
+        self.pod_certificates.forget_pod(uid);
     }
 }

@@ -1,4 +1,4 @@
-//! Which ConfigMaps and Secrets a pod refers to. Pure.
+//! Which ConfigMaps and Secrets a pod refers to, and whether it uses trust bundles and certificates. Pure.
 
 use std::collections::BTreeMap;
 
@@ -30,13 +30,17 @@ pub(super) struct Names {
 pub(super) struct References {
     pub(super) config_maps: Names,
     pub(super) secrets: Names,
+    /// Some volume has trust anchors.
+    pub(super) trust_bundles: bool,
+    /// Some volume has a certificate of the pod.
+    pub(super) certificates: bool,
 }
 
 impl References {
     pub(super) fn of(pod: &Pod) -> Self {
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let names = || Names { namespace: namespace.clone(), needs: BTreeMap::new() };
-        let mut found = Self { config_maps: names(), secrets: names() };
+        let mut found = Self { config_maps: names(), secrets: names(), ..Self::default() };
         for container in spec::lasting_containers(pod) {
             found.container(container.spec.env.as_deref(), container.spec.env_from.as_deref());
         }
@@ -84,6 +88,8 @@ impl References {
             if let Some(secret) = &source.secret {
                 self.secrets.add(&secret.name, Need::Always);
             }
+            self.trust_bundles |= source.cluster_trust_bundle.is_some();
+            self.certificates |= source.pod_certificate.is_some();
         }
     }
 }

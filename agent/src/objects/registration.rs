@@ -1,5 +1,9 @@
 //! A pod's registration for its objects, and the counter of their changes.
 
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::sync::Weak;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -45,6 +49,42 @@ impl Registration {
             // Unreachable: the counter lives as long as `self`.
             std::future::pending().await
         }
+    }
+}
+
+/// Registrations that are told of changes of objects that many pods share.
+#[derive(Default)]
+pub(super) struct Listeners(Mutex<HashMap<RegistrationId, (PodUid, Changed)>>);
+
+impl Listeners {
+    fn all(&self) -> MutexGuard<'_, HashMap<RegistrationId, (PodUid, Changed)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells this registration from now on if it `listens`, and else no longer.
+    pub(super) fn set(&self, registration: &Registration, listens: bool) {
+        if listens {
+            let entry = (registration.uid.clone(), registration.counter.clone());
+            self.all().insert(registration.id, entry);
+        } else {
+            self.remove(registration.id);
+        }
+    }
+
+    pub(super) fn remove(&self, id: RegistrationId) {
+        self.all().remove(&id);
+    }
+
+    /// Counts a change for all.
+    pub(super) fn tell_all(&self) {
+        self.tell(|_| true);
+    }
+
+    /// Counts a change for the registrations of some pods.
+    pub(super) fn tell(&self, concerned: impl Fn(&PodUid) -> bool) {
+        let all = self.all();
+        let concerned = all.values().filter(|(uid, _)| concerned(uid));
+        concerned.for_each(|(_, changed)| changed.send_modify(|count| *count += 1));
     }
 }
 

@@ -70,6 +70,22 @@ pub enum VolumeError {
         /// The cause.
         source: Box<VolumeError>,
     },
+    /// A step on the persistent volume behind a claim for a raw device failed.
+    #[error("{source}")]
+    BlockVolume {
+        /// Its name.
+        name: String,
+        /// The cause.
+        source: Box<VolumeError>,
+    },
+    /// losetup(8) failed.
+    #[error("losetup {arguments} failed: {problem}")]
+    LoopDevice {
+        /// Its arguments.
+        arguments: String,
+        /// How it ended.
+        problem: String,
+    },
     /// A persistent volume that only one pod may use at a time (KEP-2485).
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
     InUse,
@@ -192,7 +208,7 @@ pub enum VolumeError {
     },
 }
 
-/// A volume that cannot be set up. Its text is the message of event `FailedMount`.
+/// A volume that cannot be set up. Its text is the message of the event.
 #[derive(Debug)]
 pub struct FailedVolume {
     /// Its name in the spec.
@@ -206,6 +222,14 @@ impl FailedVolume {
     pub fn is_unprocessed(&self) -> bool {
         matches!(self.error, VolumeError::Claim(_))
     }
+
+    /// Reason of its event.
+    pub fn reason(&self) -> &'static str {
+        match &self.error {
+            VolumeError::BlockVolume { .. } => "FailedMapVolume",
+            _ => "FailedMount",
+        }
+    }
 }
 
 impl fmt::Display for FailedVolume {
@@ -214,6 +238,9 @@ impl fmt::Display for FailedVolume {
             VolumeError::Claim(error) => write!(f, "{error}"),
             VolumeError::PersistentVolume { name, step, source } => {
                 write!(f, "MountVolume.{step} failed for volume {name:?} : {source}")
+            }
+            VolumeError::BlockVolume { name, source } => {
+                write!(f, "MapVolume.MapPodDevice failed for volume {name:?} : {source}")
             }
             error => write!(f, "MountVolume.SetUp failed for volume {:?} : {error}", self.volume),
         }

@@ -70,6 +70,30 @@ impl PodDirs {
         Ok(self.pod(uid)?.join(VOLUMES).join(plugin).join(plain(volume)?))
     }
 
+    /// The links to the devices of a pod's block volumes; `plugin` is their plugin's directory.
+    ///
+    /// # Errors
+    /// A UID that is no file name.
+    pub(super) fn devices(&self, uid: &str, plugin: &str) -> Result<PathBuf, VolumeError> {
+        Ok(self.pod(uid)?.join(DEVICES).join(plugin))
+    }
+
+    /// The link to the device of one block volume.
+    ///
+    /// # Errors
+    /// A part that is no file name.
+    pub(super) fn device(&self, uid: &str, plugin: &str, volume: &str) -> Result<PathBuf, VolumeError> {
+        Ok(self.devices(uid, plugin)?.join(plain(volume)?))
+    }
+
+    /// Where the device of a block volume is bind mounted for a pod.
+    ///
+    /// # Errors
+    /// A part that is no file name.
+    pub(super) fn device_map(&self, plugin: &str, volume: &str, uid: &str) -> Result<PathBuf, VolumeError> {
+        Ok(self.root.join(PLUGINS).join(plugin).join(DEVICES).join(plain(volume)?).join(plain(uid)?))
+    }
+
     /// The file that marks an emptyDir as set up.
     ///
     /// # Errors

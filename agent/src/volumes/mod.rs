@@ -8,6 +8,7 @@
 //!                   /volumes/kubernetes.io~{local-volume,nfs}/<persistent volume>   mounts, see `claims`
 //!                   /volumes/kubernetes.io~{configmap,secret,downward-api,projected}/<volume>   see `api/atomic.rs`
 //!                   /plugins/kubernetes.io~empty-dir/<volume>/ready
+//!                   /volumeDevices/kubernetes.io~local-volume/<persistent volume>   links to devices, see `claims/block.rs`
 //!                   /volume-subpaths/<volume>/<container>/<index>   bind mounts
 //!                   /containers/<container>/<8 hex>   termination messages
 //!                   /etc-hosts
@@ -45,6 +46,7 @@ use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::api::core::v1::VolumeDevice;
 use k8s_openapi::api::core::v1::VolumeMount;
 
 pub use api::InvalidPath;
@@ -312,6 +314,19 @@ impl Volumes {
         Err(VolumeError::SubPath { action, volume: mount.name.clone(), container: container.to_owned() })
     }
 
+    /// The device on the host behind a `volumeDevices` entry, and whether it cannot be written.
+    ///
+    /// # Errors
+    /// There is no such volume, or it is no device.
+    pub fn device(&self, pod: &Pod, volume: &str) -> Result<(PathBuf, bool), VolumeError> {
+        let found = volumes(pod).find(|found| found.name == volume);
+        let found = found.ok_or_else(|| VolumeError::NoSuchVolume { volume: volume.to_owned() })?;
+        let plugin = self.plugins.of(found);
+        let plugin = plugin.ok_or_else(|| VolumeError::Unsupported { volume: volume.to_owned() })?;
+        let device = plugin.device(&self.dirs, uid_of(pod), found)?;
+        Ok((device, plugin.is_read_only(uid_of(pod), found)))
+    }
+
     /// Unmounts and deletes the pod's volumes; its other files stay. Content is deleted only where a plugin of this agent
     /// owns it, and never across a mount point; a volume that stays does not keep the others.
     ///
@@ -336,6 +351,7 @@ impl Volumes {
             self.actual.unmounted(uid, name, &volume.volume(), began.elapsed(), done.is_ok());
             all = all.and(done);
         }
+        all = all.and(claims::unmap_all(&self.dirs, uid).await);
         let (dirs, of_pod, plugins) = (self.dirs.clone(), uid.to_owned(), self.plugins.clone());
         let owns = move |directory: &str| plugins.of_directory(directory).is_some_and(|p| p.attributes().owns_content);
         let ended = blocking(move || teardown::end(&dirs, &of_pod, owns)).await;
@@ -353,7 +369,8 @@ impl Volumes {
     pub fn is_torn_down(&self, uid: &str) -> bool {
         let Ok(pod) = self.dirs.pod(uid) else { return true };
         let is_empty = |dir: PathBuf| std::fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none());
-        !pod.join(layout::SUB_PATHS).exists() && is_empty(pod.join(layout::VOLUMES))
+        let devices = pod.join(layout::DEVICES).join(layout::escaped(claims::LOCAL));
+        !pod.join(layout::SUB_PATHS).exists() && is_empty(pod.join(layout::VOLUMES)) && is_empty(devices)
     }
 
     /// UIDs of pods that have a directory.
@@ -415,11 +432,20 @@ pub fn check_sub_path(sub_path: &str) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// Volumes some container mounts; others are not set up.
+/// Volumes some container mounts, or uses as a device; others are not set up.
 fn mounted_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
-    volumes(pod).filter(|volume| {
-        let names = |mounts: &Option<Vec<VolumeMount>>| mounts.iter().flatten().any(|mount| mount.name == volume.name);
-        spec::lasting_containers(pod).any(|container| names(&container.spec.volume_mounts))
-            || spec::ephemeral_containers(pod).iter().any(|container| names(&container.volume_mounts))
-    })
+    volumes(pod).filter(|volume| uses(pod, &volume.name) != (false, false))
+}
+
+/// Whether some container mounts the volume, and whether some uses it as a device.
+fn uses(pod: &Pod, volume: &str) -> (bool, bool) {
+    let mounts = |mounts: &Option<Vec<VolumeMount>>| mounts.iter().flatten().any(|mount| mount.name == volume);
+    let devices = |devices: &Option<Vec<VolumeDevice>>| devices.iter().flatten().any(|device| device.name == volume);
+    let (ephemeral, lasting) = (spec::ephemeral_containers(pod), || spec::lasting_containers(pod));
+    let mounted = lasting().any(|container| mounts(&container.spec.volume_mounts));
+    let as_device = lasting().any(|container| devices(&container.spec.volume_devices));
+    (
+        mounted || ephemeral.iter().any(|container| mounts(&container.volume_mounts)),
+        as_device || ephemeral.iter().any(|container| devices(&container.volume_devices)),
+    )
 }

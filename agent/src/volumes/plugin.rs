@@ -55,6 +55,14 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
         dirs.volume(uid, &layout::escaped(self.name()), &volume.name)
     }
 
+    /// The device on the host that containers get of a raw block volume. It is set up.
+    ///
+    /// # Errors
+    /// The volume is no device.
+    fn device(&self, _dirs: &PodDirs, _uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
+        Err(VolumeError::Unsupported { volume: volume.name.clone() })
+    }
+
     /// True if containers cannot write the volume, whatever their mounts say. It is set up.
     fn is_read_only(&self, _uid: &str, _volume: &Volume) -> bool {
         self.attributes().read_only
@@ -143,7 +151,8 @@ impl Plugins {
         let mut all: Vec<Box<dyn VolumePlugin>> =
             vec![Box::new(EmptyDir), Box::new(HostPath), Box::new(Image), Box::new(Nfs), Box::new(claims)];
         for kind in api::Kind::ALL {
-            all.push(Box::new(api::ObjectVolumes::new(kind, objects.clone(), allocatable.clone())));
+            let (objects, allocatable) = (objects.clone(), allocatable.clone());
+            all.push(Box::new(api::ObjectVolumes::new(kind, objects, allocatable, recorder.cloned())));
         }
         all.extend(MountOnly::all().map(|plugin| Box::new(plugin) as Box<dyn VolumePlugin>));
         Self(all.into())

@@ -19,7 +19,7 @@ use crate::runtime::Runtime;
 
 /// Images of this runtime, with access records unless their feature gate is off. Makes directories.
 pub(super) fn prepare(settings: &Settings, runtime: Runtime, metrics: &Arc<Metrics>) -> anyhow::Result<Images> {
-    let images = Images::new(runtime, node::pull_limits(settings));
+    let images = Images::new(runtime, node::pull_limits(settings)).with_prefetch(settings.keblet.images.prefetch);
     if !settings.gates.enabled(Feature::KubeletEnsureSecretPulledImages) {
         return Ok(images);
     }

@@ -6,6 +6,7 @@
 
 mod cluster_access;
 mod cluster_admission;
+mod cluster_block_volumes;
 mod cluster_credentials;
 mod cluster_events;
 mod cluster_eviction;
@@ -25,5 +26,6 @@ mod cluster_runtime_classes;
 mod cluster_server;
 mod cluster_streams;
 mod cluster_takeover;
+mod cluster_trust;
 mod cluster_websockets;
 mod cluster_workloads;

@@ -47,6 +47,8 @@ pub(crate) struct State {
     pub(crate) tokens: usize,
     /// The last request for a token.
     pub(crate) last_token: Value,
+    /// Versions of `certificates.k8s.io` and the resources in them.
+    pub(crate) certificates: BTreeMap<&'static str, Vec<&'static str>>,
 }
 
 /// The server, shared with the test.
@@ -65,6 +67,7 @@ impl Api {
             old: false,
             tokens: 0,
             last_token: Value::Null,
+            certificates: BTreeMap::new(),
         };
         Self(Arc::new(Mutex::new(state)), clock)
     }
@@ -121,7 +124,35 @@ impl Api {
         if let Some(object) = state.objects.remove(key) {
             state.version += 1;
             state.tell(key, "DELETED", &object);
+            state.tell(&collection(key), "DELETED", &object);
         }
+    }
+
+    /// Creates or changes an object of `certificates.k8s.io`, and notifies the watch of its collection; `metadata` has at
+    /// least its name.
+    pub(crate) fn put_certificate_object(&self, plural: &str, kind: &str, mut object: Value) {
+        let mut state = self.state();
+        state.version += 1;
+        object["apiVersion"] = json!("certificates.k8s.io/v1beta1");
+        object["kind"] = json!(kind);
+        object["metadata"]["resourceVersion"] = json!(state.version.to_string());
+        let key = format!("{plural}/{}", object["metadata"]["name"].as_str().expect("a name"));
+        let word = if state.objects.insert(key.clone(), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
+        state.tell(&collection(&key), word, &object);
+    }
+
+    /// All PodCertificateRequests.
+    pub(crate) fn certificate_requests(&self) -> Vec<Value> {
+        let state = self.state();
+        let requests = state.objects.iter().filter(|(key, _)| key.starts_with(REQUESTS));
+        requests.map(|(_, object)| object.clone()).collect()
+    }
+
+    /// Answers a PodCertificateRequest as its signer does.
+    pub(crate) fn answer_certificate_request(&self, name: &str, status: Value) {
+        let mut object = self.state().objects.get(&format!("{REQUESTS}{name}")).expect("a request").clone();
+        object["status"] = status;
+        self.put_certificate_object(REQUESTS.trim_end_matches('/'), "PodCertificateRequest", object);
     }
 
     /// Begins or ends an outage; ends all watches.
@@ -135,7 +166,7 @@ impl Api {
     pub(crate) fn watches(&self) -> usize {
         let mut state = self.state();
         state.watchers.retain(|(_, sender)| !sender.is_closed());
-        state.watchers.iter().filter(|(key, _)| !key.starts_with("services") && !key.starts_with("runtime")).count()
+        state.watchers.iter().filter(|(key, _)| key != "services" && !key.ends_with('/')).count()
     }
 
     /// Requests since they were last taken, those about services left out.
@@ -161,7 +192,11 @@ impl Api {
         }
         if parts.method == Method::POST {
             let body = body.collect_bytes().await.expect("a body");
-            return Ok(self.token(&serde_json::from_slice(&body).expect("JSON")));
+            let body = serde_json::from_slice(&body).expect("JSON");
+            return Ok(match path.ends_with("podcertificaterequests") {
+                true => self.certificate_request(body),
+                false => self.token(&body),
+            });
         }
         Ok(self.read(&path, &query))
     }
@@ -169,11 +204,24 @@ impl Api {
     fn read(&self, path: &str, query: &str) -> Response<Out> {
         let mut state = self.state();
         let field = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
-        let mut rest = path.trim_start_matches("/api/v1/").trim_start_matches("/apis/node.k8s.io/v1/").split('/');
+        if let Some(version) = path.strip_prefix("/apis/certificates.k8s.io/").filter(|version| !version.contains('/'))
+        {
+            let Some(resources) = state.certificates.get(version) else { return status(404, "NotFound", "not found") };
+            let resource =
+                |name| json!({"name": name, "singularName": "", "namespaced": false, "kind": "K", "verbs": ["watch"]});
+            let resources: Vec<Value> = resources.iter().map(resource).collect();
+            return say(&json!({"groupVersion": format!("certificates.k8s.io/{version}"), "resources": resources}));
+        }
+        let mut rest = match path.strip_prefix("/apis/certificates.k8s.io/") {
+            Some(rest) => rest.split_once('/').map_or("", |(_, rest)| rest),
+            None => path.trim_start_matches("/api/v1/").trim_start_matches("/apis/node.k8s.io/v1/"),
+        }
+        .split('/');
         let key = match (rest.next(), rest.next(), rest.next(), rest.next().or(field)) {
             (Some("namespaces"), Some(namespace), Some(kind), Some(name)) => format!("{kind}/{namespace}/{name}"),
             (Some("services"), ..) => "services".to_owned(),
             (Some("runtimeclasses"), name, ..) => format!("runtimeclasses/{}", name.unwrap_or_default()),
+            (Some(plural @ ("clustertrustbundles" | "podcertificaterequests")), None, ..) => format!("{plural}/"),
             _ => panic!("unexpected {path}?{query}"),
         };
         if !query.contains("watch=true") {
@@ -197,7 +245,7 @@ impl Api {
         let (sender, receiver) = mpsc::unbounded_channel();
         state.watchers.push((key.clone(), sender));
         if initial {
-            let of_key = |name: &String| *name == key || (key == "runtimeclasses/" && name.starts_with(&key));
+            let of_key = |name: &String| *name == key || (key.ends_with('/') && name.starts_with(&key));
             let all: Vec<Value> =
                 state.objects.iter().filter(|(name, _)| of_key(name)).map(|(_, o)| o.clone()).collect();
             all.iter().for_each(|object| state.tell(&key, "ADDED", object));
@@ -206,6 +254,14 @@ impl Api {
             state.tell(&key, "BOOKMARK", &bookmark);
         }
         Response::new(StreamBody::new(UnboundedReceiverStream::new(receiver)).boxed_unsync())
+    }
+
+    fn certificate_request(&self, mut asked: Value) -> Response<Out> {
+        let count = self.certificate_requests().len();
+        asked["metadata"]["name"] =
+            json!(format!("{}{count}", asked["metadata"]["generateName"].as_str().expect("a prefix")));
+        self.put_certificate_object(REQUESTS.trim_end_matches('/'), "PodCertificateRequest", asked.clone());
+        say(&asked)
     }
 
     fn token(&self, asked: &Value) -> Response<Out> {
@@ -229,6 +285,13 @@ impl State {
             let _ = sender.send(Ok(Frame::data(line.clone())));
         }
     }
+}
+
+const REQUESTS: &str = "podcertificaterequests/";
+
+/// The key of the watch of all objects of a kind.
+fn collection(key: &str) -> String {
+    format!("{}/", key.split('/').next().unwrap_or_default())
 }
 
 fn split(key: &str) -> (&str, &str) {

@@ -1,6 +1,8 @@
 //! The object cache against a scripted API server, on paused time.
 
 pub(crate) mod api;
+mod certificates;
+mod trust_bundles;
 
 use std::time::Duration;
 use std::time::SystemTime;
@@ -18,6 +20,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 struct Room {
     api: Api,
     objects: Objects,
+    clock: Clock,
 }
 
 impl Room {
@@ -25,9 +28,11 @@ impl Room {
         let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
         let api = Api::new(clock);
         let (recovered, sync_frequency) = (Recovered::default(), Duration::from_secs(60));
-        let config = ObjectsConfig { strategy, recovered, sync_frequency, clock, node: None };
+        let node: Node = serde_json::from_value(json!({"metadata": {"name": "n1", "uid": "n-uid"}})).expect("a Node");
+        let node = Some(watch::channel(Some(Arc::new(node))).1);
+        let config = ObjectsConfig { strategy, recovered, sync_frequency, clock, node };
         let objects = Objects::new(&api.client(), config);
-        Self { api, objects }
+        Self { api, objects, clock }
     }
 
     async fn value(&self, name: &str) -> String {

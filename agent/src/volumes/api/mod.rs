@@ -2,7 +2,6 @@
 //! first (`resolve`, which may wait for the API server), then written in one step (`atomic`, which blocks).
 //!
 //! They belong to the agent: containers see them read-only, and they follow their objects while the containers run.
-//! Refuses trust bundles and pod certificates.
 
 mod atomic;
 mod content;
@@ -39,6 +38,7 @@ use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
 use crate::model::Amount;
 use crate::objects::Objects;
+use crate::recorder::Recorder;
 use atomic::Written;
 use ownership::Owners;
 use payload::Payload;
@@ -68,11 +68,17 @@ pub(super) struct ObjectVolumes {
     kind: Kind,
     objects: Objects,
     allocatable: Arc<BTreeMap<String, Amount>>,
+    recorder: Option<Recorder>,
 }
 
 impl ObjectVolumes {
-    pub(super) fn new(kind: Kind, objects: Objects, allocatable: Arc<BTreeMap<String, Amount>>) -> Self {
-        Self { kind, objects, allocatable }
+    pub(super) fn new(
+        kind: Kind,
+        objects: Objects,
+        allocatable: Arc<BTreeMap<String, Amount>>,
+        recorder: Option<Recorder>,
+    ) -> Self {
+        Self { kind, objects, allocatable, recorder }
     }
 }
 
@@ -102,7 +108,8 @@ impl VolumePlugin for ObjectVolumes {
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         Box::pin(async move {
             let owners = Owners { group: target.fs_group, ..Owners::of(target.pod) };
-            let resolver = Resolver { objects: &self.objects, allocatable: &self.allocatable, pod: target.pod, owners };
+            let (objects, allocatable) = (&self.objects, &*self.allocatable);
+            let resolver = Resolver { objects, allocatable, pod: target.pod, owners, recorder: self.recorder.as_ref() };
             let resolved = resolver.resolve(target.volume).await?;
             let write = VolumeWrite {
                 dir: self.mount_path(target.dirs, target.uid, target.volume)?,

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use k8s_openapi::api::core::v1::ClusterTrustBundleProjection;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodCertificateProjection;
 use k8s_openapi::api::core::v1::ProjectedVolumeSource;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::core::v1::ServiceAccountTokenProjection;
@@ -20,16 +22,19 @@ use super::ownership::Owners;
 use super::payload::File;
 use super::payload::Payload;
 use crate::model::Amount;
+use crate::objects::CertificateKey;
 use crate::objects::ObjectError;
 use crate::objects::Objects;
 use crate::objects::TokenKey;
+use crate::recorder::EventType;
+use crate::recorder::Recorder;
 use crate::volumes::VolumeError;
 
 /// Content, and when some of it expires.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved {
     pub(crate) payload: Payload,
-    /// When a token in it is to be replaced.
+    /// When a token or certificate in it is to be replaced.
     pub(crate) refresh_at: Option<SystemTime>,
 }
 
@@ -39,6 +44,8 @@ pub(crate) struct Resolver<'a> {
     pub(crate) allocatable: &'a BTreeMap<String, Amount>,
     pub(crate) pod: &'a Pod,
     pub(crate) owners: Owners,
+    /// Records events on the pod.
+    pub(crate) recorder: Option<&'a Recorder>,
 }
 
 impl Resolver<'_> {
@@ -84,8 +91,9 @@ impl Resolver<'_> {
         if self.objects.is_standalone() {
             return Err(VolumeError::NoClient { volume: volume.to_owned() });
         }
-        let sources = source.sources.iter().flatten();
-        let parts = futures_util::future::join_all(sources.map(|source| self.projection(source, default_mode))).await;
+        let sources = source.sources.iter().flatten().enumerate();
+        let resolving = sources.map(|(index, source)| self.projection((volume, index), source, default_mode));
+        let parts = futures_util::future::join_all(resolving).await;
         let (mut all, mut failed) = (Resolved::default(), Vec::new());
         for part in parts {
             match part {
@@ -99,7 +107,13 @@ impl Resolver<'_> {
         VolumeError::all_of(failed).map_or(Ok(all), Err)
     }
 
-    async fn projection(&self, source: &VolumeProjection, default_mode: u32) -> Result<Resolved, VolumeError> {
+    /// The content of one source; `place`: its volume and its position in it.
+    async fn projection(
+        &self,
+        place: (&str, usize),
+        source: &VolumeProjection,
+        default_mode: u32,
+    ) -> Result<Resolved, VolumeError> {
         let payload = if let Some(source) = &source.secret {
             let items = source.items.as_deref().unwrap_or_default();
             let form = Form { items, mode: default_mode, optional: source.optional == Some(true) };
@@ -113,6 +127,10 @@ impl Resolver<'_> {
             content::of_downward_api(self.pod, items, default_mode, self.allocatable)?
         } else if let Some(source) = &source.service_account_token {
             return self.token(source, default_mode).await;
+        } else if let Some(source) = &source.cluster_trust_bundle {
+            self.trust_bundle(source, default_mode).await?
+        } else if let Some(source) = &source.pod_certificate {
+            return self.certificate(place, source, default_mode).await;
         } else {
             return Err(VolumeError::UnsupportedSource);
         };
@@ -131,13 +149,54 @@ impl Resolver<'_> {
         };
         let token = self.objects.token(&claim).await?;
         let mut payload = Payload::default();
-        let file = File {
-            data: token.text.expose_secret().as_bytes().to_owned(),
-            mode: self.owners.credential_mode(default_mode),
-            owner: self.owners.user,
-        };
-        payload.put(&source.path, file)?;
+        payload.put(&source.path, self.credential(token.text.expose_secret(), default_mode))?;
         Ok(Resolved { payload, refresh_at: token.refresh_at })
+    }
+
+    async fn trust_bundle(
+        &self,
+        source: &ClusterTrustBundleProjection,
+        default_mode: u32,
+    ) -> Result<Payload, VolumeError> {
+        let anchors = self.objects.trust_anchors(source).await?;
+        let mut payload = Payload::default();
+        payload.put(&source.path, self.credential(&anchors, default_mode))?;
+        Ok(payload)
+    }
+
+    /// The certificate and its key, in one file, or in one each, or in all.
+    async fn certificate(
+        &self,
+        (volume, index): (&str, usize),
+        source: &PodCertificateProjection,
+        default_mode: u32,
+    ) -> Result<Resolved, VolumeError> {
+        let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
+        let key = CertificateKey { pod: uid.into(), volume: volume.to_owned(), source: index };
+        let tell = |kind: EventType, reason: &str, message: &str| {
+            if let Some(recorder) = self.recorder {
+                recorder.pod_event(self.pod, "", kind, reason, message);
+            }
+        };
+        let made = self.objects.pod_certificate(self.pod, &key, source, &tell).await?;
+        let (key, chain) = (made.key.expose_secret(), made.chain.as_str());
+        let mut payload = Payload::default();
+        for (path, text) in [
+            (&source.credential_bundle_path, format!("{key}{chain}")),
+            (&source.key_path, key.to_owned()),
+            (&source.certificate_chain_path, chain.to_owned()),
+        ] {
+            if let Some(path) = path.as_deref().filter(|path| !path.is_empty()) {
+                payload.put(path, self.credential(&text, default_mode))?;
+            }
+        }
+        Ok(Resolved { payload, refresh_at: made.refresh_at })
+    }
+
+    /// A file that belongs to the user of the pod.
+    fn credential(&self, text: &str, default_mode: u32) -> File {
+        let (mode, owner) = (self.owners.credential_mode(default_mode), self.owners.user);
+        File { data: text.as_bytes().to_owned(), mode, owner }
     }
 }
 

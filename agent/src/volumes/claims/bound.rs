@@ -9,6 +9,7 @@ use crate::objects::ObjectError;
 
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 const FILESYSTEM: &str = "Filesystem";
+const BLOCK: &str = "Block";
 
 /// Why a claim cannot be used; the volume is not set up at all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,8 +43,8 @@ pub enum ClaimProblem {
     NoClaimRef(String),
     #[error("found PV object {name} but its pv.Spec.ClaimRef.UID {found:?} does not point to claim.UID {wanted:?}")]
     OtherClaim { name: String, found: String, wanted: String },
-    #[error("volume {volume} has volumeMode {mode}, but is specified in volumeMounts")]
-    Mode { volume: String, mode: String },
+    #[error("volume {volume} has volumeMode {mode}, but is specified in {list}")]
+    Mode { volume: String, mode: String, list: &'static str },
 }
 
 /// The claim that a volume of the pod names; that of a generic ephemeral volume (KEP-1698) is named after both.
@@ -101,29 +102,49 @@ pub(super) fn volume_of<'a>(
     Ok(name)
 }
 
-/// Checks that the persistent volume is bound to this claim, and has files: block devices are refused.
+/// In which lists of the pod's containers a volume is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Uses {
+    /// `volumeMounts`.
+    pub(super) mounted: bool,
+    /// `volumeDevices`.
+    pub(super) as_device: bool,
+}
+
+/// Checks that the persistent volume is bound to this claim, and has files if containers mount it, and is a device if they
+/// use it as one.
 ///
 /// # Errors
-/// It is bound to another claim, or is a block device.
+/// It is bound to another claim, or its mode does not fit.
 pub(super) fn check_volume(
     found: &PersistentVolume,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
+    uses: Uses,
 ) -> Result<(), ClaimProblem> {
     let name = found.metadata.name.clone().unwrap_or_default();
     let spec = found.spec.as_ref();
     let Some(bound) = spec.and_then(|spec| spec.claim_ref.as_ref()) else {
         return Err(ClaimProblem::NoClaimRef(name));
     };
+    let is_block = is_block(found);
     let (found, wanted) = (bound.uid.clone().unwrap_or_default(), claim.metadata.uid.clone().unwrap_or_default());
     if found != wanted {
         return Err(ClaimProblem::OtherClaim { name, found, wanted });
     }
-    let mode = spec.and_then(|spec| spec.volume_mode.as_deref()).unwrap_or(FILESYSTEM);
-    if mode != FILESYSTEM {
-        return Err(ClaimProblem::Mode { volume: volume.name.clone(), mode: mode.to_owned() });
+    let (mode, wrong, list) = match is_block {
+        true => (BLOCK, uses.mounted, "volumeMounts"),
+        false => (FILESYSTEM, uses.as_device, "volumeDevices"),
+    };
+    match wrong {
+        true => Err(ClaimProblem::Mode { volume: volume.name.clone(), mode: mode.to_owned(), list }),
+        false => Ok(()),
     }
-    Ok(())
+}
+
+/// True if the persistent volume is a raw device.
+pub(super) fn is_block(volume: &PersistentVolume) -> bool {
+    volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()) == Some(BLOCK)
 }
 
 /// True if only one pod may use the volume at a time (KEP-2485).
@@ -195,16 +216,23 @@ mod tests {
         let nil = "found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim";
         let other = "found PV object pv but its pv.Spec.ClaimRef.UID \"c-2\" does not point to claim.UID \"c-1\"";
         let block = "volume v has volumeMode Block, but is specified in volumeMounts";
-        for (spec, expected) in [
-            (json!({"claimRef": {"uid": "c-1"}}), Ok(())),
-            (json!({"claimRef": {"uid": "c-1"}, "volumeMode": "Filesystem"}), Ok(())),
-            (json!({}), Err(nil)),
-            (json!({"claimRef": {"uid": "c-2"}}), Err(other)),
-            (json!({"claimRef": {"uid": "c-1"}, "volumeMode": "Block"}), Err(block)),
+        let files = "volume v has volumeMode Filesystem, but is specified in volumeDevices";
+        let (mounted, device) = (Uses { mounted: true, as_device: false }, Uses { mounted: false, as_device: true });
+        let both = Uses { mounted: true, as_device: true };
+        for (spec, uses, expected) in [
+            (json!({"claimRef": {"uid": "c-1"}}), mounted, Ok(())),
+            (json!({"claimRef": {"uid": "c-1"}, "volumeMode": "Filesystem"}), mounted, Ok(())),
+            (json!({}), mounted, Err(nil)),
+            (json!({"claimRef": {"uid": "c-2"}}), mounted, Err(other)),
+            (json!({"claimRef": {"uid": "c-1"}, "volumeMode": "Block"}), mounted, Err(block)),
+            (json!({"claimRef": {"uid": "c-1"}, "volumeMode": "Block"}), device, Ok(())),
+            (json!({"claimRef": {"uid": "c-1"}, "volumeMode": "Block"}), both, Err(block)),
+            (json!({"claimRef": {"uid": "c-1"}}), device, Err(files)),
+            (json!({"claimRef": {"uid": "c-1"}}), both, Err(files)),
         ] {
             let found: PersistentVolume =
                 serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).expect("a volume");
-            let checked = check_volume(&found, &claim(json!({})), &volume).map_err(|problem| problem.to_string());
+            let checked = check_volume(&found, &claim(json!({})), &volume, uses).map_err(|problem| problem.to_string());
             assert_eq!(checked, expected.map_err(str::to_owned));
         }
     }

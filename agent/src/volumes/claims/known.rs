@@ -21,6 +21,8 @@ pub(super) struct Used {
     /// Its name.
     pub(super) name: String,
     pub(super) source: Source,
+    /// Containers get the device itself, not files on it.
+    pub(super) is_block: bool,
     /// The claim is used read-only.
     pub(super) read_only: bool,
     /// Only one pod may use it at a time.
@@ -116,7 +118,7 @@ mod tests {
 
     fn used(name: &str, is_exclusive: bool) -> Used {
         let (source, options) = (Source::Other, Vec::new());
-        Used { name: name.to_owned(), source, read_only: false, is_exclusive, options, gid: None }
+        Used { name: name.to_owned(), source, is_block: false, read_only: false, is_exclusive, options, gid: None }
     }
 
     #[test]

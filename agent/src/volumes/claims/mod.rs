@@ -3,11 +3,13 @@
 //! ```text
 //!  claim ─▶ bound? ─▶ persistent volume ─▶ of this claim? ─▶ node affinity ─▶ hostPath: its path
 //!  (GET)                  (GET)                                             ├▶ local: bind mount, fsGroup
-//!                                                                           └▶ nfs: mount(8)
+//!                                                                           ├▶ nfs: mount(8)
+//!                                                                           └▶ local, raw block: the device, see `block`
 //! ```
 //!
-//! None of these is attached to a node. Raw block volumes, CSI and other sources are refused.
+//! None of these is attached to a node. CSI and other sources are refused.
 
+mod block;
 mod bound;
 mod known;
 mod local;
@@ -25,6 +27,7 @@ use k8s_openapi::api::core::v1::Volume;
 pub use bound::ClaimError;
 pub use bound::ClaimProblem;
 
+pub(super) use block::unmap_all;
 pub(super) use known::Known;
 
 use super::PodDirs;
@@ -41,7 +44,10 @@ use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
 use crate::model::node_selector;
 use crate::objects::Objects;
+use crate::recorder::EventType;
 use crate::recorder::Recorder;
+use block::BlockMap;
+use bound::Uses;
 use bound::Wanted;
 use known::Source;
 use known::Used;
@@ -80,6 +86,7 @@ impl Claims {
         let used = Used {
             name: name.clone(),
             source: Source::of(&volume),
+            is_block: bound::is_block(&volume),
             read_only: wanted.read_only,
             is_exclusive: bound::is_exclusive(&volume),
             options: known::options(&volume),
@@ -97,7 +104,8 @@ impl Claims {
         let volume = self.objects.persistent_volume(name).await;
         let unreadable = |error| ClaimProblem::UnreadableVolume { name: name.to_owned(), error };
         let volume = volume.map_err(unreadable)?;
-        bound::check_volume(&volume, &claim, target.volume)?;
+        let (mounted, as_device) = super::uses(target.pod, &target.volume.name);
+        bound::check_volume(&volume, &claim, target.volume, Uses { mounted, as_device })?;
         Ok(volume)
     }
 
@@ -110,7 +118,29 @@ impl Claims {
         if node_selector::matches(required, name, &labels) { Ok(()) } else { Err(VolumeError::NodeAffinity) }
     }
 
+    /// Maps the device of a raw block volume.
+    async fn map(&self, target: Target<'_>, used: &Used) -> Result<(), VolumeError> {
+        let Source::Local(source) = &used.source else {
+            return Err(VolumeError::Unsupported { volume: target.volume.name.clone() });
+        };
+        let map = BlockMap::new(target.dirs, target.uid, &used.name)?;
+        if !map.map(&Path::new("/").join(&source.path)).await? {
+            return Ok(());
+        }
+        let Some(recorder) = &self.recorder else { return Ok(()) };
+        for (place, path) in [("globalMapPath", map.global.parent()), ("volumeMapPath", map.link.parent())] {
+            let path = path.unwrap_or(Path::new("")).to_string_lossy();
+            let message = format!("MapVolume.MapPodDevice succeeded for volume {:?} {place} {path:?}", used.name);
+            recorder.pod_event(target.pod, "", EventType::Normal, "SuccessfulMountVolume", &message);
+        }
+        Ok(())
+    }
+
     async fn mount(&self, target: Target<'_>, used: &Used) -> Result<(), VolumeError> {
+        if used.is_block {
+            let failed = |error| VolumeError::BlockVolume { name: used.name.clone(), source: Box::new(error) };
+            return self.map(target, used).await.map_err(failed);
+        }
         match &used.source {
             Source::HostPath(source) => {
                 if !used.options.is_empty() {
@@ -196,7 +226,8 @@ impl VolumePlugin for Claims {
 
     /// Of the others one is the host's, and one may wait for its server.
     fn is_measured(&self, uid: &str, volume: &Volume) -> bool {
-        self.known.get(uid, &volume.name).is_some_and(|used| matches!(used.source, Source::Local(_)))
+        let used = self.known.get(uid, &volume.name);
+        used.is_some_and(|used| !used.is_block && matches!(used.source, Source::Local(_)))
     }
 
     fn is_relabelled(&self, uid: &str, volume: &Volume) -> bool {
@@ -205,6 +236,12 @@ impl VolumePlugin for Claims {
 
     fn group(&self, uid: &str, volume: &Volume) -> Option<i64> {
         self.known.get(uid, &volume.name)?.gid
+    }
+
+    fn device(&self, dirs: &PodDirs, uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
+        let used = self.known.get(uid, &volume.name).filter(|used| used.is_block);
+        let used = used.ok_or_else(|| VolumeError::NotSetUp { volume: volume.name.clone() })?;
+        dirs.device(uid, &layout::escaped(LOCAL), &used.name)
     }
 
     fn mount_path(&self, dirs: &PodDirs, uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {

@@ -156,6 +156,106 @@ fn a_local_volume_is_shared_by_pods_and_given_to_the_group_of_the_first() {
     });
 }
 
+/// A loop device on a file, detached when this is dropped.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn on(file: &Path) -> Self {
+        fs::write(file, vec![0; 1 << 20]).expect("a file");
+        let made =
+            std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output().expect("losetup");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Self(String::from_utf8_lossy(&made.stdout).trim().into())
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let detached = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
+        assert!(detached.is_ok_and(|status| status.success()), "{} stays", self.0.display());
+    }
+}
+
+/// Loop devices whose file is below this directory.
+fn loops_below(dir: &Path) -> usize {
+    let loops = fs::read_dir("/sys/block").expect("a list").flatten();
+    let backing = loops.filter_map(|entry| fs::read_to_string(entry.path().join("loop/backing_file")).ok());
+    backing.filter(|file| Path::new(file.trim_end()).starts_with(dir)).count()
+}
+
+#[test]
+fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
+    if !Path::new("/dev/loop-control").exists() {
+        return keblet_skip::skip("needs loop devices");
+    }
+    in_private_mounts(|| {
+        let mut room = Room::new();
+        let device = LoopDevice::on(&room.root.path().join("disk"));
+        room.binds(json!({"local": {"path": device.0}, "volumeMode": "Block"}));
+        let using = |uid: &str, read_only: bool| -> Pod {
+            let mut pod = pod(uid, Some(77), read_only);
+            let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
+            container.volume_mounts = None;
+            container.volume_devices =
+                serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("devices");
+            pod
+        };
+        let error = room.set_up(&pod("u-0", None, false)).expect_err("it has no files");
+        let wrong = "volume v has volumeMode Block, but is specified in volumeMounts";
+        assert_eq!(error, format!("error processing PVC ns/data: {wrong}"));
+
+        let one = using("u-1", false);
+        room.set_up(&one).expect("mapped");
+        let maps = room.root.path().join("plugins/kubernetes.io~local-volume/volumeDevices/pv");
+        let links = room.root.path().join("pods/u-1/volumeDevices/kubernetes.io~local-volume");
+        let mapped = |place: &str, path: &Path| {
+            format!("u-1 N SuccessfulMountVolume: MapVolume.MapPodDevice succeeded for volume \"pv\" {place} {path:?}")
+        };
+        assert_eq!(room.events.take(), [mapped("globalMapPath", &maps), mapped("volumeMapPath", &links)]);
+        let (link, read_only) = room.volumes.device(&one, "v").expect("a device");
+        assert_eq!((fs::read_link(&link).expect("a link"), read_only), (device.0.clone(), false));
+        assert_eq!(link, links.join("pv"));
+        room.set_up(&one).expect("once more");
+        assert_eq!((room.events.take(), loops_below(&maps)), (Vec::new(), 1));
+        assert!(room.volumes.measurable(&one).is_empty());
+
+        let two = using("u-2", true);
+        room.set_up(&two).expect("mapped");
+        assert!(room.volumes.device(&two, "v").expect("a device").1);
+        assert_eq!(loops_below(&maps), 2);
+        assert!(!room.volumes.is_torn_down("u-1"));
+        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmapped");
+        assert!(room.volumes.is_torn_down("u-1") && !links.exists() && !maps.join("u-1").exists());
+        assert_eq!(loops_below(&maps), 1);
+
+        // What another agent has mapped is undone.
+        let next = Volumes::new(room.root.path());
+        room.runtime.block_on(next.tear_down("u-2")).expect("unmapped");
+        room.runtime.block_on(next.remove_orphan("u-2")).expect("removed");
+        assert!(loops_below(room.root.path()) == 1 && !maps.exists());
+    });
+}
+
+#[test]
+fn a_device_that_cannot_be_mapped_is_named() {
+    let room = Room::new();
+    room.binds(json!({"local": {"path": room.local_dir()}, "volumeMode": "Block"}));
+    let mut pod = pod("u-1", None, false);
+    let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
+    container.volume_mounts = None;
+    container.volume_devices = serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("devices");
+    room.volumes.make_pod_dirs("u-1").expect("the pod's folders");
+    let failed = room.runtime.block_on(room.volumes.set_up(&pod, None)).expect_err("a folder").remove(0);
+    let expected = format!(
+        "MapVolume.MapPodDevice failed for volume \"pv\" : local volume {}: is not a block device",
+        room.root.path().join("disk").display()
+    );
+    assert_eq!((failed.to_string(), failed.reason()), (expected, "FailedMapVolume"));
+    room.binds(json!({"hostPath": {"path": "/dev/null"}, "volumeMode": "Block"}));
+    let next = Volumes::new(room.root.path());
+    room.runtime.block_on(next.tear_down("u-1")).expect("nothing was left");
+}
+
 #[test]
 fn a_claim_that_is_used_read_only_cannot_be_written() {
     in_private_mounts(|| {

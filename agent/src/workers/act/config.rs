@@ -72,11 +72,13 @@ pub(super) async fn configure(
     let mut mounts = volume_mounts(ctx, pod, spec, &environment, sandbox, image_volumes).await?;
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox).await?);
     mounts.extend(termination_mount(ctx, pod, spec).await);
+    let devices = block_devices(ctx, pod, spec)?;
     let instance = Instance {
         image,
         restarts,
         environment: &environment,
         mounts,
+        devices,
         target,
         runtime_handler: &sandbox.runtime_handler,
         users: &sandbox.users,
@@ -133,6 +135,16 @@ async fn volume_mounts(
         };
         let mount = mounts::volume_mount(mount, source, recursive_read_only)?;
         out.push(mount);
+    }
+    Ok(out)
+}
+
+/// The devices of raw block volumes.
+fn block_devices(ctx: &ActContext, pod: &Pod, spec: &ContainerSpec<'_>) -> Result<Vec<cri::Device>, Cause> {
+    let mut out = Vec::new();
+    for wanted in spec.container.volume_devices.iter().flatten() {
+        let (device, read_only) = ctx.volumes.device(pod, &wanted.name)?;
+        out.push(mounts::device(wanted, &device, read_only));
     }
     Ok(out)
 }

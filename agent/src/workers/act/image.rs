@@ -2,6 +2,9 @@
 //! is there; holds pulls back after failures.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
@@ -132,6 +135,11 @@ impl<'a> Wanted<'a> {
     }
 }
 
+/// True if an image with this policy is pulled only if it is not on the node.
+pub(super) fn is_pulled_if_absent(image: &str, policy: Option<&str>) -> bool {
+    Wanted { image, policy, field_path: String::new() }.policy() == Policy::IfNotPresent
+}
+
 /// What images are found or pulled for.
 #[derive(Clone, Copy)]
 pub(super) struct ImageLookup<'a> {
@@ -167,7 +175,8 @@ impl ImageLookup<'_> {
     /// There is no image to use.
     pub(super) async fn ensure(self, wanted: Wanted<'_>) -> Result<FoundImage, PodError> {
         let mut labels = RequestLabels::default();
-        let request = Request { of: self, wanted: &wanted, credentials: OnceCell::new() };
+        let (credentials, announced) = (OnceCell::new(), AtomicBool::new(false));
+        let request = Request { of: self, wanted: &wanted, credentials, announced };
         let found = request.find_or_pull(&mut labels).await;
         let policy = wanted.policy().label();
         self.ctx.count(|metrics| metrics.runtime.image_asked(policy, labels.present, labels.required));
@@ -184,6 +193,8 @@ struct Request<'a> {
     wanted: &'a Wanted<'a>,
     /// Looked up at most once.
     credentials: OnceCell<Vec<Credential>>,
+    /// The event of the pull is sent.
+    announced: AtomicBool,
 }
 
 impl Request<'_> {
@@ -192,6 +203,11 @@ impl Request<'_> {
         let image = || stated.to_owned();
         let name = with_default_tag(stated).map_err(|source| PodError::ParseImage { image: image(), source })?;
         let policy = self.wanted.policy();
+        if policy == Policy::IfNotPresent
+            && let Some(found) = self.prefetched(&name, labels).await?
+        {
+            return Ok(found);
+        }
         if policy != Policy::Always {
             let found = self.find(&name).await?;
             labels.present = Some(found.is_some());
@@ -208,6 +224,24 @@ impl Request<'_> {
         }
         labels.required = Some(true);
         self.pull(name).await
+    }
+
+    /// The image of a pull that was begun ahead, with the events of a pull now. `None` if there was none, or it failed: the
+    /// image is then looked for as if there had been none.
+    async fn prefetched(&self, name: &str, labels: &mut RequestLabels) -> Result<Option<FoundImage>, PodError> {
+        let ImageLookup { ctx, pod, .. } = self.of;
+        let uid = names::pod_uid(pod);
+        let Some(mut ahead) = ctx.images.take_prefetched(uid, name) else { return Ok(None) };
+        if !ahead.is_pull().await {
+            return Ok(None);
+        }
+        self.announce();
+        let Some((took, total)) = ahead.ended().await else { return Ok(None) };
+        // It may have been removed since.
+        let info = ctx.images.inspect(name, pod.metadata.annotations.as_ref()).await;
+        let Ok(Some(info)) = info else { return Ok(None) };
+        (labels.present, labels.required) = (Some(false), Some(true));
+        Ok(Some(self.pulled(name.to_owned(), info, took, total)))
     }
 
     /// The image from the cache or from the runtime.
@@ -263,8 +297,7 @@ impl Request<'_> {
             let begun = access.begin(stated).await;
             begun.map_err(|source| PodError::RecordPull { image: stated.to_owned(), source })?;
         }
-        self.event("Pulling", &format!("Pulling image {stated:?}"));
-        (self.of.before_pull)();
+        self.announce();
         let (since, began) = (ctx.clock.now(), ctx.clock.wall());
         let pulled = ctx.images.pull(&name, self.of.sandbox, credentials).await;
         ctx.startups.pulled(uid, began, ctx.clock.wall());
@@ -275,18 +308,30 @@ impl Request<'_> {
             error
         })?;
         let info = inspect_pulled(ctx, pod, &name, pulled.image_ref).await?;
-        // As in upstream's metric, waiting for a permit is included.
-        let total = ctx.clock.now().saturating_duration_since(since);
+        let since_moment = |moment| ctx.clock.now().saturating_duration_since(moment);
+        Ok(self.pulled(name, info, since_moment(pulled.began), since_moment(since)))
+    }
+
+    /// Shows that the image is being pulled, once.
+    fn announce(&self) {
+        if !self.announced.swap(true, Relaxed) {
+            self.event("Pulling", &format!("Pulling image {:?}", self.wanted.image));
+            (self.of.before_pull)();
+        }
+    }
+
+    /// An image that was pulled; `total` includes waiting for a permit, as upstream's metric does.
+    fn pulled(&self, name: String, info: ImageInfo, took: Duration, total: Duration) -> FoundImage {
+        let ImageLookup { ctx, pod, .. } = self.of;
         ctx.count(|metrics| metrics.runtime.pulled(info.size, total));
-        let took = report::duration(ctx.clock.now().saturating_duration_since(pulled.began));
-        let all = report::duration(total);
+        let (took, all) = (report::duration(took), report::duration(total));
         let message = format!(
-            "Successfully pulled image {stated:?} in {took} ({all} including waiting). Image size: {} bytes.",
-            info.size
+            "Successfully pulled image {:?} in {took} ({all} including waiting). Image size: {} bytes.",
+            self.wanted.image, info.size
         );
         self.event("Pulled", &message);
-        ctx.images.set_cached(uid, &name, info.clone(), ctx.clock.now());
-        Ok(FoundImage { image: resolved(info), origin: Origin::Pulled, name })
+        ctx.images.set_cached(names::pod_uid(pod), &name, info.clone(), ctx.clock.now());
+        FoundImage { image: resolved(info), origin: Origin::Pulled, name }
     }
 
     /// The outcome of a pull, in the access records.

@@ -27,6 +27,7 @@ mod kill;
 mod outcome;
 mod pass;
 mod pod_termination;
+mod prefetch;
 mod prerequisites;
 mod pull_secrets;
 mod remove;

@@ -9,6 +9,7 @@ use super::image_volumes;
 use super::image_volumes::ImageVolumes;
 use super::kill;
 use super::kill::Kill;
+use super::prefetch;
 use super::prerequisites;
 use super::pull_secrets;
 use super::remove;
@@ -182,6 +183,9 @@ async fn start_all(context: StartContext<'_>, actions: &PodActions, outcome: &mu
             Some(error) => Err(error),
             None => context.start(start).await,
         };
+        if result.is_ok() {
+            prefetch::after(context, start).await;
+        }
         let result = result.map_err(|error| StartFailure::from(&error));
         let ends = result.is_err() && start.class == ContainerClass::Init;
         outcome.starts.push(StartOutcome { name: start.name.clone(), class: start.class, result });

@@ -55,7 +55,7 @@ fn memory(settings: &NodeSettings, pod: &Pod) -> Option<i64> {
 /// Sends the event of each volume that could not be set up.
 fn report_failed(ctx: &ActContext, pod: &Pod, failed: Vec<FailedVolume>) -> PodError {
     for failure in failed.iter().filter(|failure| !failure.is_unprocessed()) {
-        ctx.pod_event(pod, EventType::Warning, "FailedMount", &failure.to_string());
+        ctx.pod_event(pod, EventType::Warning, failure.reason(), &failure.to_string());
     }
     let has_unprocessed = failed.iter().any(FailedVolume::is_unprocessed);
     let error = PodError::SetUpVolumes { failed };

@@ -50,6 +50,8 @@ pub struct Instance<'a> {
     pub environment: &'a Environment,
     /// Its mounts, host paths resolved.
     pub mounts: Vec<cri::Mount>,
+    /// Its devices, host paths resolved.
+    pub devices: Vec<cri::Device>,
     /// The instance that an ephemeral container targets (`targetContainerName`).
     pub target: Option<&'a ContainerId>,
     /// Handler of the pod's sandbox; empty for the runtime's default.
@@ -97,6 +99,7 @@ pub fn container_config(
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: envs.collect(),
         mounts: user_namespace::map_mounts(instance.mounts, instance.users),
+        devices: instance.devices,
         labels: names::container_labels(pod, &container.name),
         annotations: names::container_annotations(pod, container, hash, instance.restarts),
         log_path: names::log_path(&container.name, instance.restarts),

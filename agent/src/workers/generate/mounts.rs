@@ -1,6 +1,9 @@
-//! CRI mounts. Pure.
+//! CRI mounts and devices. Pure.
+
+use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::VolumeDevice;
 use k8s_openapi::api::core::v1::VolumeMount;
 use keblet_proto::cri::v1 as cri;
 
@@ -60,6 +63,15 @@ pub fn is_relabelled(pod: &Pod, volume: &str) -> bool {
     })
 }
 
+/// One `volumeDevices` entry.
+pub fn device(wanted: &VolumeDevice, on_host: &Path, read_only: bool) -> cri::Device {
+    cri::Device {
+        container_path: wanted.device_path.clone(),
+        host_path: on_host.to_string_lossy().into_owned(),
+        permissions: if read_only { "r" } else { "mrw" }.to_owned(),
+    }
+}
+
 /// A writable file that the agent makes for the container. `selinux`: SELinux is enabled on the node.
 pub fn agent_file(container_path: &str, host_path: String, selinux: bool) -> cri::Mount {
     cri::Mount { container_path: container_path.to_owned(), host_path, selinux_relabel: selinux, ..Default::default() }
@@ -86,6 +98,16 @@ mod tests {
         assert!(relabelled.selinux_relabel);
         let slave = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "HostToContainer"}));
         assert_eq!(volume_mount(&slave, source(), false).expect("valid").propagation, 1);
+    }
+
+    #[test]
+    fn devices_can_be_read_only() {
+        let wanted = VolumeDevice { name: "v".into(), device_path: "/dev/x".into() };
+        for (read_only, expected) in [(false, "mrw"), (true, "r")] {
+            let made = device(&wanted, Path::new("/r/link"), read_only);
+            assert_eq!((made.container_path, made.host_path), ("/dev/x".into(), "/r/link".into()));
+            assert_eq!(made.permissions, expected);
+        }
     }
 
     #[test]

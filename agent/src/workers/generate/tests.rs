@@ -74,6 +74,7 @@ fn generate(pod: &Pod, user: ImageUser) -> Result<cri::ContainerConfig, Generate
         restarts: 2,
         environment: &environment,
         mounts: Vec::new(),
+        devices: Vec::new(),
         target: None,
         runtime_handler: "",
         users: &user_namespace::host(),

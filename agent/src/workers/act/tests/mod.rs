@@ -6,6 +6,7 @@ mod hooks;
 mod image_access;
 mod image_volumes;
 mod images;
+mod prefetch;
 mod starts;
 mod terminations;
 mod user_namespaces;

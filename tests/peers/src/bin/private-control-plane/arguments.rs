@@ -53,6 +53,10 @@ fn api_server(layout: &Layout) -> Vec<String> {
         "--enable-admission-plugins=NodeRestriction".to_owned(),
         "--enable-bootstrap-token-auth".to_owned(),
         "--allow-privileged".to_owned(),
+        // Trust anchors and certificates in volumes of pods: off by default in 1.36.
+        "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true,PodCertificateRequest=true"
+            .to_owned(),
+        "--runtime-config=certificates.k8s.io/v1beta1=true".to_owned(),
         flag("kubelet-certificate-authority", &layout.certificate("ca")),
         flag("kubelet-client-certificate", &layout.certificate("kubelet-client")),
         flag("kubelet-client-key", &layout.key("kubelet-client")),

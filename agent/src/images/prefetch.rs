@@ -1,0 +1,141 @@
+//! Pulls that begin ahead of a container's turn, while the pod's init containers run. What is observed stays the same: the
+//! events of such a pull are sent when its container's turn comes, and one that failed is tried again then, as if it had not
+//! been. Only images that are not on the node, with `imagePullPolicy: IfNotPresent`; within the limits of all pulls.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::Secret;
+use keblet_proto::cri::v1 as cri;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::Images;
+
+/// A pull ahead of its container's turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Progress {
+    /// Whether the image is on the node is being asked.
+    Looking,
+    /// It is being pulled.
+    Pulling,
+    /// It was pulled; how long that took, without and with waiting for a permit.
+    Pulled { took: Duration, total: Duration },
+    /// It was there already, or could not be pulled.
+    Nothing,
+}
+
+/// Pulls that were begun ahead, by pod and image.
+#[derive(Debug, Default)]
+pub(super) struct Prefetches(Mutex<HashMap<(String, String), watch::Receiver<Progress>>>);
+
+impl Prefetches {
+    fn all(&self) -> MutexGuard<'_, HashMap<(String, String), watch::Receiver<Progress>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn forget_pod(&self, uid: &str) {
+        self.all().retain(|(of, _), _| of != uid);
+    }
+}
+
+/// An image that is to be pulled ahead for a pod.
+#[derive(Clone, Debug)]
+pub struct PrefetchRequest {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// As the spec names the image.
+    pub image: String,
+    /// With its tag.
+    pub name: String,
+    /// The pod's sandbox.
+    pub sandbox: cri::PodSandboxConfig,
+    /// The pod's pull secrets.
+    pub secrets: Vec<Arc<Secret>>,
+}
+
+/// A pull that was begun ahead, and whose container's turn has come.
+#[derive(Debug)]
+pub struct PrefetchedPull(watch::Receiver<Progress>);
+
+impl PrefetchedPull {
+    /// True once it is known that the image is being pulled or was pulled.
+    pub async fn is_pull(&mut self) -> bool {
+        let known = self.0.wait_for(|progress| *progress != Progress::Looking).await;
+        known.is_ok_and(|progress| *progress != Progress::Nothing)
+    }
+
+    /// Waits for the end of the pull: how long it took, without and with waiting for a permit; `None` if it failed.
+    pub async fn ended(&mut self) -> Option<(Duration, Duration)> {
+        let ended = self.0.wait_for(|progress| !matches!(progress, Progress::Looking | Progress::Pulling)).await;
+        match *ended.ok()? {
+            Progress::Pulled { took, total } => Some((took, total)),
+            _ => None,
+        }
+    }
+}
+
+impl Images {
+    /// True if images are pulled ahead.
+    pub fn prefetches(&self) -> bool {
+        self.prefetches.is_some()
+    }
+
+    /// Begins to pull an image ahead, unless it was begun for this pod before.
+    pub fn prefetch(self: &Arc<Self>, request: PrefetchRequest) {
+        let Some(prefetches) = &self.prefetches else { return };
+        let uid = request.pod.metadata.uid.clone().unwrap_or_default();
+        let (sender, receiver) = watch::channel(Progress::Looking);
+        let mut all = prefetches.all();
+        let key = (uid, request.name.clone());
+        if all.contains_key(&key) {
+            return;
+        }
+        all.insert(key, receiver);
+        let images = self.clone();
+        // Not cancelled with its pod: the runtime would go on, and the record of the pull would be missing.
+        tokio::spawn(async move {
+            let ended = images.pull_ahead(&request, &sender).await;
+            sender.send_replace(ended);
+        });
+    }
+
+    /// The pull that was begun ahead for this pod; once.
+    pub fn take_prefetched(&self, uid: &str, name: &str) -> Option<PrefetchedPull> {
+        let found = self.prefetches.as_ref()?.all().remove(&(uid.to_owned(), name.to_owned()));
+        found.map(PrefetchedPull)
+    }
+
+    async fn pull_ahead(&self, request: &PrefetchRequest, progress: &watch::Sender<Progress>) -> Progress {
+        let PrefetchRequest { pod, image, name, sandbox, secrets } = request;
+        let Ok(None) = self.inspect(name, pod.metadata.annotations.as_ref()).await else { return Progress::Nothing };
+        let Ok(credentials) = self.credentials().matching(image, pod, secrets).await else { return Progress::Nothing };
+        if let Some(access) = self.access()
+            && access.begin(image).await.is_err()
+        {
+            return Progress::Nothing;
+        }
+        progress.send_replace(Progress::Pulling);
+        let since = Instant::now();
+        let pulled = self.pull(name, sandbox, &credentials).await;
+        let now = Instant::now();
+        if let Some(access) = self.access() {
+            match &pulled {
+                Ok(pulled) => access.pulled(image, &pulled.image_ref, &pulled.source).await,
+                Err(_) => access.not_pulled(image).await,
+            }
+        }
+        match pulled {
+            Ok(pulled) => Progress::Pulled { took: now - pulled.began, total: now - since },
+            Err(error) => {
+                tracing::debug!(pod = %crate::model::pod_ref(pod), image, %error, "cannot pull an image ahead");
+                Progress::Nothing
+            }
+        }
+    }
+}

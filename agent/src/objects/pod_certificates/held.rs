@@ -1,0 +1,199 @@
+//! What is held for one source of one volume: the present certificate, and the request for the next. Pure: time and jitter
+//! are arguments.
+
+use std::time::Duration;
+use std::time::SystemTime;
+
+use secrecy::SecretString;
+
+use super::PodCertificate;
+use super::tracker::Issued;
+use super::tracker::Refusal;
+use crate::model::Backoff;
+use crate::objects::ObjectError;
+
+/// Spreads the replacement of certificates that were issued together.
+pub(super) const MAX_JITTER_SECONDS: u64 = 5 * 60;
+/// How long after the signer's moment a certificate that was not replaced is reported.
+const OVERDUE: Duration = Duration::from_secs(10 * 60);
+/// Pauses after a request for a successor could not be made.
+const FIRST_RETRY: Duration = Duration::from_secs(30);
+const LAST_RETRY: Duration = Duration::from_secs(5 * 60);
+
+/// A request that was not answered yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// The key that it is for.
+    pub(super) key: SecretString,
+}
+
+/// A certificate that was issued.
+#[derive(Debug)]
+pub(super) struct Current {
+    key: SecretString,
+    chain: String,
+    /// When a successor is requested; later after a failure.
+    renew_at: Option<SystemTime>,
+    /// When it is reported that it was not replaced; `None`: it was reported.
+    overdue_at: Option<SystemTime>,
+    /// When it is reported that it has expired; `None`: it was reported.
+    expires_at: Option<SystemTime>,
+}
+
+/// The certificate of one source of one volume.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) current: Option<Current>,
+    pub(super) pending: Option<Pending>,
+    refusal: Option<Refusal>,
+    backoff: Backoff,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self { current: None, pending: None, refusal: None, backoff: Backoff::new(FIRST_RETRY, LAST_RETRY) }
+    }
+}
+
+impl Held {
+    /// True if a certificate is to be requested now.
+    pub(super) fn is_due(&self, now: SystemTime) -> bool {
+        let wanted = self.current.as_ref().is_none_or(|current| current.renew_at.is_some_and(|at| at <= now));
+        wanted && self.pending.is_none() && self.refusal.is_none()
+    }
+
+    pub(super) fn requested(&mut self, pending: Pending) {
+        self.pending = Some(pending);
+        self.backoff.succeeded();
+    }
+
+    /// A successor could not be requested.
+    pub(super) fn request_failed(&mut self, now: SystemTime) {
+        let pause = self.backoff.failed(0.0);
+        if let Some(current) = &mut self.current {
+            current.renew_at = Some(now + pause);
+        }
+    }
+
+    /// The pending request was answered with a certificate.
+    pub(super) fn issued(&mut self, issued: &Issued, jitter: Duration) {
+        let Some(pending) = self.pending.take() else { return };
+        self.current = Some(Current {
+            key: pending.key,
+            chain: issued.chain.clone(),
+            renew_at: issued.begin_refresh_at.map(|at| at + jitter),
+            overdue_at: issued.begin_refresh_at.map(|at| at + OVERDUE),
+            expires_at: issued.not_after,
+        });
+    }
+
+    /// The signer will not issue a certificate.
+    pub(super) fn refused(&mut self, refusal: Refusal) {
+        self.pending = None;
+        self.refusal = Some(refusal);
+    }
+
+    /// What is to be reported now, once: reason and message.
+    pub(super) fn notices(&mut self, now: SystemTime) -> Vec<(&'static str, &'static str)> {
+        let Some(current) = &mut self.current else { return Vec::new() };
+        let overdue = current.overdue_at.take_if(|at| *at <= now);
+        let expired = current.expires_at.take_if(|at| *at <= now);
+        let overdue = overdue.map(|_| ("CertificateOverdueForRefresh", "PodCertificate refresh overdue"));
+        overdue.into_iter().chain(expired.map(|_| ("CertificateExpired", "PodCertificate expired"))).collect()
+    }
+
+    /// The present certificate.
+    ///
+    /// # Errors
+    /// There is none, or not yet.
+    pub(super) fn answer(&self, now: SystemTime) -> Result<PodCertificate, ObjectError> {
+        let Some(current) = &self.current else {
+            return Err(match &self.refusal {
+                Some(refusal) => refusal.clone().into(),
+                None => ObjectError::NotIssued,
+            });
+        };
+        // The answer to a pending request wakes the pod by itself.
+        let renew_at = current.renew_at.filter(|_| self.pending.is_none() && self.refusal.is_none());
+        let moments = [renew_at, current.overdue_at, current.expires_at];
+        let refresh_at = moments.into_iter().flatten().min().map(|at| at.max(now));
+        Ok(PodCertificate { key: current.key.clone(), chain: current.chain.clone(), refresh_at })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use secrecy::ExposeSecret as _;
+
+    use super::*;
+
+    fn at(minutes: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(minutes * 60)
+    }
+
+    fn pending(name: &str) -> Pending {
+        Pending { namespace: "ns".to_owned(), name: name.to_owned(), key: format!("key of {name}").into() }
+    }
+
+    fn issued(begin: u64, end: u64) -> Issued {
+        Issued { chain: "chain".to_owned(), begin_refresh_at: Some(at(begin)), not_after: Some(at(end)) }
+    }
+
+    fn shown(held: &Held, minute: u64) -> Result<(String, Option<SystemTime>), ObjectError> {
+        held.answer(at(minute)).map(|found| (found.key.expose_secret().to_owned(), found.refresh_at))
+    }
+
+    #[test]
+    fn a_certificate_is_served_until_its_successor_is_issued() {
+        let mut held = Held::default();
+        assert!(held.is_due(at(0)));
+        held.requested(pending("one"));
+        assert!(!held.is_due(at(0)), "one request at a time");
+        assert_eq!(shown(&held, 0), Err(ObjectError::NotIssued));
+        held.issued(&issued(30, 60), Duration::from_secs(60));
+        assert_eq!(shown(&held, 0), Ok(("key of one".to_owned(), Some(at(31)))));
+        assert!(!held.is_due(at(30)) && held.is_due(at(31)));
+
+        held.request_failed(at(31));
+        assert!(!held.is_due(at(31)) && held.is_due(at(32)), "later");
+        held.requested(pending("two"));
+        assert_eq!(shown(&held, 32), Ok(("key of one".to_owned(), Some(at(40)))), "until it is overdue");
+        held.issued(&issued(70, 90), Duration::ZERO);
+        assert_eq!(shown(&held, 33), Ok(("key of two".to_owned(), Some(at(70)))));
+    }
+
+    #[test]
+    fn what_is_late_is_reported_once() {
+        let mut held = Held::default();
+        held.requested(pending("one"));
+        held.issued(&issued(30, 60), Duration::ZERO);
+        held.requested(pending("two"));
+        assert_eq!(held.notices(at(39)), []);
+        assert_eq!(held.notices(at(40)), [("CertificateOverdueForRefresh", "PodCertificate refresh overdue")]);
+        assert_eq!(shown(&held, 40), Ok(("key of one".to_owned(), Some(at(60)))));
+        assert_eq!(held.notices(at(60)), [("CertificateExpired", "PodCertificate expired")]);
+        assert_eq!(held.notices(at(61)), []);
+        assert_eq!(shown(&held, 61), Ok(("key of one".to_owned(), None)), "there is no better one");
+    }
+
+    #[test]
+    fn a_refusal_is_final() {
+        let refusal = || Refusal { verdict: "Denied", reason: "No".to_owned(), message: "never".to_owned() };
+        let mut held = Held::default();
+        held.requested(pending("one"));
+        held.refused(refusal());
+        assert!(!held.is_due(at(99)));
+        let error = shown(&held, 0).expect_err("refused").to_string();
+        assert_eq!(error, "PodCertificateRequest was denied, reason=\"No\", message=\"never\"");
+
+        let mut held = Held::default();
+        held.requested(pending("one"));
+        held.issued(&issued(30, 60), Duration::ZERO);
+        held.requested(pending("two"));
+        held.refused(refusal());
+        assert!(!held.is_due(at(59)));
+        assert_eq!(shown(&held, 31), Ok(("key of one".to_owned(), Some(at(40)))), "a valid one is not taken away");
+    }
+}

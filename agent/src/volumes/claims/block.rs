@@ -1,0 +1,216 @@
+//! Raw block volumes (`volumeMode: Block`) of local persistent volumes: containers get the device itself.
+//!
+//! ```text
+//!  <root>/plugins/kubernetes.io~local-volume/volumeDevices/<persistent volume>/<pod UID>   the device, bind mounted
+//!  <root>/pods/<UID>/volumeDevices/kubernetes.io~local-volume/<persistent volume>          a link to the device
+//! ```
+//!
+//! A loop device on the bind mount keeps the device in use while the pod has it, so that the kernel does not give its
+//! number to another one.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::mount::MsFlags;
+use nix::mount::mount;
+use tokio::process::Command;
+
+use crate::filesystem;
+use crate::volumes::PodDirs;
+use crate::volumes::VolumeError;
+use crate::volumes::error::OnPath as _;
+use crate::volumes::layout;
+use crate::volumes::layout::make_dirs;
+use crate::volumes::plugin::blocking;
+
+/// Where the kernel lists loop devices.
+const LOOPS: &str = "/sys/block";
+/// losetup only asks the kernel.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The device of one persistent volume for one pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct BlockMap {
+    /// The bind mount of the device.
+    pub(super) global: PathBuf,
+    /// The link to the device, which containers are given.
+    pub(super) link: PathBuf,
+}
+
+impl BlockMap {
+    /// The places for a pod's use of a persistent volume.
+    ///
+    /// # Errors
+    /// A name that is no file name.
+    pub(super) fn new(dirs: &PodDirs, uid: &str, volume: &str) -> Result<Self, VolumeError> {
+        let plugin = layout::escaped(super::LOCAL);
+        Ok(Self { global: dirs.device_map(&plugin, volume, uid)?, link: dirs.device(uid, &plugin, volume)? })
+    }
+
+    /// Maps the device for the pod. True if it was not mapped before.
+    ///
+    /// # Errors
+    /// It is no block device; a step fails. The next call completes what was begun.
+    pub(super) async fn map(&self, device: &Path) -> Result<bool, VolumeError> {
+        let (own, of) = (self.clone(), device.to_owned());
+        let is_new = blocking(move || own.place(&of)).await?;
+        if loops_of(Path::new(LOOPS), &self.global).is_empty() {
+            losetup(&["--find".as_ref(), "--show".as_ref(), self.global.as_ref()]).await?;
+        }
+        Ok(is_new)
+    }
+
+    fn place(&self, device: &Path) -> Result<bool, VolumeError> {
+        let found = fs::metadata(device).on("inspect", device)?;
+        if !found.file_type().is_block_device() {
+            return Err(VolumeError::LocalPath {
+                path: device.to_owned(),
+                problem: "is not a block device".to_owned(),
+            });
+        }
+        for parent in [self.global.parent(), self.link.parent()].into_iter().flatten() {
+            make_dirs(parent)?;
+        }
+        let mut is_new = false;
+        if !filesystem::is_mount_point(&self.global).unwrap_or(false) {
+            let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o640).open(&self.global);
+            file.on("create", &self.global)?;
+            let bound = mount(Some(device), &self.global, None::<&str>, MsFlags::MS_BIND, None::<&str>);
+            bound.on("bind mount the device on", &self.global)?;
+            is_new = true;
+        }
+        if fs::read_link(&self.link).ok().as_deref() != Some(device) {
+            remove_file(&self.link)?;
+            symlink(device, &self.link).on("create", &self.link)?;
+            is_new = true;
+        }
+        Ok(is_new)
+    }
+
+    /// Undoes [`Self::map`], also one of another kubelet.
+    ///
+    /// # Errors
+    /// The device is in use, or something cannot be removed.
+    pub(super) async fn unmap(&self) -> Result<(), VolumeError> {
+        for device in loops_of(Path::new(LOOPS), &self.global) {
+            losetup(&["--detach".as_ref(), device.as_ref()]).await?;
+        }
+        let own = self.clone();
+        blocking(move || own.remove()).await
+    }
+
+    fn remove(&self) -> Result<(), VolumeError> {
+        if fs::symlink_metadata(&self.global).is_ok() {
+            while filesystem::is_mount_point(&self.global).on("inspect", &self.global)? {
+                filesystem::unmount(&self.global).on("unmount", &self.global)?;
+            }
+            remove_file(&self.global)?;
+        }
+        if let Some(dir) = self.global.parent() {
+            // Other pods may use the volume.
+            let _ = fs::remove_dir(dir);
+        }
+        remove_file(&self.link)
+    }
+}
+
+/// Unmaps all devices of a pod.
+///
+/// # Errors
+/// The first that stays mapped.
+pub(in crate::volumes) async fn unmap_all(dirs: &PodDirs, uid: &str) -> Result<(), VolumeError> {
+    let folder = dirs.devices(uid, &layout::escaped(super::LOCAL))?;
+    let entries = match fs::read_dir(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.on("list", &folder)?,
+    };
+    let mut all = Ok(());
+    for volume in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
+        let unmapped = match BlockMap::new(dirs, uid, &volume) {
+            Ok(map) => map.unmap().await,
+            Err(error) => Err(error),
+        };
+        all = all.and(unmapped);
+    }
+    all
+}
+
+fn remove_file(path: &Path) -> Result<(), VolumeError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result.on("remove", path),
+    }
+}
+
+/// Loop devices on this file, by the kernel's list.
+fn loops_of(list: &Path, file: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(list).into_iter().flatten().flatten();
+    let is_backed = |path: &PathBuf| {
+        let backing = fs::read_to_string(path.join("loop/backing_file")).unwrap_or_default();
+        Path::new(backing.trim_end_matches('\n')) == file
+    };
+    let backed = entries.map(|entry| entry.path()).filter(is_backed);
+    backed.filter_map(|path| Some(Path::new("/dev").join(path.file_name()?))).collect()
+}
+
+async fn losetup(arguments: &[&std::ffi::OsStr]) -> Result<(), VolumeError> {
+    let failed = |problem: String| {
+        let arguments: Vec<_> = arguments.iter().map(|argument| argument.to_string_lossy()).collect();
+        VolumeError::LoopDevice { arguments: arguments.join(" "), problem }
+    };
+    let mut command = Command::new("losetup");
+    command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
+    match tokio::time::timeout(TIMEOUT, command.output()).await {
+        Ok(Ok(output)) if output.status.success() => Ok(()),
+        Ok(Ok(output)) => Err(failed(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(_) => Err(failed(format!("timed out after {TIMEOUT:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_places_of_a_device() {
+        let map = BlockMap::new(&PodDirs::new(Path::new("/r")), "u-1", "pv").expect("names");
+        assert_eq!(map.global, Path::new("/r/plugins/kubernetes.io~local-volume/volumeDevices/pv/u-1"));
+        assert_eq!(map.link, Path::new("/r/pods/u-1/volumeDevices/kubernetes.io~local-volume/pv"));
+        assert!(BlockMap::new(&PodDirs::new(Path::new("/r")), "u-1", "../pv").is_err());
+    }
+
+    #[test]
+    fn loop_devices_are_found_by_their_file() {
+        let list = tempfile::tempdir().expect("a folder");
+        for (name, backing) in
+            [("loop0", Some("/r/a\n")), ("loop1", Some("/r/a/b\n")), ("loop2", None), ("loop3", Some("/r/a\n"))]
+        {
+            fs::create_dir_all(list.path().join(name).join("loop")).expect("a folder");
+            if let Some(backing) = backing {
+                fs::write(list.path().join(name).join("loop/backing_file"), backing).expect("a file");
+            }
+        }
+        let mut found = loops_of(list.path(), Path::new("/r/a"));
+        found.sort();
+        assert_eq!(found, [Path::new("/dev/loop0"), Path::new("/dev/loop3")]);
+        assert_eq!(loops_of(list.path(), Path::new("/r/c")), Vec::<PathBuf>::new());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_device_is_not_mapped() {
+        let root = tempfile::tempdir().expect("a folder");
+        let map = BlockMap::new(&PodDirs::new(root.path()), "u-1", "pv").expect("names");
+        let error = map.map(root.path()).await.expect_err("a folder").to_string();
+        assert!(error.ends_with("is not a block device"), "{error}");
+        assert!(!map.link.exists() && !root.path().join("plugins").exists());
+        map.unmap().await.expect("nothing to undo");
+    }
+}
