@@ -1,5 +1,6 @@
 //! When the watch delivered each state of a pod, by the observer's clock.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -27,6 +28,8 @@ pub(crate) struct PodTimes {
     /// Why it failed.
     pub(crate) reason: Option<String>,
     pub(crate) gone: Option<u64>,
+    /// Of each CPU limit that its first container was reported with.
+    pub(crate) cpu_limits: BTreeMap<String, u64>,
 }
 
 impl PodTimes {
@@ -50,6 +53,11 @@ impl PodTimes {
         first(&mut self.terminated, ended());
         first(&mut self.succeeded, status.phase.as_deref() == Some("Succeeded"));
         first(&mut self.failed, status.phase.as_deref() == Some("Failed"));
+        let first = status.container_statuses.iter().flatten().next();
+        let limits = first.and_then(|container| container.resources.as_ref()?.limits.as_ref());
+        if let Some(cpu) = limits.and_then(|limits| limits.get("cpu")) {
+            self.cpu_limits.entry(cpu.0.clone()).or_insert(now);
+        }
         if self.reason.is_none() {
             self.reason.clone_from(&status.reason);
         }
@@ -109,7 +117,7 @@ impl ObservedPods {
         &self,
         names: &[String],
         what: &str,
-        time: fn(&PodTimes) -> Option<u64>,
+        time: impl Fn(&PodTimes) -> Option<u64>,
         limit: Duration,
     ) -> anyhow::Result<Vec<u64>> {
         let deadline = tokio::time::Instant::now() + limit;
@@ -117,7 +125,7 @@ impl ObservedPods {
             let changed = self.changed.notified();
             let reached: Vec<_> = {
                 let times = self.lock();
-                names.iter().map(|name| times.get(name).and_then(time)).collect()
+                names.iter().map(|name| times.get(name).and_then(&time)).collect()
             };
             if let Some(all) = reached.iter().copied().collect::<Option<Vec<u64>>>() {
                 return Ok(all);
@@ -148,7 +156,8 @@ mod tests {
         let ready = pod(json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
         let ended =
             pod(json!({"phase": "Succeeded", "containerStatuses": [{"name": "main", "image": "", "imageID": "",
-            "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0}}}]}));
+            "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0}},
+            "resources": {"limits": {"cpu": "20m"}}}]}));
         for (at, event) in [
             watcher::Event::Apply(pod(json!({"phase": "Pending"}))),
             watcher::Event::Apply(ready.clone()),
@@ -161,8 +170,14 @@ mod tests {
         {
             observed.take(event, at as u64);
         }
-        let expected =
-            PodTimes { ready: Some(1), terminated: Some(3), succeeded: Some(3), gone: Some(4), ..PodTimes::default() };
+        let expected = PodTimes {
+            ready: Some(1),
+            terminated: Some(3),
+            succeeded: Some(3),
+            gone: Some(4),
+            cpu_limits: [("20m".to_owned(), 3)].into_iter().collect(),
+            ..PodTimes::default()
+        };
         assert_eq!(observed.lock()["p"], expected);
     }
 
