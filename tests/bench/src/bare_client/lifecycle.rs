@@ -108,19 +108,21 @@ impl BareClient {
         Ok(gone)
     }
 
-    /// Stops the pod's container and starts the next one as soon as the process has exited.
+    /// Stops the pod's container and starts the next one as soon as the process has exited; returns when it began to.
     ///
     /// # Errors
     /// The runtime fails a call.
-    pub(crate) async fn restart(&self, pod: &BenchPod, running: &RunningPod) -> anyhow::Result<()> {
+    pub(crate) async fn restart(&self, pod: &BenchPod, running: &RunningPod) -> anyhow::Result<u64> {
         let process = process_exit::pin(&self.runtime, &running.container).await?;
         let process = process.context("the process exited before it was stopped")?;
+        let config = manifest::sandbox(pod, &self.settings);
         let (runtime, container) = (self.runtime.clone(), running.container.clone());
+        let begin = monotonic_now()?;
         let stopping = tokio::spawn(async move { runtime.stop_container(&container, GRACE).await });
         process.gone().await.with_context(|| format!("cannot wait for container {}", running.container))?;
-        let config = manifest::sandbox(pod, &self.settings);
         self.start_container(pod, &pod.main, 1, &running.sandbox, &config).await?;
-        Ok(stopping.await.context("the task that stops a container was cancelled")??)
+        stopping.await.context("the task that stops a container was cancelled")??;
+        Ok(begin)
     }
 
     /// Runs a pod that completes at once, until an agent may report it as succeeded: on the host's network when its process

@@ -177,8 +177,7 @@ impl Parts<'_> {
         let client = self.client(1);
         let mut restarts = Vec::new();
         for (pod, running) in pods.iter().zip(&running) {
-            let begin = monotonic_now()?;
-            client.restart(pod, running).await.with_context(|| format!("pod {}", pod.name))?;
+            let begin = client.restart(pod, running).await.with_context(|| format!("pod {}", pod.name))?;
             stamps::wait_done(std::slice::from_ref(pod), self.context.limit(1)).await?;
             restarts.push(seconds(begin, stamps::last_start(&pod.main)?));
         }

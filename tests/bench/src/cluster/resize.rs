@@ -21,10 +21,12 @@ const POLL: Duration = Duration::from_millis(1);
 /// The limit before the first resize, and what each one adds; in thousandths of a processor.
 const LIMIT: u32 = 200;
 const STEP: u32 = 10;
+/// More would reach a whole processor, which the API writes in another form.
+const MOST: u32 = 50;
 /// Microseconds of a period of the kernel's quota.
 const CFS_PERIOD: i64 = 100_000;
 
-/// Measures as many resizes as other parts have pods.
+/// Measures as many resizes as other parts have pods, at most [`MOST`].
 ///
 /// # Errors
 /// The agent exited, or a resize is not applied in time.
@@ -84,7 +86,7 @@ pub(super) async fn call_runtime(context: &Context, container: &str, row: &mut R
 
 /// The limit of each resize.
 fn limits(count: u32) -> impl Iterator<Item = u32> {
-    (1..=count).map(|index| LIMIT + STEP * index)
+    (1..=count.min(MOST)).map(|index| LIMIT + STEP * index)
 }
 
 fn quota_of_limit(limit: u32) -> i64 {
@@ -142,6 +144,7 @@ mod tests {
         assert_eq!(quota_file(hybrid).unwrap(), PathBuf::from("/sys/fs/cgroup/cpu/k/pod/cpu.cfs_quota_us"));
         assert_eq!(quota_file("0::/k/pod\n").unwrap(), PathBuf::from("/sys/fs/cgroup/k/pod/cpu.max"));
         assert_eq!(quota_file("4:memory:/k/pod\n"), None);
+        assert_eq!(limits(500).last(), Some(700));
         assert_eq!(limits(2).map(quota_of_limit).collect::<Vec<_>>(), [21_000, 22_000]);
     }
 }
