@@ -20,7 +20,24 @@ struct Counters {
     api_requests: Option<f64>,
 }
 
-/// Observes an agent, or without one only the runtime, for `time`.
+/// What an agent and the runtime have used; `None` for what was not observed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct IdleUsage {
+    /// Processor seconds of the agent, per minute.
+    pub(crate) agent_cpu: Option<f64>,
+    /// Processor seconds of the runtime, per minute.
+    runtime_cpu: Option<f64>,
+    /// CRI calls, per minute.
+    cri_calls: Option<f64>,
+    /// Requests to the API server, per minute.
+    api_requests: Option<f64>,
+    /// Resident memory of the agent, MiB.
+    pub(crate) rss: Option<f64>,
+    /// Its anonymous part, MiB.
+    rss_anon: Option<f64>,
+}
+
+/// Observes an agent, or without one only the runtime, for `time`, and adds what they used.
 ///
 /// # Errors
 /// A process exited.
@@ -31,6 +48,32 @@ pub(crate) async fn watch(
     runtime_pid: Option<u32>,
     time: Duration,
 ) -> anyhow::Result<()> {
+    let usage = observe(agent, runtime_pid, time).await?;
+    let figures = [
+        (Metric::IdleAgentCpu, usage.agent_cpu),
+        (Metric::IdleRuntimeCpu, usage.runtime_cpu),
+        (Metric::IdleCriCalls, usage.cri_calls),
+        (Metric::IdleApiRequests, usage.api_requests),
+        (Metric::IdleRss, usage.rss),
+        (Metric::IdleRssAnon, usage.rss_anon),
+    ];
+    for (metric, value) in figures {
+        if let Some(value) = value {
+            results.add(metric, participant, Series::Values(vec![value]));
+        }
+    }
+    Ok(())
+}
+
+/// Observes an agent, or without one only the runtime, for `time`.
+///
+/// # Errors
+/// A process exited.
+pub(crate) async fn observe(
+    agent: Option<&Agent>,
+    runtime_pid: Option<u32>,
+    time: Duration,
+) -> anyhow::Result<IdleUsage> {
     // Metrics are read outside of the observed time, since that costs CPU time too.
     let counters_before = counters(agent).await;
     let (agent_cpu, runtime_cpu) = cpu(agent, runtime_pid)?;
@@ -39,22 +82,16 @@ pub(crate) async fn watch(
     let counters_after = counters(agent).await;
 
     let minutes = time.as_secs_f64() / 60.0;
-    let mut add = |metric, value: Option<f64>| {
-        if let Some(value) = value {
-            results.add(metric, participant, Series::Values(vec![value]));
-        }
-    };
     let per_minute = |before: Option<f64>, after: Option<f64>| Some((after? - before?).max(0.0) / minutes);
-    add(Metric::IdleAgentCpu, per_minute(agent_cpu, agent_cpu_after));
-    add(Metric::IdleRuntimeCpu, per_minute(runtime_cpu, runtime_cpu_after));
-    add(Metric::IdleCriCalls, per_minute(counters_before.cri_calls, counters_after.cri_calls));
-    add(Metric::IdleApiRequests, per_minute(counters_before.api_requests, counters_after.api_requests));
-    if let Some(agent) = agent {
-        let resident = usage::resident(agent.pid())?;
-        add(Metric::IdleRss, Some(resident.total));
-        add(Metric::IdleRssAnon, Some(resident.anonymous));
-    }
-    Ok(())
+    let resident = agent.map(|agent| usage::resident(agent.pid())).transpose()?;
+    Ok(IdleUsage {
+        agent_cpu: per_minute(agent_cpu, agent_cpu_after),
+        runtime_cpu: per_minute(runtime_cpu, runtime_cpu_after),
+        cri_calls: per_minute(counters_before.cri_calls, counters_after.cri_calls),
+        api_requests: per_minute(counters_before.api_requests, counters_after.api_requests),
+        rss: resident.map(|resident| resident.total),
+        rss_anon: resident.map(|resident| resident.anonymous),
+    })
 }
 
 /// Processor seconds of the agent and of the runtime so far.

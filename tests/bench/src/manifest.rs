@@ -105,7 +105,8 @@ pub(crate) fn bound_pod(pod: &BenchPod, settings: &PodSettings, node: &str) -> V
     manifest
 }
 
-fn manifest(pod: &BenchPod, settings: &PodSettings) -> Value {
+/// A pod that belongs to no node yet.
+pub(crate) fn manifest(pod: &BenchPod, settings: &PodSettings) -> Value {
     let container = |container: &BenchContainer| {
         json!({
             "name": container.name,
@@ -116,6 +117,17 @@ fn manifest(pod: &BenchPod, settings: &PodSettings) -> Value {
             "volumeMounts": [{"name": VOLUME, "mountPath": STAMPS_IN_CONTAINER}],
         })
     };
+    let mut main = container(&pod.main);
+    for (field, value) in &pod.extras.main {
+        main[field] = value.clone();
+    }
+    let mut volumes = vec![json!({"name": VOLUME, "hostPath": {"path": settings.stamps(), "type": "Directory"}})];
+    for (volume, path) in &pod.extras.volumes {
+        if let Some(mounts) = main["volumeMounts"].as_array_mut() {
+            mounts.push(json!({"name": volume["name"], "mountPath": path, "readOnly": true}));
+        }
+        volumes.push(volume.clone());
+    }
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -124,8 +136,8 @@ fn manifest(pod: &BenchPod, settings: &PodSettings) -> Value {
             "hostNetwork": settings.network == PodNetwork::Host,
             "restartPolicy": pod.behaviour.restart_policy(),
             "initContainers": pod.init.iter().map(container).collect::<Vec<_>>(),
-            "containers": [container(&pod.main)],
-            "volumes": [{"name": VOLUME, "hostPath": {"path": settings.stamps(), "type": "Directory"}}],
+            "containers": [main],
+            "volumes": volumes,
         },
     })
 }
@@ -274,6 +286,19 @@ mod tests {
         assert_eq!(spec.host_network, Some(true));
         assert_eq!(manifest.metadata.labels.unwrap()[LABEL.0], LABEL.1);
         assert_eq!(sandbox(&pods[0], &settings).labels[LABEL.0], LABEL.1);
+    }
+
+    #[test]
+    fn extras_are_in_the_manifest() {
+        let mut pod = workload::serving(1, "p", Path::new("/host/stamps"), workload::Check::Tcp, 7).remove(0);
+        pod.extras.volumes = vec![(json!({"name": "v", "secret": {"secretName": "s"}}), "/v".to_owned())];
+        let manifest: Pod = serde_json::from_value(manifest(&pod, &settings(PodNetwork::Own))).unwrap();
+        let spec = manifest.spec.unwrap();
+        let main = &spec.containers[0];
+        assert_eq!(main.readiness_probe.as_ref().unwrap().period_seconds, Some(7));
+        let mounts: Vec<_> = main.volume_mounts.iter().flatten().map(|mount| mount.mount_path.as_str()).collect();
+        assert_eq!(mounts, [STAMPS_IN_CONTAINER, "/v"]);
+        assert_eq!(spec.volumes.unwrap()[1].secret.as_ref().unwrap().secret_name.as_deref(), Some("s"));
     }
 
     #[test]

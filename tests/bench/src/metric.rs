@@ -28,6 +28,24 @@ pub(crate) enum Metric {
     InitChain,
     /// The same, ten pods at a time.
     InitChainsAtOnce,
+    /// A server's open port to its pod being Ready in a watch, probed every second.
+    AnswerToReady,
+    /// The same, probed every ten seconds.
+    AnswerToReadySlowProbe,
+    /// A failed liveness probe to the start of the next process.
+    UnhealthyToRestarted,
+    /// A Deployment with readiness probes created to all its pods available.
+    ApplyToAvailable,
+    /// A new template of it to all pods of that available and no other left.
+    RollingUpdate,
+    /// First process of a pod's five init containers to its main one.
+    FiveInitChain,
+    /// Creation of a pod with many volumes to its sandbox, less that of a pod without; of a bare client the requests for them.
+    VolumeSetup,
+    /// Request of another CPU limit to the limit in the container's cgroup; of a bare client the runtime call.
+    ResizeToApplied,
+    /// The same request to the limit in the status in a watch.
+    ResizeToReported,
     /// Pods created at a fixed rate: exit of the process to `terminated` in a watch.
     ChurnExitToTerminated,
     /// The same: a pod created to its object gone.
@@ -66,6 +84,14 @@ pub(crate) enum Metric {
     IdleRssAnon,
     /// Resident memory of the idle agent, MiB.
     IdleRss,
+    /// Processor seconds of the agent with idle pods whose readiness is probed by TCP, per minute.
+    TcpProbesAgentCpu,
+    /// Its resident memory, MiB.
+    TcpProbesRss,
+    /// Processor seconds of the agent with idle pods whose readiness is probed by HTTP, per minute.
+    HttpProbesAgentCpu,
+    /// Its resident memory, MiB.
+    HttpProbesRss,
     /// Processor seconds of `keblet observe` beside an idle agent, per minute.
     ObserveCpu,
     /// Its resident memory, MiB.
@@ -101,7 +127,7 @@ pub(crate) struct PodCounts {
 
 impl Metric {
     /// All, in the order of the report.
-    pub(crate) const ALL: [Self; 36] = [
+    pub(crate) const ALL: [Self; 48] = [
         Self::AgentStartToNodeReady,
         Self::AgentStartToHealthy,
         Self::AgentStartToAllRunning,
@@ -113,6 +139,15 @@ impl Metric {
         Self::OneShotChain,
         Self::InitChain,
         Self::InitChainsAtOnce,
+        Self::AnswerToReady,
+        Self::AnswerToReadySlowProbe,
+        Self::UnhealthyToRestarted,
+        Self::ApplyToAvailable,
+        Self::RollingUpdate,
+        Self::FiveInitChain,
+        Self::VolumeSetup,
+        Self::ResizeToApplied,
+        Self::ResizeToReported,
         Self::ChurnExitToTerminated,
         Self::ChurnCreateToGone,
         Self::ChurnGoneToSandboxRemoved,
@@ -132,6 +167,10 @@ impl Metric {
         Self::IdleApiRequests,
         Self::IdleRssAnon,
         Self::IdleRss,
+        Self::TcpProbesAgentCpu,
+        Self::TcpProbesRss,
+        Self::HttpProbesAgentCpu,
+        Self::HttpProbesRss,
         Self::ObserveCpu,
         Self::ObserveRss,
         Self::ScrapeMetrics,
@@ -157,6 +196,19 @@ impl Metric {
             Self::OneShotChain => "10 one-shot pods, one after the other".to_owned(),
             Self::InitChain => "4 instant init containers then main, one pod".to_owned(),
             Self::InitChainsAtOnce => "4 instant init containers then main, 10 pods at once".to_owned(),
+            Self::AnswerToReady => format!("{pods} pods, open port to Ready in a watch, probed every second"),
+            Self::AnswerToReadySlowProbe => format!("{pods} pods, open port to Ready in a watch, probed every 10 s"),
+            Self::UnhealthyToRestarted => format!("{pods} pods fail once, failed liveness probe to restarted process"),
+            Self::ApplyToAvailable => format!("Deployment of {pods} pods with readiness probes, created to available"),
+            Self::RollingUpdate => format!("Deployment of {pods} pods with readiness probes, rolling update"),
+            Self::FiveInitChain => "5 instant init containers then main, one pod".to_owned(),
+            Self::VolumeSetup => {
+                "set-up of 4 projected volumes and 3 secrets of a pod (bare client: requests only)".to_owned()
+            }
+            Self::ResizeToApplied => {
+                "CPU resize, request to limit in the container's cgroup (bare client: runtime call)".to_owned()
+            }
+            Self::ResizeToReported => "CPU resize, request to limit in the status in a watch".to_owned(),
             Self::ChurnExitToTerminated => "churn, process exit to terminated in a watch".to_owned(),
             Self::ChurnCreateToGone => "churn, created to object gone".to_owned(),
             Self::ChurnGoneToSandboxRemoved => "churn, object gone to sandbox removed".to_owned(),
@@ -180,6 +232,14 @@ impl Metric {
             Self::IdleApiRequests => format!("{idle} idle pods, requests to the API server per minute"),
             Self::IdleRssAnon => format!("{idle} idle pods, anonymous resident memory of the agent"),
             Self::IdleRss => format!("{idle} idle pods, resident memory of the agent"),
+            Self::TcpProbesAgentCpu => {
+                format!("{idle} idle pods with TCP readiness probes, CPU of the agent per minute")
+            }
+            Self::TcpProbesRss => format!("{idle} idle pods with TCP readiness probes, resident memory of the agent"),
+            Self::HttpProbesAgentCpu => {
+                format!("{idle} idle pods with HTTP readiness probes, CPU of the agent per minute")
+            }
+            Self::HttpProbesRss => format!("{idle} idle pods with HTTP readiness probes, resident memory of the agent"),
             Self::ObserveCpu => format!("{idle} idle pods, CPU of keblet observe per minute"),
             Self::ObserveRss => format!("{idle} idle pods, resident memory of keblet observe"),
             Self::ScrapeMetrics => format!("{idle} pods, CPU of the agent for one scrape of /metrics"),
@@ -192,9 +252,15 @@ impl Metric {
     /// The unit of its values.
     pub(crate) fn unit(self) -> Unit {
         match self {
-            Self::IdleAgentCpu | Self::IdleRuntimeCpu | Self::ObserveCpu => Unit::CpuSecondsPerMinute,
+            Self::IdleAgentCpu
+            | Self::IdleRuntimeCpu
+            | Self::TcpProbesAgentCpu
+            | Self::HttpProbesAgentCpu
+            | Self::ObserveCpu => Unit::CpuSecondsPerMinute,
             Self::IdleCriCalls | Self::IdleApiRequests => Unit::PerMinute,
-            Self::IdleRssAnon | Self::IdleRss | Self::ObserveRss => Unit::Mebibytes,
+            Self::IdleRssAnon | Self::IdleRss | Self::TcpProbesRss | Self::HttpProbesRss | Self::ObserveRss => {
+                Unit::Mebibytes
+            }
             Self::RaceGrowth => Unit::MebibytesPerSecond,
             Self::OomWrongVerdicts | Self::OomWrongReasons | Self::RaceWon => Unit::Percent,
             _ => Unit::Seconds,

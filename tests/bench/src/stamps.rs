@@ -23,6 +23,8 @@ pub(crate) enum Stamp {
     Start(u64),
     /// A process is about to exit.
     Exit(u64),
+    /// A server is about to answer that it is not healthy.
+    Fail(u64),
 }
 
 /// CLOCK_MONOTONIC now, in nanoseconds.
@@ -72,7 +74,7 @@ pub(crate) fn exit_of(container: &BenchContainer) -> anyhow::Result<u64> {
     let stamps = read(container)?;
     let exit = stamps.iter().find_map(|stamp| match stamp {
         Stamp::Exit(nanos) => Some(*nanos),
-        Stamp::Start(_) => None,
+        Stamp::Start(_) | Stamp::Fail(_) => None,
     });
     exit.with_context(|| format!("{}: expected an exit but found {stamps:?}", container.stamps.display()))
 }
@@ -97,6 +99,7 @@ fn parse_line(line: &str) -> anyhow::Result<Stamp> {
     match word {
         "start" => Ok(Stamp::Start(nanos)),
         "exit" => Ok(Stamp::Exit(nanos)),
+        "fail" => Ok(Stamp::Fail(nanos)),
         _ => bail!("line {line:?} is not a stamp"),
     }
 }
@@ -114,30 +117,51 @@ pub(crate) fn durations(kind: WorkloadKind, pods: &[BenchPod], begin: u64) -> an
     }
 }
 
-/// Seconds from the exit of the first process to the start of the second one.
+/// Seconds from the exit of the first process, or its failure, to the start of the second one.
 pub(crate) fn restart(pod: &BenchPod) -> anyhow::Result<f64> {
     let (exit, start) = crash(pod)?;
     Ok(seconds(exit, start))
 }
 
-/// When the first process of a crashing pod exited, and when the second one started.
+/// When the first process of a crashing pod exited, or failed, and when the second one started.
 pub(crate) fn crash(pod: &BenchPod) -> anyhow::Result<(u64, u64)> {
     match read(&pod.main)?.as_slice() {
-        [Stamp::Start(_), Stamp::Exit(exit), Stamp::Start(start)] => Ok((*exit, *start)),
-        other => bail!("pod {}: expected start, exit, start but found {other:?}", pod.name),
+        [Stamp::Start(_), Stamp::Exit(end) | Stamp::Fail(end), Stamp::Start(start)] => Ok((*end, *start)),
+        other => bail!("pod {}: expected start, exit or failure, start but found {other:?}", pod.name),
     }
 }
 
-fn chain(pod: &BenchPod) -> anyhow::Result<f64> {
+/// Seconds from the first process of the init containers to the main one.
+///
+/// # Errors
+/// One of them has not started.
+pub(crate) fn chain(pod: &BenchPod) -> anyhow::Result<f64> {
     let first = pod.init.first().with_context(|| format!("pod {} has no init container", pod.name))?;
     Ok(seconds(first_start(first)?, first_start(&pod.main)?))
 }
 
-fn first_start(container: &BenchContainer) -> anyhow::Result<u64> {
+/// When the first process of the container started.
+///
+/// # Errors
+/// It has not.
+pub(crate) fn first_start(container: &BenchContainer) -> anyhow::Result<u64> {
     match read(container)?.first() {
         Some(Stamp::Start(nanos)) => Ok(*nanos),
         other => bail!("{}: expected a start but found {other:?}", container.stamps.display()),
     }
+}
+
+/// When the last process of the container started.
+///
+/// # Errors
+/// None has.
+pub(crate) fn last_start(container: &BenchContainer) -> anyhow::Result<u64> {
+    let stamps = read(container)?;
+    let last = stamps.iter().rev().find_map(|stamp| match stamp {
+        Stamp::Start(nanos) => Some(*nanos),
+        Stamp::Exit(_) | Stamp::Fail(_) => None,
+    });
+    last.with_context(|| format!("{}: expected a start but found {stamps:?}", container.stamps.display()))
 }
 
 /// Returns a container that did not start as often as required.
@@ -173,6 +197,7 @@ mod tests {
     #[test]
     fn lines() {
         assert_eq!(parse("start 5\nexit 7\nstart 9\n").unwrap(), [Stamp::Start(5), Stamp::Exit(7), Stamp::Start(9)]);
+        assert_eq!(parse("start 5\nfail 7\n").unwrap(), [Stamp::Start(5), Stamp::Fail(7)]);
         assert_eq!(parse("start 5\nexi").unwrap(), [Stamp::Start(5)], "the last line is not complete");
         assert_eq!(parse("").unwrap(), []);
         for bad in ["start\n", "begin 5\n", "start 5 6\n", "start -1\n"] {

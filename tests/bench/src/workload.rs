@@ -4,6 +4,9 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde_json::Value;
+use serde_json::json;
+
 use super::WorkloadKind;
 
 /// Path of the stamp folder in containers.
@@ -13,7 +16,9 @@ pub(crate) const STAMPS_IN_CONTAINER: &str = "/stamps";
 const CHAIN_LENGTH: u32 = 4;
 const CHAINS: u32 = 10;
 /// Chains of a single pod are quick, so a run has several.
-const CHAIN_REPEATS: u32 = 5;
+pub(crate) const CHAIN_REPEATS: u32 = 5;
+/// Port of pods that serve HTTP.
+const PORT: u16 = 8080;
 
 /// Time until all pods run before the first one exits; the slowest known agent needs 0.23 s per pod.
 const BEFORE_FIRST_EXIT: Duration = Duration::from_secs(3);
@@ -30,6 +35,42 @@ pub(crate) struct BenchPod {
     pub(crate) init: Vec<BenchContainer>,
     pub(crate) main: BenchContainer,
     pub(crate) behaviour: Behaviour,
+    pub(crate) extras: Extras,
+}
+
+/// What a pod has beside its programs. A bare client has no use for it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Extras {
+    /// Fields of the main container.
+    pub(crate) main: serde_json::Map<String, Value>,
+    /// Volumes, and where the main container has them.
+    pub(crate) volumes: Vec<(Value, String)>,
+}
+
+impl Extras {
+    /// A field of the main container.
+    pub(crate) fn main(field: &str, value: Value) -> Self {
+        Self { main: [(field.to_owned(), value)].into_iter().collect(), volumes: Vec::new() }
+    }
+}
+
+/// How a server is probed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Check {
+    Tcp,
+    Http,
+}
+
+impl Check {
+    /// A probe with this period that decides on its first result.
+    pub(crate) fn probe(self, period: u32) -> Value {
+        let mut probe = json!({ "periodSeconds": period, "failureThreshold": 1, "timeoutSeconds": 5 });
+        match self {
+            Self::Tcp => probe["tcpSocket"] = json!({ "port": PORT }),
+            Self::Http => probe["httpGet"] = json!({ "port": PORT, "path": "/" }),
+        }
+        probe
+    }
 }
 
 /// Behaviour of the main container.
@@ -75,8 +116,12 @@ pub(crate) struct BenchContainer {
 pub(crate) fn batches(kind: WorkloadKind, pods: u32, prefix: &str, folder: &Path) -> Vec<Vec<BenchPod>> {
     match kind {
         WorkloadKind::Crash => vec![crashing(pods, prefix, folder)],
-        WorkloadKind::Chain => names(CHAIN_REPEATS, prefix).map(|name| vec![init_chain(name, folder)]).collect(),
-        WorkloadKind::Chains => vec![names(CHAINS, prefix).map(|name| init_chain(name, folder)).collect()],
+        WorkloadKind::Chain => {
+            names(CHAIN_REPEATS, prefix).map(|name| vec![init_chain(name, CHAIN_LENGTH, folder)]).collect()
+        }
+        WorkloadKind::Chains => {
+            vec![names(CHAINS, prefix).map(|name| init_chain(name, CHAIN_LENGTH, folder)).collect()]
+        }
         WorkloadKind::Start | WorkloadKind::Idle => vec![running(pods, prefix, folder)],
     }
 }
@@ -98,7 +143,7 @@ pub(crate) fn crashing(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> 
         let after = after.as_millis().to_string();
         let args = ["exit", "--code", "1", "--after-ms", &after, "--once-file", &once];
         let main = container(&name, "main", &args, folder);
-        BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::CrashesOnce }
+        BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::CrashesOnce, extras: Extras::default() }
     };
     names(pods, prefix).zip(exit_times(pods)).map(pod).collect()
 }
@@ -113,6 +158,34 @@ pub(crate) fn one_shots(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod>
     names(pods, prefix).map(|name| completes(name, Duration::ZERO, folder)).collect()
 }
 
+/// Pods with so many init containers that complete at once.
+pub(crate) fn init_chains(pods: u32, length: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
+    names(pods, prefix).map(|name| init_chain(name, length, folder)).collect()
+}
+
+/// Pods that serve HTTP until SIGTERM, with a readiness probe.
+pub(crate) fn serving(pods: u32, prefix: &str, folder: &Path, check: Check, period: u32) -> Vec<BenchPod> {
+    let pod = |name: String| {
+        let main = container(&name, "main", &["web", "--port", &PORT.to_string()], folder);
+        let extras = Extras::main("readinessProbe", check.probe(period));
+        BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Runs, extras }
+    };
+    names(pods, prefix).map(pod).collect()
+}
+
+/// Pods that serve HTTP and are not healthy any more, one after the other once all of them run, until they are restarted.
+pub(crate) fn failing(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
+    let pod = |(name, after): (String, Duration)| {
+        let once = format!("{STAMPS_IN_CONTAINER}/{name}.once");
+        let after = after.as_millis().to_string();
+        let args = ["web", "--port", &PORT.to_string(), "--fail-after-ms", &after, "--once-file", &once];
+        let main = container(&name, "main", &args, folder);
+        let extras = Extras::main("livenessProbe", Check::Http.probe(1));
+        BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::CrashesOnce, extras }
+    };
+    names(pods, prefix).zip(exit_times(pods)).map(pod).collect()
+}
+
 fn names(pods: u32, prefix: &str) -> impl Iterator<Item = String> {
     (0..pods).map(move |index| format!("{prefix}-{index}"))
 }
@@ -125,18 +198,18 @@ fn exit_times(pods: u32) -> impl Iterator<Item = Duration> {
 
 fn runs(name: String, folder: &Path) -> BenchPod {
     let main = container(&name, "main", &["run"], folder);
-    BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Runs }
+    BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Runs, extras: Extras::default() }
 }
 
 fn completes(name: String, after: Duration, folder: &Path) -> BenchPod {
     let args = ["exit", "--code", "0", "--after-ms", &after.as_millis().to_string()];
     let main = container(&name, "main", &args, folder);
-    BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Completes }
+    BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Completes, extras: Extras::default() }
 }
 
-fn init_chain(name: String, folder: &Path) -> BenchPod {
+fn init_chain(name: String, length: u32, folder: &Path) -> BenchPod {
     let step = |index| container(&name, &format!("init-{index}"), &["exit", "--code", "0"], folder);
-    let init = (0..CHAIN_LENGTH).map(step).collect();
+    let init = (0..length).map(step).collect();
     BenchPod { init, ..runs(name, folder) }
 }
 
@@ -173,5 +246,6 @@ mod tests {
         assert_eq!(pods[1].main.args.last().unwrap(), "/stamps/p-1.main");
         assert_eq!(pods[1].main.stamps, Path::new("/host/p-1.main"));
         assert_eq!(completing(3, "q", Path::new("/host"))[2].main.args[4], "4050");
+        assert_eq!(failing(3, "f", Path::new("/host"))[1].main.args[4], "3900");
     }
 }

@@ -16,11 +16,14 @@ Usage:
   probe grow --mb-per-s N                         touch N MiB more every second, until SIGTERM
   probe obey --commands PATH                      execute the lines of a FIFO: `main N` touches N MiB, `child N` forks
                                                   a child that does and waits for its end, `exit K` exits with K
-  probe web [--port P]                            answer every HTTP request with 200 (port 8080)
+  probe web [--port P] [--stamp PATH] [--fail-after-ms N] [--once-file PATH]
+                                                  answer every HTTP request with 200 (port 8080), from N ms on with 500;
+                                                  with --once-file only the first process fails
   probe fork-exit                                 fork a child that keeps running, then exit 0
 
 A stamp file gets one line `start NANOSECONDS` at the start and `exit NANOSECONDS` just before the exit, both of
-CLOCK_MONOTONIC.
+CLOCK_MONOTONIC. `web` writes the first line when its port is open, and `fail NANOSECONDS` just before it answers with
+500 for the first time.
 ";
 
 /// What to do.
@@ -51,12 +54,22 @@ pub(crate) enum Action {
         commands: PathBuf,
     },
     /// Serve HTTP.
-    Web {
-        /// The TCP port on all addresses.
-        port: u16,
-    },
+    Web(Web),
     /// Exit and leave an orphan.
     ForkExit,
+}
+
+/// How to serve HTTP.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Web {
+    /// The TCP port on all addresses.
+    pub port: u16,
+    /// The stamp file.
+    pub stamp: Option<PathBuf>,
+    /// How long to answer with success.
+    pub fail_after: Option<Duration>,
+    /// Fail only if this file does not exist, and create it.
+    pub once_file: Option<PathBuf>,
 }
 
 /// How to exit.
@@ -123,19 +136,26 @@ impl Action {
                 }
                 Ok(Self::Obey { commands: commands.ok_or("obey: --commands is missing")? })
             }
-            "web" => {
-                let mut port = 8080;
-                while let Some(option) = options.next() {
-                    match option {
-                        "--port" => port = options.number(option)?,
-                        _ => return Err(unknown(name, option)),
-                    }
-                }
-                Ok(Self::Web { port })
-            }
+            "web" => Web::parse(options).map(Self::Web),
             "fork-exit" => options.next().map_or(Ok(Self::ForkExit), |option| Err(unknown(name, option))),
             _ => Err(format!("unknown action {name:?}")),
         }
+    }
+}
+
+impl Web {
+    fn parse(mut options: Options<'_>) -> Result<Self, String> {
+        let mut web = Self { port: 8080, stamp: None, fail_after: None, once_file: None };
+        while let Some(option) = options.next() {
+            match option {
+                "--port" => web.port = options.number(option)?,
+                "--stamp" => web.stamp = Some(options.path(option)?),
+                "--fail-after-ms" => web.fail_after = Some(Duration::from_millis(options.number(option)?)),
+                "--once-file" => web.once_file = Some(options.path(option)?),
+                _ => return Err(unknown("web", option)),
+            }
+        }
+        Ok(web)
     }
 }
 
@@ -193,6 +213,8 @@ mod tests {
     fn every_action_parses() {
         let exit =
             Exit { code: 3, after: Duration::from_millis(250), stamp: Some("/s".into()), once_file: Some("/o".into()) };
+        let fail_after = Some(Duration::from_millis(250));
+        let web = Web { port: 80, stamp: Some("/s".into()), fail_after, once_file: Some("/o".into()) };
         let cases = [
             ("run", Action::Run { stamp: None }),
             ("run --stamp /s", Action::Run { stamp: Some("/s".into()) }),
@@ -202,8 +224,8 @@ mod tests {
             ("oom --child --mb 64", Action::Oom { megabytes: 64, child: true }),
             ("grow --mb-per-s 50", Action::Grow { speed: 50 }),
             ("obey --commands /c", Action::Obey { commands: "/c".into() }),
-            ("web", Action::Web { port: 8080 }),
-            ("web --port 80", Action::Web { port: 80 }),
+            ("web", Action::Web(Web { port: 8080, stamp: None, fail_after: None, once_file: None })),
+            ("web --port 80 --stamp /s --fail-after-ms 250 --once-file /o", Action::Web(web)),
             ("fork-exit", Action::ForkExit),
         ];
         for (line, expected) in cases {
@@ -222,6 +244,7 @@ mod tests {
             ("oom --child", "oom: --mb is missing"),
             ("grow", "grow: --mb-per-s is missing"),
             ("obey", "obey: --commands is missing"),
+            ("web --code 1", "web: unknown option \"--code\""),
             ("fork-exit now", "fork-exit: unknown option \"now\""),
         ];
         for (line, expected) in cases {

@@ -44,7 +44,7 @@ fn perform(action: Action) -> Result<u8, String> {
         Action::Oom { megabytes, child } => memory::exhaust(megabytes, child),
         Action::Grow { speed } => memory::grow(speed),
         Action::Obey { commands } => obey::execute(&commands),
-        Action::Web { port } => web::serve(port),
+        Action::Web(web) => web::serve(&web),
         Action::ForkExit => process::fork_and_exit(),
     }
 }

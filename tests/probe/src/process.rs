@@ -121,7 +121,10 @@ fn reap() {
 }
 
 /// Creates the file; false if it exists.
-fn create(path: &Path) -> Result<bool, String> {
+///
+/// # Errors
+/// It cannot be created.
+pub(crate) fn create(path: &Path) -> Result<bool, String> {
     match OpenOptions::new().write(true).create_new(true).open(path) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),

@@ -1,4 +1,4 @@
-//! A minimal HTTP server: one response, one connection at a time.
+//! A minimal HTTP server: one response, one connection at a time. It may become unhealthy after a time.
 
 use std::io::ErrorKind;
 use std::io::Read as _;
@@ -6,40 +6,74 @@ use std::io::Write as _;
 use std::net::Ipv4Addr;
 use std::net::TcpListener;
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::time::Duration;
+use std::time::Instant;
 
+use crate::arguments::Web;
 use crate::process;
+use crate::stamp;
 
 const ANSWER: &[u8] =
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n";
+const FAILURE: &[u8] = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 const LONGEST_REQUEST: usize = 16 * 1024;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Answers every request with 200 until SIGTERM.
+/// Answers requests until SIGTERM.
 ///
 /// # Errors
-/// The port cannot be bound.
-pub(crate) fn serve(port: u16) -> Result<u8, String> {
+/// The port cannot be bound, or a file cannot be written.
+pub(crate) fn serve(web: &Web) -> Result<u8, String> {
+    let failed_before = match &web.once_file {
+        Some(path) => !process::create(path)?,
+        None => false,
+    };
+    let fails_at = web.fail_after.filter(|_| !failed_before).map(|after| Instant::now() + after);
+    let port = web.port;
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
         .map_err(|error| format!("cannot listen on port {port}: {error}"))?;
+    stamp::write(&web.stamp, "start")?;
+    let health = Health { fails_at, stamp: web.stamp.clone(), has_failed: false };
     std::thread::Builder::new()
         .name("web".to_owned())
-        .spawn(move || accept(&listener))
+        .spawn(move || accept(&listener, health))
         .map_err(|error| format!("cannot start a thread: {error}"))?;
     process::run_until_signal(None)?;
     Ok(0)
 }
 
-fn accept(listener: &TcpListener) {
+/// Which answer is due.
+struct Health {
+    fails_at: Option<Instant>,
+    stamp: Option<PathBuf>,
+    has_failed: bool,
+}
+
+impl Health {
+    /// The answer; stamps the first failure.
+    fn answer(&mut self) -> std::io::Result<&'static [u8]> {
+        if self.fails_at.is_none_or(|at| Instant::now() < at) {
+            return Ok(ANSWER);
+        }
+        if !self.has_failed {
+            stamp::write(&self.stamp, "fail").map_err(std::io::Error::other)?;
+            self.has_failed = true;
+        }
+        Ok(FAILURE)
+    }
+}
+
+fn accept(listener: &TcpListener, mut health: Health) {
     for connection in listener.incoming() {
-        if let Err(error) = connection.and_then(|mut stream| answer(&mut stream)) {
+        if let Err(error) = connection.and_then(|mut stream| answer(&mut stream, &mut health)) {
             eprintln!("probe: connection failed: {error}");
         }
     }
 }
 
 /// Reads the request's head, then responds.
-fn answer(stream: &mut TcpStream) -> std::io::Result<()> {
+fn answer(stream: &mut TcpStream, health: &mut Health) -> std::io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = Vec::new();
@@ -51,5 +85,24 @@ fn answer(stream: &mut TcpStream) -> std::io::Result<()> {
         }
         request.extend_from_slice(&chunk[..read]);
     }
-    stream.write_all(ANSWER)
+    stream.write_all(health.answer()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_fail_after_the_time_and_the_first_failure_is_stamped() {
+        let stamp = std::env::temp_dir().join(format!("probe-web-{}", std::process::id()));
+        let health = |fails_at| Health { fails_at, stamp: Some(stamp.clone()), has_failed: false };
+        assert_eq!(health(None).answer().unwrap(), ANSWER);
+        assert_eq!(health(Some(Instant::now() + TIMEOUT)).answer().unwrap(), ANSWER);
+        assert!(!stamp.exists());
+        let mut failing = health(Some(Instant::now()));
+        assert_eq!((failing.answer().unwrap(), failing.answer().unwrap()), (FAILURE, FAILURE));
+        let written = std::fs::read_to_string(&stamp).unwrap();
+        std::fs::remove_file(&stamp).unwrap();
+        assert!(written.starts_with("fail ") && written.lines().count() == 1, "{written}");
+    }
 }

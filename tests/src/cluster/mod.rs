@@ -9,6 +9,7 @@
 
 mod kubectl;
 mod node;
+mod remains;
 mod tenant;
 mod wait;
 

@@ -35,7 +35,7 @@ use crate::standalone::program;
 
 const LOG_LINES: usize = 40;
 /// Poll interval for the agent's log, whose changes are not announced.
-const POLL: Duration = Duration::from_millis(50);
+pub(super) const POLL: Duration = Duration::from_millis(50);
 
 /// A private runtime and an agent that joined the cluster. The runtime's supervisor stops both when this process exits.
 pub struct ClusterNode {
@@ -240,6 +240,14 @@ impl ClusterNode {
     /// The runtime is stopped.
     pub fn folder(&self) -> Result<PathBuf> {
         Ok(self.parts().containerd.as_ref().context("the runtime is stopped")?.ready().dir.clone())
+    }
+
+    /// The cgroup that contains those of all pods.
+    ///
+    /// # Errors
+    /// The runtime is stopped.
+    pub fn cgroup_root(&self) -> Result<String> {
+        Ok(self.parts().containerd.as_ref().context("the runtime is stopped")?.ready().cgroup_root.clone())
     }
 
     /// The end of the agent's log, for messages.

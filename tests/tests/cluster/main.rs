@@ -16,6 +16,7 @@ mod cluster_kubectl;
 mod cluster_log_floods;
 mod cluster_malicious_pods;
 mod cluster_metrics;
+mod cluster_monitoring;
 mod cluster_node;
 mod cluster_objects;
 mod cluster_observe;

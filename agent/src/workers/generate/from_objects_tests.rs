@@ -112,6 +112,7 @@ fn secret_values_that_are_not_utf8_reach_the_runtime_unchanged() {
             restarts: 0,
             environment: &found,
             mounts: Vec::new(),
+            devices: Vec::new(),
             target: None,
             runtime_handler: "",
             users: &user_namespace::host(),

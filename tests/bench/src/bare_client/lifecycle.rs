@@ -31,6 +31,13 @@ pub(crate) struct RunningPod {
     container: String,
 }
 
+impl RunningPod {
+    /// Id of its container.
+    pub(crate) fn container(&self) -> &str {
+        &self.container
+    }
+}
+
 /// Times of a pod that completes at once; nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OneShot {
@@ -99,6 +106,23 @@ impl BareClient {
         let gone = begin.elapsed().as_secs_f64();
         stopping.await.context("the task that stops a container was cancelled")??;
         Ok(gone)
+    }
+
+    /// Stops the pod's container and starts the next one as soon as the process has exited; returns when it began to.
+    ///
+    /// # Errors
+    /// The runtime fails a call.
+    pub(crate) async fn restart(&self, pod: &BenchPod, running: &RunningPod) -> anyhow::Result<u64> {
+        let process = process_exit::pin(&self.runtime, &running.container).await?;
+        let process = process.context("the process exited before it was stopped")?;
+        let config = manifest::sandbox(pod, &self.settings);
+        let (runtime, container) = (self.runtime.clone(), running.container.clone());
+        let begin = monotonic_now()?;
+        let stopping = tokio::spawn(async move { runtime.stop_container(&container, GRACE).await });
+        process.gone().await.with_context(|| format!("cannot wait for container {}", running.container))?;
+        self.start_container(pod, &pod.main, 1, &running.sandbox, &config).await?;
+        stopping.await.context("the task that stops a container was cancelled")??;
+        Ok(begin)
     }
 
     /// Runs a pod that completes at once, until an agent may report it as succeeded: on the host's network when its process

@@ -7,19 +7,25 @@ use anyhow::Context as _;
 use futures_util::StreamExt;
 use futures_util::TryStreamExt;
 use futures_util::stream;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::Client;
 use kube::api::DeleteParams;
 use kube::api::ListParams;
+use kube::api::Patch;
+use kube::api::PatchParams;
 use kube::api::PostParams;
 use kube::config::KubeConfigOptions;
 use kube::config::Kubeconfig;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::wait::await_condition;
 use kube::runtime::watcher;
+use serde_json::json;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::observed::ObservedPods;
@@ -31,6 +37,8 @@ use crate::stamps::monotonic_now;
 const ACCOUNT_LIMIT: Duration = Duration::from_secs(60);
 /// Time until objects without a node are removed.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(60);
+/// Poll interval of waits that are not measured.
+const POLL: Duration = Duration::from_millis(200);
 /// Concurrent requests.
 const PARALLEL: usize = 64;
 
@@ -40,6 +48,9 @@ pub(crate) struct ClusterClient {
     pods: Api<Pod>,
     nodes: Api<Node>,
     accounts: Api<ServiceAccount>,
+    deployments: Api<Deployment>,
+    replica_sets: Api<ReplicaSet>,
+    secrets: Api<Secret>,
     node: String,
 }
 
@@ -57,7 +68,10 @@ impl ClusterClient {
         Ok(Self {
             pods: Api::namespaced(client.clone(), NAMESPACE),
             nodes: Api::all(client.clone()),
-            accounts: Api::namespaced(client, NAMESPACE),
+            accounts: Api::namespaced(client.clone(), NAMESPACE),
+            deployments: Api::namespaced(client.clone(), NAMESPACE),
+            replica_sets: Api::namespaced(client.clone(), NAMESPACE),
+            secrets: Api::namespaced(client, NAMESPACE),
             node: node.to_owned(),
         })
     }
@@ -138,13 +152,113 @@ impl ClusterClient {
         stream::iter(names).map(delete).buffered(PARALLEL).try_collect().await
     }
 
-    /// Removes the benchmark's pods and the Node object, also if no agent runs.
+    /// The Deployments.
+    pub(super) fn deployments(&self) -> Api<Deployment> {
+        self.deployments.clone()
+    }
+
+    /// Creates a Deployment.
+    ///
+    /// # Errors
+    /// The API server rejects it.
+    pub(super) async fn create_deployment(&self, deployment: &Deployment) -> anyhow::Result<()> {
+        self.deployments
+            .create(&PostParams::default(), deployment)
+            .await
+            .map(drop)
+            .context("cannot create a Deployment")
+    }
+
+    /// Changes the template of a Deployment, so that all its pods are replaced; returns its new generation.
+    ///
+    /// # Errors
+    /// The API server rejects the change.
+    pub(super) async fn update_deployment(&self, name: &str) -> anyhow::Result<i64> {
+        let change = json!({ "spec": { "template": { "metadata": { "annotations": { "keblet.dev/round": "2" } } } } });
+        let updated = self.deployments.patch(name, &PatchParams::default(), &Patch::Merge(&change)).await;
+        let updated = updated.with_context(|| format!("cannot update Deployment {name}"))?;
+        updated.metadata.generation.with_context(|| format!("Deployment {name} has no generation"))
+    }
+
+    /// Deletes a Deployment; its pods are removed later.
+    ///
+    /// # Errors
+    /// The API server rejects it.
+    pub(super) async fn delete_deployment(&self, name: &str) -> anyhow::Result<()> {
+        let deleted = self.deployments.delete(name, &DeleteParams::background()).await;
+        deleted.map(drop).with_context(|| format!("cannot delete Deployment {name}"))
+    }
+
+    /// Waits until the benchmark has no pod.
+    ///
+    /// # Errors
+    /// A request fails.
+    pub(super) async fn until_no_pods(&self) -> anyhow::Result<()> {
+        let ours = ListParams::default().labels(&selector());
+        while !self.pods.list_metadata(&ours).await.context("cannot list the benchmark's pods")?.items.is_empty() {
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Changes the CPU limit of a pod's container in place.
+    ///
+    /// # Errors
+    /// The API server rejects it.
+    pub(super) async fn resize(&self, pod: &str, cpu: &str) -> anyhow::Result<()> {
+        let resources = json!({ "limits": { "cpu": cpu } });
+        let change = json!({ "spec": { "containers": [{ "name": "main", "resources": resources }] } });
+        let resized =
+            self.pods.patch_subresource("resize", pod, &PatchParams::default(), &Patch::Strategic(&change)).await;
+        resized.map(drop).with_context(|| format!("cannot resize {pod}"))
+    }
+
+    /// Creates secrets.
+    ///
+    /// # Errors
+    /// The API server rejects one of them.
+    pub(super) async fn create_secrets(&self, names: &[String]) -> anyhow::Result<()> {
+        for name in names {
+            let secret =
+                json!({ "metadata": { "name": name, "labels": { LABEL.0: LABEL.1 } }, "stringData": { "key": name } });
+            let secret = serde_json::from_value(secret).context("the manifest of a secret")?;
+            let created = self.secrets.create(&PostParams::default(), &secret).await;
+            created.with_context(|| format!("cannot create secret {name}"))?;
+        }
+        Ok(())
+    }
+
+    /// Reads a secret.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) async fn read_secret(&self, name: &str) -> anyhow::Result<()> {
+        self.secrets.get(name).await.map(drop).with_context(|| format!("cannot read secret {name}"))
+    }
+
+    /// Requests a token of the pods' service account.
+    ///
+    /// # Errors
+    /// The API server rejects it.
+    pub(super) async fn request_token(&self) -> anyhow::Result<()> {
+        let request = serde_json::from_value(json!({ "spec": { "audiences": [], "expirationSeconds": 3600 } }));
+        let request = request.context("the request of a token")?;
+        let token = self.accounts.create_token_request("default", &PostParams::default(), &request).await;
+        token.map(drop).context("cannot get a token")
+    }
+
+    /// Removes the benchmark's objects and the Node, also if no agent runs.
     ///
     /// # Errors
     /// A request fails, or the node still exists after [`REMOVAL_LIMIT`].
     pub(crate) async fn sweep(&self) -> anyhow::Result<()> {
         let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         let ours = ListParams::default().labels(&selector());
+        let background = DeleteParams::background();
+        // Pods are last, or their controllers would replace them.
+        self.deployments.delete_collection(&background, &ours).await.context("cannot delete the Deployments")?;
+        self.replica_sets.delete_collection(&background, &ours).await.context("cannot delete the ReplicaSets")?;
+        self.secrets.delete_collection(&background, &ours).await.context("cannot delete the secrets")?;
         self.pods.delete_collection(&at_once, &ours).await.context("cannot delete the benchmark's pods")?;
         match self.nodes.delete(&self.node, &DeleteParams::default()).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => {}

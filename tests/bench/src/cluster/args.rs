@@ -39,7 +39,7 @@ pub struct ClusterArgs {
     /// Pods that are created, deleted, exit or crash at once
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=500))]
     pub pods: u32,
-    /// Pods that are created at once and idle, for `density` and `idle`
+    /// Pods that are created at once and idle, for `density`, `idle` and `probed-idle`
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=500))]
     pub density_pods: u32,
     /// Only these parts
@@ -99,22 +99,51 @@ pub enum Part {
     Restart,
     /// Ten one-shot pods, each created when the one before has succeeded
     Chain,
+    /// Pods with five init containers that complete at once: from the first process to the main one
+    InitChain,
+    /// Servers with a readiness probe, every second or every ten: from the open port to Ready in a watch
+    Readiness,
+    /// Servers whose liveness probe fails once: from the failure to the start of the next process
+    Liveness,
+    /// A Deployment with readiness probes: from its creation to available, and its rolling update
+    Rollout,
+    /// Pods with projected volumes and secrets, one after the other: what these add to the time to their sandboxes
+    Volumes,
+    /// A container whose CPU limit is changed in place: from the request to the limit in its cgroup and in the status
+    Resize,
     /// One-shot pods created at a fixed rate, each deleted once it has succeeded
     Churn,
     /// Many pods bound to the node at once: from the first creation to all Ready
     Density,
     /// The same pods while nothing happens: what the agent and the runtime consume
     Idle,
+    /// As many pods with a readiness probe each, by TCP and by HTTP: what the agent consumes
+    ProbedIdle,
 }
 
 impl Part {
     /// All, in the order they are measured.
-    pub(super) const ALL: [Self; 8] =
-        [Self::Startup, Self::Delete, Self::Exit, Self::Restart, Self::Chain, Self::Churn, Self::Density, Self::Idle];
+    pub(super) const ALL: [Self; 15] = [
+        Self::Startup,
+        Self::Delete,
+        Self::Exit,
+        Self::Restart,
+        Self::Chain,
+        Self::InitChain,
+        Self::Readiness,
+        Self::Liveness,
+        Self::Rollout,
+        Self::Volumes,
+        Self::Resize,
+        Self::Churn,
+        Self::Density,
+        Self::Idle,
+        Self::ProbedIdle,
+    ];
 
     /// Whether it uses many pods and a newly started agent.
     pub(super) fn is_dense(self) -> bool {
-        matches!(self, Self::Density | Self::Idle)
+        matches!(self, Self::Density | Self::Idle | Self::ProbedIdle)
     }
 }
 

@@ -10,7 +10,10 @@ use super::bench_node::Context;
 use super::churn;
 use super::parts::CHAIN_PODS;
 use super::parts::IDLE_SETTLE;
+use super::parts::INIT_CONTAINERS;
 use super::parts::Row;
+use super::resize;
+use super::volumes;
 use crate::bare_client::BareClient;
 use crate::bare_client::ExitDetection;
 use crate::bare_client::RunningPod;
@@ -51,6 +54,18 @@ pub(super) async fn measure(
     }
     if args.includes(Part::Chain) {
         part.chain(row).await?;
+    }
+    if args.includes(Part::InitChain) {
+        part.init_chain(row).await?;
+    }
+    if args.includes(Part::Liveness) {
+        part.liveness(row).await?;
+    }
+    if args.includes(Part::Volumes) {
+        volumes::request(context, prefix, row).await?;
+    }
+    if args.includes(Part::Resize) {
+        part.resize(row).await?;
     }
     if args.includes(Part::Churn) {
         part.churn(row).await?;
@@ -140,6 +155,42 @@ impl Parts<'_> {
             client.complete(pod).await.with_context(|| format!("pod {}", pod.name))?;
         }
         row.add(Metric::OneShotChain, vec![seconds(begin, monotonic_now()?)]);
+        runtime_pods::sweep(&self.context.runtime).await
+    }
+
+    async fn init_chain(&self, row: &mut Row<'_>) -> anyhow::Result<()> {
+        let (count, name) = (workload::CHAIN_REPEATS, self.name("init"));
+        let pods = workload::init_chains(count, INIT_CONTAINERS, &name, &self.settings.stamps());
+        for pod in &pods {
+            self.run(std::slice::from_ref(pod)).await?;
+        }
+        stamps::wait_done(&pods, self.context.limit(pods.len())).await?;
+        row.add(Metric::FiveInitChain, pods.iter().map(stamps::chain).collect::<anyhow::Result<_>>()?);
+        runtime_pods::sweep(&self.context.runtime).await
+    }
+
+    /// Containers that are stopped and started again, one after the other: from the decision to the next process.
+    async fn liveness(&self, row: &mut Row<'_>) -> anyhow::Result<()> {
+        let pods = workload::failing(self.context.args.pods, &self.name("fail"), &self.settings.stamps());
+        let (_, running) = self.start(&pods, pods.len()).await?;
+        tokio::time::sleep(UP_SETTLE).await;
+        let client = self.client(1);
+        let mut restarts = Vec::new();
+        for (pod, running) in pods.iter().zip(&running) {
+            let begin = client.restart(pod, running).await.with_context(|| format!("pod {}", pod.name))?;
+            stamps::wait_done(std::slice::from_ref(pod), self.context.limit(1)).await?;
+            restarts.push(seconds(begin, stamps::last_start(&pod.main)?));
+        }
+        row.add(Metric::UnhealthyToRestarted, restarts);
+        runtime_pods::sweep(&self.context.runtime).await
+    }
+
+    async fn resize(&self, row: &mut Row<'_>) -> anyhow::Result<()> {
+        let pods = workload::running(1, &self.name("resize"), &self.settings.stamps());
+        let (_, running) = self.start(&pods, 1).await?;
+        for pod in &running {
+            resize::call_runtime(self.context, pod.container(), row).await?;
+        }
         runtime_pods::sweep(&self.context.runtime).await
     }
 

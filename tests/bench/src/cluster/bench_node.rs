@@ -102,7 +102,7 @@ impl BenchNode {
         context: &Context,
         pods: &[BenchPod],
         what: &str,
-        time: fn(&PodTimes) -> Option<u64>,
+        time: impl Fn(&PodTimes) -> Option<u64>,
     ) -> anyhow::Result<(u64, Vec<u64>)> {
         let objects = pods.iter().map(|pod| self.object(pod)).collect::<anyhow::Result<Vec<_>>>()?;
         let limit = context.limit(pods.len());

@@ -6,9 +6,11 @@
 //!
 //! ```text
 //!  args ─▶ session ─▶ each run: one participant after the other
-//!                        │ bare_client: startup · delete · exit · restart · chain · churn · density ─┐
-//!                        │ agent: node Ready ─▶ the same parts       (watch: observed)               ├─▶ results
-//!                        │ new agent: density ─▶ idle                                               ┘
+//!                        │ bare_client: startup · delete · exit · restart · chains · churn · density ─┐
+//!                        │ agent: node Ready ─▶ the same parts · probed · rollout · volumes · resize  │
+//!                        │                                           (watch: observed)                ├─▶ results
+//!                        │ new agent: density ─▶ idle                                                 │
+//!                        │ new agent: probed pods ─▶ idle                                             ┘
 //!                        └ sweep: no agent, no pods, no Node, no sandboxes
 //! ```
 
@@ -19,8 +21,12 @@ mod bench_node;
 mod churn;
 mod observed;
 mod parts;
+mod probed;
 mod remains;
+mod resize;
+mod rollout;
 mod session;
+mod volumes;
 
 pub use args::ClusterArgs;
 pub use args::Part;

@@ -1,5 +1,6 @@
 //! When the watch delivered each state of a pod, by the observer's clock.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -28,6 +29,8 @@ pub(crate) struct PodTimes {
     /// The agent has ended it (condition DisruptionTarget): an eviction, but not a rejection by admission.
     pub(crate) disrupted: Option<u64>,
     pub(crate) gone: Option<u64>,
+    /// Of each CPU limit that its first container was reported with.
+    pub(crate) cpu_limits: BTreeMap<String, u64>,
 }
 
 impl PodTimes {
@@ -62,6 +65,11 @@ impl PodTimes {
             c.type_ == "DisruptionTarget" && c.status == "True" && c.reason.as_deref() == Some("TerminationByKubelet")
         };
         first(&mut self.disrupted, status.conditions.iter().flatten().any(by_agent));
+        let reported = status.container_statuses.iter().flatten().next();
+        let limits = reported.and_then(|container| container.resources.as_ref()?.limits.as_ref());
+        if let Some(cpu) = limits.and_then(|limits| limits.get("cpu")) {
+            self.cpu_limits.entry(cpu.0.clone()).or_insert(now);
+        }
     }
 }
 
@@ -118,7 +126,7 @@ impl ObservedPods {
         &self,
         names: &[String],
         what: &str,
-        time: fn(&PodTimes) -> Option<u64>,
+        time: impl Fn(&PodTimes) -> Option<u64>,
         limit: Duration,
     ) -> anyhow::Result<Vec<u64>> {
         let deadline = tokio::time::Instant::now() + limit;
@@ -126,7 +134,7 @@ impl ObservedPods {
             let changed = self.changed.notified();
             let reached: Vec<_> = {
                 let times = self.lock();
-                names.iter().map(|name| times.get(name).and_then(time)).collect()
+                names.iter().map(|name| times.get(name).and_then(&time)).collect()
             };
             if let Some(all) = reached.iter().copied().collect::<Option<Vec<u64>>>() {
                 return Ok(all);
@@ -157,7 +165,8 @@ mod tests {
         let ready = pod(json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}));
         let ended =
             pod(json!({"phase": "Succeeded", "containerStatuses": [{"name": "main", "image": "", "imageID": "",
-            "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0}}}]}));
+            "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 0}},
+            "resources": {"limits": {"cpu": "20m"}}}]}));
         for (at, event) in [
             watcher::Event::Apply(pod(json!({"phase": "Pending"}))),
             watcher::Event::Apply(ready.clone()),
@@ -170,8 +179,14 @@ mod tests {
         {
             observed.take(event, at as u64);
         }
-        let expected =
-            PodTimes { ready: Some(1), terminated: Some(3), succeeded: Some(3), gone: Some(4), ..PodTimes::default() };
+        let expected = PodTimes {
+            ready: Some(1),
+            terminated: Some(3),
+            succeeded: Some(3),
+            gone: Some(4),
+            cpu_limits: [("20m".to_owned(), 3)].into_iter().collect(),
+            ..PodTimes::default()
+        };
         assert_eq!(observed.lock()["p"], expected);
     }
 

@@ -7,6 +7,10 @@ use super::bench_node::BenchNode;
 use super::bench_node::Context;
 use super::bench_node::names;
 use super::churn;
+use super::probed;
+use super::resize;
+use super::rollout;
+use super::volumes;
 use crate::idle;
 use crate::metric::Metric;
 use crate::results::Results;
@@ -18,6 +22,8 @@ use crate::workload;
 
 /// Pods of `chain`.
 pub(super) const CHAIN_PODS: u32 = 10;
+/// Init containers of `init-chain`.
+pub(super) const INIT_CONTAINERS: u32 = 5;
 /// Time for an agent to become idle after its pods run.
 pub(super) const IDLE_SETTLE: Duration = Duration::from_secs(20);
 
@@ -56,6 +62,24 @@ pub(super) async fn measure(
     }
     if args.includes(Part::Chain) {
         chain(context, node, prefix, row).await?;
+    }
+    if args.includes(Part::InitChain) {
+        init_chain(context, node, prefix, row).await?;
+    }
+    if args.includes(Part::Readiness) {
+        probed::readiness(context, node, prefix, row).await?;
+    }
+    if args.includes(Part::Liveness) {
+        probed::liveness(context, node, prefix, row).await?;
+    }
+    if args.includes(Part::Rollout) {
+        rollout::measure(context, node, prefix, row).await?;
+    }
+    if args.includes(Part::Volumes) {
+        volumes::measure(context, node, prefix, row).await?;
+    }
+    if args.includes(Part::Resize) {
+        resize::measure(context, node, prefix, row).await?;
     }
     if args.includes(Part::Churn) {
         churn::measure(context, node, prefix, row).await?;
@@ -109,6 +133,19 @@ async fn chain(context: &Context, node: &mut BenchNode, prefix: &str, row: &mut 
         node.create(context, std::slice::from_ref(pod), "Succeeded", |times| times.succeeded).await?;
     }
     row.add(Metric::OneShotChain, vec![seconds(begin, monotonic_now()?)]);
+    node.delete(context, &pods).await.map(drop)
+}
+
+/// Pods with init containers, one after the other.
+async fn init_chain(context: &Context, node: &mut BenchNode, prefix: &str, row: &mut Row<'_>) -> anyhow::Result<()> {
+    let (count, name) = (workload::CHAIN_REPEATS, format!("{prefix}-init"));
+    let pods = workload::init_chains(count, INIT_CONTAINERS, &name, &node.settings.stamps());
+    for pod in &pods {
+        node.create(context, std::slice::from_ref(pod), "Ready", |times| times.ready).await?;
+    }
+    let limit = context.limit(pods.len());
+    node.agent.while_running(stamps::wait_done(&pods, limit)).await?;
+    row.add(Metric::FiveInitChain, pods.iter().map(stamps::chain).collect::<anyhow::Result<_>>()?);
     node.delete(context, &pods).await.map(drop)
 }
 

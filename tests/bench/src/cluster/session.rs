@@ -13,6 +13,7 @@ use super::bench_node::BenchNode;
 use super::bench_node::Context;
 use super::parts;
 use super::parts::Row;
+use super::probed::ProbedIdle;
 use super::remains;
 use crate::common;
 use crate::common::Prerequisites;
@@ -129,6 +130,21 @@ impl Session {
                 node.agent.stop().await
             })
             .await?;
+        }
+        if self.context.args.includes(Part::ProbedIdle) && run < self.context.args.common.idle_runs {
+            for probed in ProbedIdle::ALL {
+                let prefix = &format!("{prefix}{}", probed.name);
+                self.in_folder(participant, prefix, async |context, settings, row| {
+                    let (observed, watching) = context.client.watch();
+                    let mut node = BenchNode::start(context, participant, settings, observed).await?;
+                    probed.create(context, &mut node, prefix).await?;
+                    // The observer's own watch must not use CPU meanwhile.
+                    drop(watching);
+                    probed.watch(context, &node, row).await?;
+                    node.agent.stop().await
+                })
+                .await?;
+            }
         }
         Ok(())
     }
