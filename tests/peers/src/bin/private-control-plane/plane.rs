@@ -33,7 +33,7 @@ use crate::part;
 use crate::part::Process;
 
 /// Generous, as the machine may be busy.
-const READY_DEADLINE: Duration = Duration::from_secs(120);
+const READY_DEADLINE: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(50);
 const CREATED: u16 = 201;
 const CONFLICT: u16 = 409;
