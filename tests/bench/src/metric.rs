@@ -127,7 +127,7 @@ pub(crate) struct PodCounts {
 
 impl Metric {
     /// All, in the order of the report.
-    pub(crate) const ALL: [Self; 48] = [
+    pub(crate) const ALL: [Self; 49] = [
         Self::AgentStartToNodeReady,
         Self::AgentStartToHealthy,
         Self::AgentStartToAllRunning,
