@@ -521,6 +521,8 @@ async fn pod_gets_the_raw_device_of_its_claim() {
         let spec = pod.spec.as_mut().unwrap();
         let claim = json!({"name": "disk", "persistentVolumeClaim": {"claimName": "data", "readOnly": read_only}});
         spec.volumes.as_mut().unwrap().push(serde_json::from_value(claim).unwrap());
+        // Device nodes belong to root.
+        (spec.security_context, spec.containers[0].security_context) = (None, None);
         let wanted = json!([{"name": "disk", "devicePath": "/dev/disk"}]);
         spec.containers[0].volume_devices = serde_json::from_value(wanted).unwrap();
         let outcome = execute(&node.ctx, &pass(&pod, node.snapshot().await), &plan(CREATE, None)).await;
