@@ -85,7 +85,7 @@ async fn until_sandbox(context: &Context, node: &mut BenchNode, pod: &BenchPod) 
             context.client.create(std::slice::from_ref(&object)).await?;
             let created = tokio::time::timeout(limit, until_logs(&logs, &pod.name)).await;
             let created = created.with_context(|| format!("pod {} has no folder of logs in time", pod.name))??;
-            observed.wait(&[pod.name.clone()], "Ready", |times| times.ready, limit).await?;
+            observed.wait(std::slice::from_ref(&pod.name), "Ready", |times| times.ready, limit).await?;
             Ok(seconds(begin, created))
         })
         .await
