@@ -180,10 +180,7 @@ pub(crate) fn failing(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
         let after = after.as_millis().to_string();
         let args = ["web", "--port", &PORT.to_string(), "--fail-after-ms", &after, "--once-file", &once];
         let main = container(&name, "main", &args, folder);
-        let mut probe = Check::Http.probe(1);
-        // One failure restarts it, so it is not probed before its port is open.
-        probe["initialDelaySeconds"] = json!(1);
-        let extras = Extras::main("livenessProbe", probe);
+        let extras = Extras::main("livenessProbe", Check::Http.probe(1));
         BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::CrashesOnce, extras }
     };
     names(pods, prefix).zip(exit_times(pods)).map(pod).collect()
