@@ -249,7 +249,7 @@ async fn a_probe_that_cannot_be_carried_out_counts_for_nothing() {
         sim.faults(|faults| faults.add(CallFault::on(Method::ExecSync, refused)));
     });
     world.until("it runs", |l| l.live("web", "main").is_some()).await;
-    sleep(seconds(5)).await;
+    sleep(seconds(15)).await;
     assert_eq!(world.probed(), 3, "attempts of one run");
     let text = "Liveness probe errored and resulted in unknown state: rpc error: code = Unknown desc = no such binary";
     assert_eq!(world.messages("Unhealthy", text), 1);

@@ -103,6 +103,15 @@ impl ProbeState {
         self.terms
     }
 
+    /// The container may be killed for failures that begin with the first run.
+    pub(super) fn first_failure_may_kill(&self) -> bool {
+        match self.kind {
+            ProbeKind::Liveness => true,
+            ProbeKind::Startup => self.terms.failure_threshold == 1,
+            ProbeKind::Readiness => false,
+        }
+    }
+
     /// The instance that is probed.
     pub(super) fn instance(&self) -> Option<&ContainerId> {
         self.progress.as_ref().map(|progress| &progress.id)

@@ -121,7 +121,8 @@ async fn new_instances_have_results_at_once_and_are_probed() {
     assert_eq!(world.result(ProbeKind::Readiness, "a-1"), Some(ProbeResult::Failure));
     assert_eq!(world.result(ProbeKind::Readiness, "plain-1"), None, "it has no probe");
     assert_eq!(world.result(ProbeKind::Readiness, "side-1"), None, "it does not run");
-    assert_eq!(world.due(0.0), ["a-1 Liveness", "a-1 Readiness"]);
+    assert_eq!(world.due(9.0), ["a-1 Readiness"], "a server that begins may not be killed yet");
+    assert_eq!(world.due(10.0), ["a-1 Liveness"]);
     assert_eq!(world.due(100.0), [""; 0], "they are still in progress");
 }
 
@@ -129,14 +130,14 @@ async fn new_instances_have_results_at_once_and_are_probed() {
 async fn another_instance_replaces_results_and_ends_runs() {
     let (mut world, pod) = (World::new(), pod(&["liveness"]));
     world.observe(&pod, &snapshot(vec![running("a", 1)]), 0.0);
-    let now = world.at(0.0);
+    let now = world.at(10.0);
     let job = world.table.take_due(now).expect("it is due");
     let run = run();
     world.table.running(job.probe, run.clone());
-    world.observe(&pod, &snapshot(vec![running("a", 2), exited("a", 1, 1)]), 1.0);
+    world.observe(&pod, &snapshot(vec![running("a", 2), exited("a", 1, 1)]), 11.0);
     assert!(!world.table.complete(job.probe, run.id(), RunResult::Failure, now), "its instance is gone");
     assert_eq!(world.result(ProbeKind::Liveness, "a-2"), Some(ProbeResult::Success));
-    world.observe(&pod, &snapshot(vec![running("a", 2)]), 2.0);
+    world.observe(&pod, &snapshot(vec![running("a", 2)]), 12.0);
     assert_eq!(world.result(ProbeKind::Liveness, "a-1"), None, "the runtime no longer has it");
     tokio::task::yield_now().await;
     assert!(run.is_finished(), "it is aborted");
@@ -154,15 +155,26 @@ async fn a_startup_probe_lets_the_others_begin() {
 }
 
 #[tokio::test]
+async fn a_startup_probe_that_may_fail_once_waits_for_a_period() {
+    let (mut world, pod) = (World::new(), pod(&["startup"]));
+    let mut strict = Pod::unwrap_or_clone(pod);
+    let spec = strict.spec.as_mut().expect("a spec");
+    spec.containers[0].startup_probe.as_mut().expect("a probe").failure_threshold = Some(1);
+    world.observe(&Arc::new(strict), &snapshot(vec![running("a", 1)]), 0.0);
+    assert_eq!(world.table.next_due(), Some(world.at(10.0)));
+}
+
+#[tokio::test]
 async fn failures_are_published_at_the_threshold() {
     let (mut world, pod) = (World::new(), pod(&["liveness"]));
     world.observe(&pod, &snapshot(vec![running("a", 1)]), 0.0);
-    for (seconds, expected) in [(0.0, ProbeResult::Success), (10.0, ProbeResult::Success), (20.0, ProbeResult::Failure)]
+    for (seconds, expected) in
+        [(10.0, ProbeResult::Success), (20.0, ProbeResult::Success), (30.0, ProbeResult::Failure)]
     {
         assert_eq!(world.run(seconds, RunResult::Failure), 1);
         assert_eq!(world.result(ProbeKind::Liveness, "a-1"), Some(expected), "after {seconds} s");
     }
-    world.observe(&pod, &snapshot(vec![running("a", 1)]), 25.0);
+    world.observe(&pod, &snapshot(vec![running("a", 1)]), 35.0);
     assert_eq!(world.run(60.0, RunResult::Failure), 0, "it is on hold");
 }
 
@@ -213,7 +225,8 @@ async fn a_changed_probe_begins_anew_and_a_removed_one_ends() {
     spec.containers[0].liveness_probe.as_mut().expect("a probe").period_seconds = Some(7);
     spec.containers[0].readiness_probe = None;
     assert_eq!(world.observe(&Arc::new(changed), &runs, 1.0), 2);
-    assert_eq!(world.due(1.0), ["a-1 Liveness"]);
+    assert_eq!(world.due(6.0), [""; 0]);
+    assert_eq!(world.due(7.0), ["a-1 Liveness"], "a period after the start of the instance");
     assert_eq!(world.due(100.0), [""; 0]);
 }
 
