@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::net::TcpListener;
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::Child;
 use std::process::Command;
 use std::process::Output;
@@ -62,13 +63,14 @@ fn called_as_kubelet() {
     assert_eq!(String::from_utf8_lossy(&output(command).stdout), "Kubernetes v1.36.3\n");
 }
 
-/// Kills the agent also when a test fails.
-struct Agent(Child);
+/// Kills the agent with this root directory, also when a test fails.
+struct Agent(Child, PathBuf);
 
 impl Drop for Agent {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+        keblet_skip::mounts::detach(&self.1);
     }
 }
 
@@ -84,11 +86,12 @@ fn runs_without_a_runtime_and_ends_on_sigterm() {
     let access = "authentication: { webhook: { enabled: false } }\nauthorization: { mode: AlwaysAllow }";
     std::fs::write(&configuration, format!("{kind}\n{access}\npodLogsDir: {}\n", logs.display())).unwrap();
     command.arg(format!("--config={}", configuration.display()));
-    command.arg(format!("--root-dir={}", folder.path().join("root").display()));
+    let root = folder.path().join("root");
+    command.arg(format!("--root-dir={}", root.display()));
     command.arg(format!("--container-runtime-endpoint=unix://{}", folder.path().join("no.sock").display()));
     command.arg(format!("--port={}", free_port())).arg(format!("--healthz-port={port}"));
     command.arg(format!("--cert-dir={}", folder.path().join("pki").display()));
-    let mut agent = Agent(command.stderr(Stdio::piped()).spawn().unwrap());
+    let mut agent = Agent(command.stderr(Stdio::piped()).spawn().unwrap(), root);
 
     let deadline = Instant::now() + Duration::from_secs(30);
     while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {

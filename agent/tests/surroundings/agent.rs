@@ -23,7 +23,7 @@ pub(crate) struct Agent {
     process: Child,
     /// Port of the read-only server.
     pub port: u16,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Agent {
@@ -59,7 +59,7 @@ impl Agent {
         command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC").env_remove("WATCHDOG_PID");
         command.args(flags).envs(environment.iter().copied()).stderr(Stdio::piped());
         let process = command.spawn().expect("keblet starts");
-        Self { process, port, _folder: folder }
+        Self { process, port, folder }
     }
 
     /// Stops the agent with SIGTERM. Returns whether it exited successfully, and its output.
@@ -83,6 +83,7 @@ impl Drop for Agent {
         // Fails only if it has exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
+        keblet_skip::mounts::detach(&self.folder.path().join("root"));
     }
 }
 

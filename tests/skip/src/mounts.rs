@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use nix::mount::MntFlags;
 use nix::mount::MsFlags;
 use nix::mount::mount;
+use nix::mount::umount2;
 use nix::sched::CloneFlags;
 use nix::sched::unshare;
 
@@ -44,4 +46,11 @@ pub fn bind(source: &Path, target: &Path) {
 pub fn tmpfs(target: &Path) {
     std::fs::create_dir_all(target).expect("a directory");
     mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+}
+
+/// Detaches the mount that an agent has made of its root directory, so that the directory can be removed. Does nothing where
+/// there is none.
+pub fn detach(root: &Path) {
+    // Fails where nothing is mounted.
+    let _ = umount2(root, MntFlags::MNT_DETACH);
 }
