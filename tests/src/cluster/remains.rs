@@ -39,7 +39,7 @@ impl ClusterNode {
         let pods = self.pods()?.into_iter();
         let mut found: Vec<String> =
             pods.map(|pod| format!("pod {} with {} containers", pod.name, pod.containers.len())).collect();
-        found.extend(mounts_below(&self.folder()?)?.into_iter().map(|line| format!("mount {line}")));
+        found.extend(pod_mounts(&self.folder()?, &self.node.root)?.into_iter().map(|line| format!("mount {line}")));
         found.extend(pod_cgroups(&self.cgroup_root()?).iter().map(|path| format!("cgroup {}", path.display())));
         for folder in [self.node.root.join("pods"), self.node.pod_logs.clone()] {
             let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
@@ -49,11 +49,13 @@ impl ClusterNode {
     }
 }
 
-/// Lines of the mount table below a folder: the volumes of pods, and the file systems of containers.
-fn mounts_below(folder: &Path) -> Result<Vec<String>> {
+/// Lines of the mount table below a folder: the volumes of pods, and the file systems of containers. The agent's root
+/// directory is a mount itself, which stays.
+fn pod_mounts(folder: &Path, root: &Path) -> Result<Vec<String>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mount table")?;
-    let is_below = |line: &&str| line.split(' ').nth(4).is_some_and(|point| Path::new(point).starts_with(folder));
-    Ok(table.lines().filter(is_below).map(str::to_owned).collect())
+    let is_of_pod = |point: &str| Path::new(point).starts_with(folder) && Path::new(point) != root;
+    let lines = table.lines().filter(|line| line.split(' ').nth(4).is_some_and(is_of_pod));
+    Ok(lines.map(str::to_owned).collect())
 }
 
 /// Cgroups of pods below `root`, in every hierarchy.
