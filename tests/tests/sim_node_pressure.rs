@@ -87,6 +87,24 @@ async fn a_notification_of_the_kernel_is_acted_on_at_once() {
     assert!(text.contains("keblet_eviction_decision_seconds_bucket{cause=\"pressure\",le=\"0.05\"} 1"), "{text}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn usage_that_cannot_be_measured_is_measured_again_soon() {
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![requesting("web", "run", None)]);
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    let (wake, _) = agent.evict_by(policy(json!({"evictionHard": {"pid.available": "100"}})), shown.clone());
+    shown.left(Signal::PidAvailable, 500);
+    sleep(secs(1)).await;
+    shown.left(Signal::PidAvailable, 50);
+    shown.state().unmeasurable = 3;
+    wake.send(Instant::now()).await.expect("it listens");
+    let begin = Instant::now();
+    until_true("evicted", || is_evicted(&agent, "web")).await;
+    // Pauses of 100, 200 and 400 ms.
+    assert!(begin.elapsed() < secs(1), "{:?}", begin.elapsed());
+}
+
 /// The manager may be busy when the notification arrives.
 #[tokio::test(start_paused = true)]
 async fn a_decision_is_timed_from_the_arrival_of_its_notification() {

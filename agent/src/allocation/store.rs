@@ -289,7 +289,7 @@ impl Allocations {
         }
     }
 
-    /// The pod's resize is refused. True if that is to be told in an event.
+    /// The pod's resize is refused. True if an event is to report that.
     pub fn refuse(&self, pod: &Pod, pending: Pending, message: &str, now: SystemTime) -> bool {
         let mut state = self.state();
         let conditions = state.conditions.entry(pod_ref(pod).uid).or_default();
@@ -309,7 +309,7 @@ impl Allocations {
         self.allocate(pod);
     }
 
-    /// What is allocated could not be applied. True if that is to be told in an event.
+    /// What is allocated could not be applied. True if an event is to report that.
     pub fn failed(&self, pod: &Pod, message: &str, now: SystemTime) -> bool {
         let mut state = self.state();
         let conditions = state.conditions.entry(pod_ref(pod).uid).or_default();

@@ -34,6 +34,7 @@ use super::readings::is_of_containers;
 use crate::config::eviction::Threshold;
 use crate::config::pressure::PressurePolicy;
 use crate::metrics::Metrics;
+use crate::model::Backoff;
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::Pressures;
@@ -101,6 +102,8 @@ pub struct Manager<O> {
     limits_due: Instant,
     announced: Option<(Resource, Instant)>,
     started: Instant,
+    /// Passes in a row that had to choose a pod and could not measure usage.
+    unmeasured: Backoff,
 }
 
 /// What started a pass, and when.
@@ -119,7 +122,8 @@ impl<O: Observe> Manager<O> {
         }
         let (history, evicted, started) = (History::default(), HashSet::new(), Instant::now());
         let policies = Policies::new(parts.policy.pressure.clone());
-        Self { parts, history, policies, evicted, limits_due: started, announced: None, started }
+        let unmeasured = Backoff::new(pace::SHORTEST, pace::LONGEST);
+        Self { parts, history, policies, evicted, limits_due: started, announced: None, started, unmeasured }
     }
 
     /// Runs until `shutdown`.
@@ -166,6 +170,9 @@ impl<O: Observe> Manager<O> {
         if self.enforce_limits(&candidates, &readings, cause).await {
             return Duration::ZERO;
         }
+        if step.due.is_empty() {
+            self.unmeasured.succeeded();
+        }
         if !step.due.is_empty() && self.relieve(&step, &thresholds, readings.clone(), candidates.clone(), cause).await {
             return Duration::ZERO;
         }
@@ -181,6 +188,7 @@ impl<O: Observe> Manager<O> {
         let until = ends.into_iter().flatten().map(|end| end.saturating_duration_since(now)).min();
         let pause = match self.is_resuming() {
             true => pace::SHORTEST,
+            false if self.unmeasured.failures() > 0 => self.unmeasured.pause(),
             false => pace::pause(thresholds, readings, !step.due.is_empty()),
         };
         let pause = self.policies.pause(self.parts.wake.is_closed()).map_or(pause, |shorter| shorter.min(pause));
@@ -273,10 +281,14 @@ impl<O: Observe> Manager<O> {
         let usage = match self.parts.observe.usage(&pods, with_disks).await {
             Ok(usage) => usage,
             Err(error) => {
-                tracing::warn!(error, "no pod is evicted: usage cannot be measured");
+                self.unmeasured.failed(0.0);
+                if self.unmeasured.failures() == 1 {
+                    tracing::warn!(error, "no pod is evicted: usage cannot be measured; trying again soon");
+                }
                 return false;
             }
         };
+        self.unmeasured.succeeded();
         for threshold in &step.due {
             if let Some(reading) = readings.signals.get(&threshold.signal) {
                 self.parts.metrics.eviction.stats_age(threshold.signal.as_str(), reading.at.elapsed());

@@ -113,7 +113,7 @@ impl<K: Kind> CachedObject<K> {
     }
 
     /// Whether changes are announced: it is watched, or immutable. Starts the watch if necessary.
-    pub(super) fn tells_changes(&self) -> bool {
+    pub(super) fn is_watched(&self) -> bool {
         self.shared.is_immutable() || (self.reading.strategy == Strategy::Watch && self.ensure_watch())
     }
 
@@ -121,7 +121,7 @@ impl<K: Kind> CachedObject<K> {
     /// It does not exist, or cannot be read.
     pub(super) async fn get(&self, now: Instant) -> Result<Arc<K>, ObjectError> {
         *self.shared.last_read.lock().unwrap_or_else(PoisonError::into_inner) = now;
-        if self.tells_changes() { self.watched().await } else { self.fetched(now).await }
+        if self.is_watched() { self.watched().await } else { self.fetched(now).await }
     }
 
     /// The object from the watch; after a second without one, the last known state.

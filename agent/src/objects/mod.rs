@@ -57,8 +57,8 @@ use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
 use crate::model::PodUid;
 use crate::model::spec;
+use pod_certificates::EventSink;
 use pod_certificates::PodCertificates;
-use pod_certificates::Tell;
 use references::References;
 use registration::RegistrationId;
 use runtime_classes::RuntimeClasses;
@@ -205,7 +205,7 @@ impl Objects {
         self.inner.as_ref().ok_or(ObjectError::Standalone)?.trust_bundles.anchors(wanted).await
     }
 
-    /// A certificate of the pod for one source of a volume, and its key: the present one, or a new one. `tell`: events on
+    /// A certificate of the pod for one source of a volume, and its key: the present one, or a new one. `notify`: events on
     /// the pod.
     ///
     /// # Errors
@@ -215,10 +215,10 @@ impl Objects {
         pod: &Pod,
         key: &CertificateKey,
         wanted: &PodCertificateProjection,
-        tell: Tell<'_>,
+        notify: EventSink<'_>,
     ) -> Result<PodCertificate, ObjectError> {
         let inner = self.inner.as_ref().ok_or(ObjectError::Standalone)?;
-        inner.pod_certificates.get(&inner.tokens, pod, key, wanted, tell).await
+        inner.pod_certificates.get(&inner.tokens, pod, key, wanted, notify).await
     }
 
     /// A service account as it is now: one GET.

@@ -52,7 +52,7 @@ impl Registration {
     }
 }
 
-/// Registrations that are told of changes of objects that many pods share.
+/// Registrations notified of changes of objects that many pods share.
 #[derive(Default)]
 pub(super) struct Listeners(Mutex<HashMap<RegistrationId, (PodUid, Changed)>>);
 
@@ -61,7 +61,7 @@ impl Listeners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells this registration from now on if it `listens`, and else no longer.
+    /// Notifies this registration from now on if it `listens`, and else no longer.
     pub(super) fn set(&self, registration: &Registration, listens: bool) {
         if listens {
             let entry = (registration.uid.clone(), registration.counter.clone());
@@ -76,12 +76,12 @@ impl Listeners {
     }
 
     /// Counts a change for all.
-    pub(super) fn tell_all(&self) {
-        self.tell(|_| true);
+    pub(super) fn notify_all(&self) {
+        self.notify(|_| true);
     }
 
     /// Counts a change for the registrations of some pods.
-    pub(super) fn tell(&self, concerned: impl Fn(&PodUid) -> bool) {
+    pub(super) fn notify(&self, concerned: impl Fn(&PodUid) -> bool) {
         let all = self.all();
         let concerned = all.values().filter(|(uid, _)| concerned(uid));
         concerned.for_each(|(_, changed)| changed.send_modify(|count| *count += 1));

@@ -93,7 +93,7 @@ impl TrustBundles {
         Self { client, recovered, listeners: Arc::default(), watched: OnceLock::new() }
     }
 
-    /// Pods that are told of changes.
+    /// Pods notified of changes.
     pub(super) fn listeners(&self) -> &Listeners {
         &self.listeners
     }
@@ -212,7 +212,7 @@ impl Keeper {
         let is_new = !matches!(&*self.sender.borrow(), Known::Listed(known) if *known == all);
         self.sender.send_replace(Known::Listed(all));
         if is_new {
-            self.listeners.tell_all();
+            self.listeners.notify_all();
         }
     }
 
@@ -224,7 +224,7 @@ impl Keeper {
             }
         });
         if has_changed {
-            self.listeners.tell_all();
+            self.listeners.notify_all();
         }
     }
 }

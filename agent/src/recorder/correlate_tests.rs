@@ -78,19 +78,19 @@ fn other_paths_reasons_and_pods_are_other_events() {
 #[test]
 fn the_tenth_distinct_message_is_folded() {
     let mut correlator = Correlator::new("node");
-    let tell = |correlator: &mut Correlator, number: u32, at: i64| {
+    let send = |correlator: &mut Correlator, number: u32, at: i64| {
         correlator.correlate(&on("p", "Failed", &format!("error {number}"), at), at)
     };
     for number in 1..=9 {
-        assert_eq!(created(tell(&mut correlator, number, T0)).message, Some(format!("error {number}")));
+        assert_eq!(created(send(&mut correlator, number, T0)).message, Some(format!("error {number}")));
     }
-    let folded = created(tell(&mut correlator, 10, T0 + SECOND));
+    let folded = created(send(&mut correlator, 10, T0 + SECOND));
     assert_eq!(folded.message.as_deref(), Some("(combined from similar events): error 10"));
     assert_eq!((folded.count, &folded.metadata.annotations), (Some(1), &None));
     assert_eq!((&folded.reporting_component, &folded.reporting_instance), (&None, &None));
     assert_eq!(folded.source.as_ref().and_then(|source| source.component.as_deref()), Some("kubelet"));
     assert_eq!(folded.involved_object, object::pod(&named("p"), ""));
-    let again = patched(tell(&mut correlator, 11, T0 + 2 * SECOND));
+    let again = patched(send(&mut correlator, 11, T0 + 2 * SECOND));
     assert_eq!(again.metadata.name, folded.metadata.name);
     assert_eq!(again.message.as_deref(), Some("(combined from similar events): error 11"));
     assert_eq!(again.count, Some(2));

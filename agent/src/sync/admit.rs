@@ -1,6 +1,6 @@
 //! Admission in the sync loop: decides once per pod UID, stores the decision, and publishes the status of rejected pods.
 //!
-//! Checks are decided at once, and a pod that does not pass waits only if that may be wrong: until the runtime has told
+//! Checks are decided at once, and a pod that does not pass waits only if that may be wrong: until the runtime has reported
 //! whether it runs already, until the Node was read once more, or until other pods were evicted for it. After an agent start
 //! new pods of the API server also wait for the static pods, which hold their resources already. What an admitted pod holds
 //! counts until its containers have ended, what a rejected one asked for never does.
@@ -224,7 +224,7 @@ impl SyncLoop {
     }
 
     /// An earlier agent has admitted the pod: its status tells when it was started, or the runtime runs it. `None` before the
-    /// runtime has told.
+    /// runtime has reported.
     pub(super) fn is_resumed(&self, uid: &PodUid, pod: &Pod) -> Option<bool> {
         // The status of a static pod is that of its mirror pod, which may be one of an earlier manifest.
         let has_started = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());

@@ -163,12 +163,12 @@ fn kind(held: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(held.st_mode) & SFlag::S_IFMT
 }
 
-/// Waits for a walk through `dir`, and says with `tell` that it takes long: `count` is how many files it has changed.
+/// Waits for a walk through `dir`, and reports with `notify` that it takes long: `count` is how many files it has changed.
 pub(super) async fn with_reports<T>(
     walk: impl Future<Output = T>,
     dir: &Path,
     count: &AtomicU64,
-    tell: impl Fn(String),
+    notify: impl Fn(String),
 ) -> T {
     let mut walk = std::pin::pin!(walk);
     let mut next = Instant::now() + FIRST_REPORT;
@@ -179,7 +179,7 @@ pub(super) async fn with_reports<T>(
             done = &mut walk => return done,
             () = tokio::time::sleep_until(next) => {
                 next += NEXT_REPORT;
-                tell(report(dir, (!is_first).then(|| count.load(Relaxed))));
+                notify(report(dir, (!is_first).then(|| count.load(Relaxed))));
                 is_first = false;
             }
         }
@@ -271,18 +271,20 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_long_walk_is_reported() {
-        let (told, count) = (Mutex::new(Vec::new()), AtomicU64::new(0));
+        let (notices, count) = (Mutex::new(Vec::new()), AtomicU64::new(0));
         let walk = async {
             tokio::time::sleep(Duration::from_secs(100)).await;
             count.store(9, Relaxed);
             tokio::time::sleep(Duration::from_secs(55)).await;
             "done"
         };
-        let tell = |text| told.lock().expect("unpoisoned").push(text);
-        assert_eq!(with_reports(walk, Path::new("/v"), &count, tell).await, "done");
-        let told = told.into_inner().expect("unpoisoned");
-        assert!(told[0].starts_with("Setting volume ownership for /v is taking longer than expected, consider using"));
+        let notify = |text| notices.lock().expect("unpoisoned").push(text);
+        assert_eq!(with_reports(walk, Path::new("/v"), &count, notify).await, "done");
+        let notices = notices.into_inner().expect("unpoisoned");
+        assert!(
+            notices[0].starts_with("Setting volume ownership for /v is taking longer than expected, consider using")
+        );
         let rest = [0, 9].map(|count| format!("Setting volume ownership for /v, processed {count} files."));
-        assert_eq!(told[1..], rest);
+        assert_eq!(notices[1..], rest);
     }
 }

@@ -5,7 +5,7 @@
 //! ```text
 //!  volume ─▶ get ─▶ key, PodCertificateRequest ─▶ signer
 //!             ▲                                     │
-//!             └── pod is told ◀── watch ◀── issued, denied, failed
+//!             └── pod is woken ◀── watch ◀── issued, denied, failed
 //! ```
 
 mod held;
@@ -84,7 +84,7 @@ pub struct PodCertificate {
 }
 
 /// An event on a pod: type, reason, message.
-pub(crate) type Tell<'a> = &'a (dyn Fn(EventType, &str, &str) + Sync);
+pub(crate) type EventSink<'a> = &'a (dyn Fn(EventType, &str, &str) + Sync);
 
 /// The certificates of all pods.
 pub(super) struct PodCertificates {
@@ -108,7 +108,7 @@ impl PodCertificates {
         Self { client, recovered, clock, node, listeners, watched, held }
     }
 
-    /// Pods that are told when a signer has answered.
+    /// Pods notified when a signer has answered.
     pub(super) fn listeners(&self) -> &Listeners {
         &self.listeners
     }
@@ -158,12 +158,12 @@ impl PodCertificates {
         pod: &Pod,
         key: &CertificateKey,
         wanted: &PodCertificateProjection,
-        tell: Tell<'_>,
+        notify: EventSink<'_>,
     ) -> Result<PodCertificate, ObjectError> {
         let (resource, tracker) = self.watched().await?;
         let cell = self.all().entry(key.clone()).or_default().clone();
         let mut held = cell.lock().await;
-        self.settle(&mut held, tracker, tell);
+        self.settle(&mut held, tracker, notify);
         if held.is_due(self.clock.wall()) {
             match self.request(tokens, resource, tracker, pod, wanted).await {
                 Ok(pending) => held.requested(pending),
@@ -176,16 +176,16 @@ impl PodCertificates {
             if let (None, Some(pending)) = (&held.current, &held.pending) {
                 tracker.until_answered(&pending.name, FIRST_ISSUE).await;
             }
-            self.settle(&mut held, tracker, tell);
+            self.settle(&mut held, tracker, notify);
         }
         held.notices(self.clock.wall())
             .into_iter()
-            .for_each(|(reason, message)| tell(EventType::Warning, reason, message));
+            .for_each(|(reason, message)| notify(EventType::Warning, reason, message));
         held.answer(self.clock.wall())
     }
 
     /// Takes over the answer of the signer, if there is one.
-    fn settle(&self, held: &mut Held, tracker: &Tracker, tell: Tell<'_>) {
+    fn settle(&self, held: &mut Held, tracker: &Tracker, notify: EventSink<'_>) {
         let Some(pending) = &held.pending else { return };
         match tracker.outcome(&pending.name) {
             Some(Outcome::Pending) => {}
@@ -203,7 +203,7 @@ impl PodCertificates {
                     refusal.reason,
                     refusal.message
                 );
-                tell(EventType::Warning, refusal.verdict, &message);
+                notify(EventType::Warning, refusal.verdict, &message);
                 held.refused(refusal);
             }
         }

@@ -130,7 +130,7 @@ struct Shared {
 }
 
 impl Tracker {
-    /// Watches the requests of this node, and tells their pods of changes.
+    /// Watches the requests of this node, and notifies their pods of changes.
     pub(super) fn start(
         api: Api<CertificateRequest>,
         node: &str,
@@ -193,7 +193,7 @@ impl Shared {
         let is_known =
             |before: Tracked| self.all().get(&name(request)).is_some_and(|now| now.outcome == before.outcome);
         if news && !before.is_some_and(is_known) {
-            self.tell(&pod);
+            self.notify(&pod);
         }
     }
 
@@ -201,7 +201,7 @@ impl Shared {
     fn gone(&self, name: &str) {
         let gone = self.all().remove(name);
         if let Some(gone) = gone.filter(|gone| gone.outcome == Outcome::Pending) {
-            self.tell(&gone.pod);
+            self.notify(&gone.pod);
         }
     }
 
@@ -213,9 +213,9 @@ impl Shared {
         gone.iter().for_each(|name| self.gone(name));
     }
 
-    fn tell(&self, pod: &PodUid) {
+    fn notify(&self, pod: &PodUid) {
         self.changes.send_modify(|count| *count += 1);
-        self.listeners.tell(|uid| uid == pod);
+        self.listeners.notify(|uid| uid == pod);
     }
 }
 

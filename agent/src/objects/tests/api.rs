@@ -104,7 +104,7 @@ impl Api {
         }
         object["metadata"] = metadata;
         let word = if state.objects.insert(key.to_owned(), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
-        state.tell(key, word, &object);
+        state.send(key, word, &object);
     }
 
     /// Creates or changes a RuntimeClass; its watch learns of it only if `announced`.
@@ -114,7 +114,7 @@ impl Api {
         let object = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": handler,
             "metadata": {"name": name, "resourceVersion": state.version.to_string()}});
         if announced {
-            state.tell("runtimeclasses/", "ADDED", &object);
+            state.send("runtimeclasses/", "ADDED", &object);
         }
         state.objects.insert(format!("runtimeclasses/{name}"), object);
     }
@@ -123,8 +123,8 @@ impl Api {
         let mut state = self.state();
         if let Some(object) = state.objects.remove(key) {
             state.version += 1;
-            state.tell(key, "DELETED", &object);
-            state.tell(&collection(key), "DELETED", &object);
+            state.send(key, "DELETED", &object);
+            state.send(&collection(key), "DELETED", &object);
         }
     }
 
@@ -138,7 +138,7 @@ impl Api {
         object["metadata"]["resourceVersion"] = json!(state.version.to_string());
         let key = format!("{plural}/{}", object["metadata"]["name"].as_str().expect("a name"));
         let word = if state.objects.insert(key.clone(), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
-        state.tell(&collection(&key), word, &object);
+        state.send(&collection(&key), word, &object);
     }
 
     /// All PodCertificateRequests.
@@ -248,10 +248,10 @@ impl Api {
             let of_key = |name: &String| *name == key || (key.ends_with('/') && name.starts_with(&key));
             let all: Vec<Value> =
                 state.objects.iter().filter(|(name, _)| of_key(name)).map(|(_, o)| o.clone()).collect();
-            all.iter().for_each(|object| state.tell(&key, "ADDED", object));
+            all.iter().for_each(|object| state.send(&key, "ADDED", object));
             let bookmark = json!({"apiVersion": "v1", "kind": "X", "metadata": {"resourceVersion": state.version.to_string(),
                 "annotations": {"k8s.io/initial-events-end": "true"}}});
-            state.tell(&key, "BOOKMARK", &bookmark);
+            state.send(&key, "BOOKMARK", &bookmark);
         }
         Response::new(StreamBody::new(UnboundedReceiverStream::new(receiver)).boxed_unsync())
     }
@@ -279,7 +279,7 @@ impl Api {
 }
 
 impl State {
-    fn tell(&mut self, key: &str, word: &str, object: &Value) {
+    fn send(&mut self, key: &str, word: &str, object: &Value) {
         let line = Bytes::from(format!("{}\n", json!({"type": word, "object": object})));
         for (_, sender) in self.watchers.iter().filter(|(watched, _)| watched == key) {
             let _ = sender.send(Ok(Frame::data(line.clone())));

@@ -50,10 +50,10 @@ impl Issuing {
     async fn get(&self) -> Result<PodCertificate, ObjectError> {
         let key = CertificateKey { pod: "u".into(), volume: "v".to_owned(), source: 0 };
         let wanted: PodCertificateProjection = serde_json::from_value(projection()).expect("a projection");
-        let tell = |_: EventType, reason: &str, message: &str| {
+        let notify = |_: EventType, reason: &str, message: &str| {
             self.events.lock().expect("unpoisoned").push(format!("{reason}: {message}"));
         };
-        self.room.objects.pod_certificate(&self.pod, &key, &wanted, &tell).await
+        self.room.objects.pod_certificate(&self.pod, &key, &wanted, &notify).await
     }
 
     fn events(&self) -> Vec<String> {

@@ -99,7 +99,7 @@ async fn without_the_api_only_optional_trust_bundles_are_empty() {
     // The API server is upgraded.
     put(&room, "b", "", &pem(1));
     room.api.state().certificates.insert("v1", vec!["clustertrustbundles"]);
-    tokio::time::timeout(Duration::from_secs(120), user.changed()).await.expect("told");
+    tokio::time::timeout(Duration::from_secs(120), user.changed()).await.expect("notified");
     assert_eq!(anchors(&room, json!({"name": "b"})).await, Ok(pem(1)));
     // One that cannot be asked may have them.
     let room = self::room(&["v1"]);

@@ -65,8 +65,8 @@ impl Known {
         }
         self.of_containers = of_containers;
         if let Some(count) = counted.of_pod {
-            let told: u64 = records.iter().map(|record| record.kills).sum();
-            let grown = count.saturating_sub(std::mem::replace(&mut self.of_pod, count)).saturating_sub(told);
+            let reported: u64 = records.iter().map(|record| record.kills).sum();
+            let grown = count.saturating_sub(std::mem::replace(&mut self.of_pod, count)).saturating_sub(reported);
             if grown > 0 {
                 records.push(record(&counted.pod, None, Victim::Unknown, grown, false));
             }
@@ -82,8 +82,8 @@ fn earlier(counted: &CountedKills, dead: &[Dead]) -> Vec<OomRecord> {
         records.push(record(&counted.pod, Some((name, id)), Victim::Unknown, *count, true));
     }
     records.extend(dead.iter().map(|(name, id)| by_runtime(&counted.pod, (name, id), true)));
-    let told: u64 = records.iter().map(|record| record.kills).sum();
-    let rest = counted.of_pod.unwrap_or(0).saturating_sub(told);
+    let reported: u64 = records.iter().map(|record| record.kills).sum();
+    let rest = counted.of_pod.unwrap_or(0).saturating_sub(reported);
     if rest > 0 {
         records.push(record(&counted.pod, None, Victim::Unknown, rest, true));
     }
@@ -128,7 +128,7 @@ mod tests {
         CountedKills { pod, of_pod, of_containers }
     }
 
-    fn told(records: &[OomRecord]) -> Vec<(Option<&str>, Victim, u64)> {
+    fn brief(records: &[OomRecord]) -> Vec<(Option<&str>, Victim, u64)> {
         records.iter().map(|record| (record.container.as_deref(), record.victim, record.kills)).collect()
     }
 
@@ -138,7 +138,7 @@ mod tests {
         let dead = [("old".to_owned(), "gone".to_owned())];
         let records = kills.measured(&counted(Some(6), &[("a", 2), ("b", 0)]), true, &dead);
         assert_eq!(
-            told(&records),
+            brief(&records),
             [(Some("a"), Victim::Unknown, 2), (Some("old"), Victim::Main, 1), (None, Victim::Unknown, 3)]
         );
         assert!(records.iter().all(|record| record.earlier && record.confidence != Confidence::Kernel));
@@ -151,7 +151,7 @@ mod tests {
     fn kills_are_counted_once() {
         let mut kills = KillCounts::default();
         let records = kills.measured(&counted(Some(1), &[("a", 1)]), false, &[]);
-        assert_eq!(told(&records), [(Some("a"), Victim::Unknown, 1)], "the pod is new, and so are its kills");
+        assert_eq!(brief(&records), [(Some("a"), Victim::Unknown, 1)], "the pod is new, and so are its kills");
         assert!(!records[0].earlier);
         assert_eq!(kills.measured(&counted(Some(1), &[("a", 1)]), false, &[]), []);
         assert_eq!(kills.measured(&counted(Some(1), &[]), false, &[]), [], "the container is gone, its kill is known");
@@ -161,7 +161,7 @@ mod tests {
     fn a_kill_whose_container_is_gone_is_counted_in_the_pod() {
         let mut kills = KillCounts::default();
         kills.measured(&counted(Some(0), &[("a", 0)]), true, &[]);
-        assert_eq!(told(&kills.measured(&counted(Some(1), &[]), true, &[])), [(None, Victim::Unknown, 1)]);
+        assert_eq!(brief(&kills.measured(&counted(Some(1), &[]), true, &[])), [(None, Victim::Unknown, 1)]);
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
         let mut kills = KillCounts::default();
         kills.measured(&counted(None, &[("a", 4)]), true, &[]);
         let records = kills.measured(&counted(None, &[("a", 4), ("b", 2)]), true, &[]);
-        assert_eq!(told(&records), [(Some("b"), Victim::Unknown, 2)]);
+        assert_eq!(brief(&records), [(Some("b"), Victim::Unknown, 2)]);
         assert_eq!(kills.measured(&counted(None, &[("a", 4), ("b", 2)]), true, &[]), []);
     }
 

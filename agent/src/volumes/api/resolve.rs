@@ -173,12 +173,12 @@ impl Resolver<'_> {
     ) -> Result<Resolved, VolumeError> {
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         let key = CertificateKey { pod: uid.into(), volume: volume.to_owned(), source: index };
-        let tell = |kind: EventType, reason: &str, message: &str| {
+        let notify = |kind: EventType, reason: &str, message: &str| {
             if let Some(recorder) = self.recorder {
                 recorder.pod_event(self.pod, "", kind, reason, message);
             }
         };
-        let made = self.objects.pod_certificate(self.pod, &key, source, &tell).await?;
+        let made = self.objects.pod_certificate(self.pod, &key, source, &notify).await?;
         let (key, chain) = (made.key.expose_secret(), made.chain.as_str());
         let mut payload = Payload::default();
         for (path, text) in [

@@ -49,22 +49,22 @@ enum Found {
 
 impl LocalMount {
     /// Mounts the volume unless it is mounted. Files are given to the pod's group before that, and only if no other pod has
-    /// the volume. `tell`: events on the pod, with type, reason and message.
+    /// the volume. `notify`: events on the pod, with type, reason and message.
     ///
     /// # Errors
     /// The directory does not exist or is none; the mount fails. Nothing is left of it then.
-    pub(super) async fn run(&self, dirs: &PodDirs, tell: impl Fn(EventType, &str, &str)) -> Result<(), VolumeError> {
+    pub(super) async fn run(&self, dirs: &PodDirs, notify: impl Fn(EventType, &str, &str)) -> Result<(), VolumeError> {
         let (own, dirs) = (self.clone(), dirs.clone());
         let Found::Absent { shared, group: held } = blocking(move || own.inspect(&dirs)).await? else { return Ok(()) };
         if let Some((group, policy)) = self.group.filter(|_| !self.read_only) {
             if !shared {
-                self.give_to(group, policy, &tell).await?;
+                self.give_to(group, policy, &notify).await?;
             } else if held != group {
                 let name = &self.name;
                 let message = format!(
                     "The requested fsGroup is {group}, but the volume {name} has GID {held}. The volume may not be shareable."
                 );
-                tell(EventType::Warning, "AlreadyMountedVolume", &message);
+                notify(EventType::Warning, "AlreadyMountedVolume", &message);
             }
         }
         if self.options.is_empty() {
@@ -116,7 +116,7 @@ impl LocalMount {
         &self,
         group: u32,
         policy: ChangePolicy,
-        tell: impl Fn(EventType, &str, &str),
+        notify: impl Fn(EventType, &str, &str),
     ) -> Result<(), VolumeError> {
         let (count, source) = (Arc::new(AtomicU64::new(0)), self.source.clone());
         let counted = count.clone();
@@ -125,8 +125,8 @@ impl LocalMount {
             let root = source.canonicalize().on("resolve", &source)?;
             fs_group::apply(&root, group, policy, &counted)
         });
-        let tell = |message: String| tell(EventType::Warning, "VolumePermissionChangeInProgress", &message);
-        fs_group::with_reports(walk, &self.target, &count, tell).await
+        let notify = |message: String| notify(EventType::Warning, "VolumePermissionChangeInProgress", &message);
+        fs_group::with_reports(walk, &self.target, &count, notify).await
     }
 
     fn bind(&self) -> Result<(), VolumeError> {

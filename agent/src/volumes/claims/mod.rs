@@ -160,12 +160,12 @@ impl Claims {
                     options: used.options.clone(),
                     group: target.fs_group.map(|group| (group, policy(target))),
                 };
-                let tell = |kind, reason: &str, message: &str| {
+                let notify = |kind, reason: &str, message: &str| {
                     if let Some(recorder) = &self.recorder {
                         recorder.pod_event(target.pod, "", kind, reason, message);
                     }
                 };
-                mount.run(target.dirs, tell).await.map_err(|error| failed(&used.name, "SetUp", error))
+                mount.run(target.dirs, notify).await.map_err(|error| failed(&used.name, "SetUp", error))
             }
             Source::Nfs(source) => {
                 let read_only = used.read_only || source.read_only == Some(true);

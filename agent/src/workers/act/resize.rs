@@ -233,12 +233,12 @@ struct PodCgroup<'a> {
     class: QosClass,
     wanted: CgroupValues,
     changes: PodChanges,
-    /// What the runtime was told last; `None` if it does not want to know.
-    told: Option<Told>,
+    /// What the runtime was sent last; `None` if it does not implement the call.
+    sandbox_values: Option<SandboxValues>,
 }
 
 /// Values of a pod's sandbox, without overhead.
-struct Told {
+struct SandboxValues {
     sandbox: String,
     overhead: cri::LinuxContainerResources,
     resources: cri::LinuxContainerResources,
@@ -257,11 +257,11 @@ impl<'a> PodCgroup<'a> {
         let changes = cgroups.pod_changes(class, pass.uid(), &wanted).await;
         let changes = changes.map_err(|source| ResizeError::ReadCgroup { pod: pass.describe(), source })?;
         let sandbox = pass.snapshot.sandboxes.first().filter(|sandbox| sandbox.ready);
-        let told = match sandbox {
-            Some(sandbox) => Some(Told::new(ctx, &pass.pod, sandbox.id.to_string(), &changes)?),
+        let sandbox_values = match sandbox {
+            Some(sandbox) => Some(SandboxValues::new(ctx, &pass.pod, sandbox.id.to_string(), &changes)?),
             None => None,
         };
-        Ok(Self { ctx, pass, cgroups, class, wanted, changes, told })
+        Ok(Self { ctx, pass, cgroups, class, wanted, changes, sandbox_values })
     }
 
     /// Writes what changes in this direction. The quota grows before the weight and shrinks after it.
@@ -286,17 +286,17 @@ impl<'a> PodCgroup<'a> {
         Ok(())
     }
 
-    /// Tells the runtime, then writes. If that fails, the runtime is told the previous values.
+    /// Updates the sandbox, then writes. If that fails, the sandbox gets the previous values.
     async fn write_one(&mut self, resource: Resizable, values: &CgroupValues) -> Result<(), ResizeError> {
-        let before = self.told.as_ref().map(|told| told.resources.clone());
-        if let Some(told) = &mut self.told {
-            told.advance(values);
+        let before = self.sandbox_values.as_ref().map(|sandbox_values| sandbox_values.resources.clone());
+        if let Some(sandbox_values) = &mut self.sandbox_values {
+            sandbox_values.advance(values);
         }
-        self.tell(resource).await?;
+        self.update_sandbox(resource).await?;
         let Err(source) = self.cgroups.update_pod(self.class, self.pass.uid(), values).await else { return Ok(()) };
-        if let Some((told, before)) = self.told.as_mut().zip(before) {
-            told.resources = before;
-            if let Err(error) = self.tell(resource).await {
+        if let Some((sandbox_values, before)) = self.sandbox_values.as_mut().zip(before) {
+            sandbox_values.resources = before;
+            if let Err(error) = self.update_sandbox(resource).await {
                 tracing::warn!(pod = self.pass.describe(), %error, "the runtime has values of a pod that are not in force");
             }
         }
@@ -304,13 +304,13 @@ impl<'a> PodCgroup<'a> {
     }
 
     /// Most runtimes do not have this call.
-    async fn tell(&mut self, resource: Resizable) -> Result<(), ResizeError> {
-        let Some(Told { sandbox, overhead, resources, .. }) = &self.told else { return Ok(()) };
+    async fn update_sandbox(&mut self, resource: Resizable) -> Result<(), ResizeError> {
+        let Some(SandboxValues { sandbox, overhead, resources, .. }) = &self.sandbox_values else { return Ok(()) };
         let (overhead, resources) = (Some(overhead.clone()), Some(resources.clone()));
         match self.ctx.runtime.update_pod_sandbox_resources(sandbox, overhead, resources).await {
             Ok(()) => Ok(()),
             Err(error) if is_not_implemented(&error) => {
-                self.told = None;
+                self.sandbox_values = None;
                 Ok(())
             }
             Err(source) => Err(ResizeError::Sandbox { resource: resource.name(), sandbox: sandbox.clone(), source }),
@@ -323,7 +323,7 @@ fn is_not_implemented(error: &RuntimeError) -> bool {
         || (error.code() == tonic::Code::Unknown && error.message().to_lowercase().contains("not implemented"))
 }
 
-impl Told {
+impl SandboxValues {
     /// The present values, from which the overhead is taken where they are limits.
     fn new(ctx: &ActContext, pod: &Pod, sandbox: String, changes: &PodChanges) -> Result<Self, GenerateError> {
         let overhead = resources::sandbox_overhead(pod, &ctx.settings.resources)?;
