@@ -129,7 +129,7 @@ impl<K: Kind> Store<K> {
         let objects = self.lock();
         always
             .map(|(name, _)| ObjectKey { namespace: names.namespace.clone(), name: name.clone() })
-            .any(|key| objects.get(&key).is_some_and(|object| !object.tells_changes()))
+            .any(|key| objects.get(&key).is_some_and(|object| !object.is_watched()))
     }
 
     /// When objects that are not watched are read again: `syncFrequency`, and up to half of it as jitter.
