@@ -54,16 +54,17 @@ impl DaemonCgroup {
         Ok(true)
     }
 
-    /// Moves the processes at the root of the hierarchy to this cgroup, except PID 1 and kernel threads. Returns how many.
+    /// Moves the processes at the root of the hierarchy to this cgroup, except PID 1, kernel threads and `spared`, which has
+    /// another place. Returns how many.
     ///
     /// # Errors
     /// The root cannot be read, or the first process that is refused and has not ended.
-    pub fn take_from_root(&self) -> Result<usize, CgroupError> {
+    pub fn take_from_root(&self, spared: Option<u32>) -> Result<usize, CgroupError> {
         let Some(root) = self.layout.mount_of(SEARCHED) else { return Ok(0) };
         let mut moved = 0;
         for _ in 0..ROUNDS {
-            let found = processes_of(root)?.into_iter().filter(|pid| *pid > 1 && self.has_program(*pid));
-            let found: Vec<u32> = found.collect();
+            let is_stray = |pid: &u32| *pid > 1 && Some(*pid) != spared && self.has_program(*pid);
+            let found: Vec<u32> = processes_of(root)?.into_iter().filter(is_stray).collect();
             if found.is_empty() {
                 break;
             }
@@ -150,11 +151,11 @@ mod tests {
     #[test]
     fn init_and_kernel_threads_stay_at_the_root() {
         let folder = tempfile::tempdir().expect("a folder");
-        assert_eq!(machine(folder.path(), "1\n2\n20\n").take_from_root().expect("read"), 0);
+        assert_eq!(machine(folder.path(), "1\n2\n20\n").take_from_root(None).expect("read"), 0);
         let folder = tempfile::tempdir().expect("a folder");
-        let cgroup = machine(folder.path(), "1\n2\n33\n");
+        let cgroup = machine(folder.path(), "1\n2\n33\n34\n");
         // The folder is no kernel: the process stays listed at the root, and is found again in every round.
-        assert!(cgroup.take_from_root().expect("moved") > 0);
+        assert!(cgroup.take_from_root(Some(34)).expect("moved") > 0);
         assert_eq!(written(folder.path(), "cpu"), "33");
     }
 
@@ -163,7 +164,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let cgroup = machine(folder.path(), "33\n");
         fs::remove_file(folder.path().join("cpu/cgroup.procs")).expect("removed");
-        let error = cgroup.take_from_root().expect_err("not readable").to_string();
+        let error = cgroup.take_from_root(None).expect_err("not readable").to_string();
         assert!(error.starts_with("cannot read ") && error.contains("cpu/cgroup.procs"), "{error}");
     }
 }

@@ -26,9 +26,11 @@ pub(super) fn keep(settings: &Settings, layout: &Layout, shutdown: &Cancellation
         let work = move || cgroup.take(own).map(usize::from);
         tokio::spawn(shutdown.clone().run_until_cancelled_owned(repeat("kubeletCgroups", work)));
     }
+    // The two tasks would move the agent to and fro.
+    let spared = (!kubelet.kubelet_cgroups.is_empty()).then_some(own);
     if let Some(cgroup) = cgroup(&kubelet.system_cgroups) {
         tokio::spawn(
-            shutdown.clone().run_until_cancelled_owned(repeat("systemCgroups", move || cgroup.take_from_root())),
+            shutdown.clone().run_until_cancelled_owned(repeat("systemCgroups", move || cgroup.take_from_root(spared))),
         );
     }
 }
