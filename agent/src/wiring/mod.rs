@@ -9,6 +9,7 @@ mod cgroups;
 mod daemon_cgroups;
 mod eviction;
 mod images;
+mod lock_file;
 mod log_rotation;
 mod node;
 mod node_object;
@@ -135,6 +136,8 @@ struct Prepared {
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = notify::watchdog()?;
+    let locked = shutdown.run_until_cancelled(lock_file::hold(&settings, &shutdown)).await;
+    let Some(_lock) = locked.transpose()? else { return Ok(()) };
     let (bootstrap, mut connection) = Bootstrap::prepare(settings, shutdown.clone()).await?;
     let user_namespaces = user_namespaces::open(&bootstrap.settings).await?;
     let images = images::prepare(&bootstrap.settings, bootstrap.runtime.clone(), &bootstrap.metrics)?;

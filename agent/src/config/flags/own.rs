@@ -21,8 +21,8 @@ document! {
         root_dir "root-dir": PathBuf = "/var/lib/kubelet", value, used, "Directory of the agent's state and the pods' volumes.";
         seccomp_default "seccomp-default": bool, value, used, "Use RuntimeDefault where a pod sets no seccomp profile.";
         node_labels "node-labels": BTreeMap<String, String>, value, used, "Labels of a newly created Node.";
-        lock_file "lock-file": String, value, later, "File locked while the agent runs.";
-        exit_on_lock_contention "exit-on-lock-contention": bool, value, later, "End when another process opens the lock file.";
+        lock_file "lock-file": String, value, used, "File locked while the agent runs.";
+        exit_on_lock_contention "exit-on-lock-contention": bool, value, used, "End when another process opens the lock file.";
         runtime_cgroups "runtime-cgroups": String, value, used, "Cgroup of the container runtime.";
         image_credential_provider_config "image-credential-provider-config": String, value, used, "File or directory that configures credential plugins.";
         image_credential_provider_bin_dir "image-credential-provider-bin-dir": String, value, used, "Directory of credential plugins.";
