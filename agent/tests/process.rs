@@ -2,7 +2,6 @@
 
 use std::io::Read as _;
 use std::net::Ipv4Addr;
-use std::net::TcpListener;
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -13,6 +12,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use std::time::Instant;
 
+use keblet_skip::ports;
 use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -77,8 +77,7 @@ impl Drop for Agent {
 #[test]
 fn runs_without_a_runtime_and_ends_on_sigterm() {
     let folder = tempfile::tempdir().unwrap();
-    let free_port = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-    let port = free_port();
+    let port = ports::free();
     let mut command = keblet(&["run", "--fail-cgroupv1=false", "--fail-swap-on=false", "--read-only-port=0"]);
     let configuration = folder.path().join("kubelet.yaml");
     let logs = folder.path().join("logs");
@@ -89,7 +88,7 @@ fn runs_without_a_runtime_and_ends_on_sigterm() {
     let root = folder.path().join("root");
     command.arg(format!("--root-dir={}", root.display()));
     command.arg(format!("--container-runtime-endpoint=unix://{}", folder.path().join("no.sock").display()));
-    command.arg(format!("--port={}", free_port())).arg(format!("--healthz-port={port}"));
+    command.arg(format!("--port={}", ports::free())).arg(format!("--healthz-port={port}"));
     command.arg(format!("--cert-dir={}", folder.path().join("pki").display()));
     let mut agent = Agent(command.stderr(Stdio::piped()).spawn().unwrap(), root);
 

@@ -6,7 +6,6 @@ use std::io::BufReader;
 use std::io::Read as _;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::net::TcpListener;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::Child;
@@ -21,6 +20,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
+use keblet_skip::ports;
 use serde_json::Value;
 
 use crate::standalone::program;
@@ -47,7 +47,7 @@ impl Observer {
         let keblet = program()?;
         let words = wrapper.iter().map(OsStr::new).chain([keblet.as_os_str()]).collect::<Vec<_>>();
         let (first, rest) = words.split_first().context("there is no program")?;
-        let port = free_port()?;
+        let port = ports::free();
         let mut command = Command::new(first);
         command.args(rest).args(["observe", "--json", "--interval=1s"]);
         command.arg(format!("--metrics-address=127.0.0.1:{port}"));
@@ -134,9 +134,4 @@ fn read(output: ChildStdout, records: &mpsc::Sender<Value>) {
             return;
         }
     }
-}
-
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot find a free port")?;
-    Ok(listener.local_addr().context("cannot find a free port")?.port())
 }

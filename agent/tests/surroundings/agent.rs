@@ -1,7 +1,6 @@
 //! An agent with folders of its own and without pods.
 
 use std::io::Read as _;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Child;
 use std::process::Command;
@@ -9,6 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use std::time::Instant;
 
+use keblet_skip::ports;
 use serde_json::Value;
 use serde_json::json;
 use tempfile::TempDir;
@@ -35,7 +35,7 @@ impl Agent {
     /// As [`Agent::start`], with these flags.
     pub(crate) fn start_with(environment: &[(&str, &str)], settings: &Value, flags: &[String]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let port = free_port();
+        let port = ports::free();
         let mut config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -45,7 +45,7 @@ impl Agent {
             "failSwapOn": false,
             "healthzPort": 0,
             "address": "127.0.0.1",
-            "port": free_port(),
+            "port": ports::free(),
             "readOnlyPort": port,
             "authentication": { "webhook": { "enabled": false } },
             "authorization": { "mode": "AlwaysAllow" },
@@ -102,8 +102,4 @@ pub(crate) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> 
 /// A socket's path in a folder of its own.
 pub(crate) fn socket(folder: &Path) -> String {
     folder.join("socket").to_str().expect("a plain path").to_owned()
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
 }

@@ -1,7 +1,6 @@
 //! A node agent under measurement: a child process with its own folder, configuration and ports.
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use anyhow::bail;
 use keblet::runtime::RuntimeEndpoint;
+use keblet_skip::ports;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -267,17 +267,9 @@ pub(crate) struct Ports {
 
 impl Ports {
     /// Ports that are unused now.
-    ///
-    /// # Errors
-    /// No port of 127.0.0.1 is free.
-    pub(crate) fn free() -> anyhow::Result<Self> {
-        Ok(Self { healthz: free_port()?, read_only: free_port()?, secure: free_port()? })
+    pub(crate) fn free() -> Self {
+        Self { healthz: ports::free(), read_only: ports::free(), secure: ports::free() }
     }
-}
-
-fn free_port() -> anyhow::Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("no free port on 127.0.0.1")?;
-    Ok(listener.local_addr()?.port())
 }
 
 #[cfg(test)]
@@ -292,7 +284,7 @@ mod tests {
     fn launch(line: &str, folder: &Path) -> Agent {
         folder::create(folder).unwrap();
         let command = command(&peer(line), Path::new("/none"), "", &[]);
-        Agent::launch("peer", command, folder, &Ports::free().unwrap()).unwrap()
+        Agent::launch("peer", command, folder, &Ports::free()).unwrap()
     }
 
     #[test]

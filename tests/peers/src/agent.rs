@@ -9,8 +9,6 @@ use std::io::BufRead as _;
 use std::io::BufReader;
 use std::io::PipeReader;
 use std::io::Write as _;
-use std::net::Ipv4Addr;
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::path::PathBuf;
@@ -27,6 +25,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
+use keblet_skip::ports;
 use serde_json::Value;
 use serde_json::json;
 
@@ -61,7 +60,7 @@ impl Node {
     /// Creates the folders, finds free ports and writes the configuration. `changes` replaces fields of it.
     ///
     /// # Errors
-    /// A folder or the configuration cannot be written, or no port is free.
+    /// A folder or the configuration cannot be written.
     pub fn create(ready: &Ready, changes: &Value) -> Result<Self> {
         let path = |name: &str| ready.dir.join(name);
         let node = Self {
@@ -70,8 +69,8 @@ impl Node {
             pod_logs: path("pod-logs"),
             config: path("kubelet.json"),
             log: path("agent.log"),
-            healthz_port: free_port()?,
-            read_only_port: free_port()?,
+            healthz_port: ports::free(),
+            read_only_port: ports::free(),
         };
         for folder in [&node.root, &node.manifests, &node.pod_logs] {
             fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -170,7 +169,7 @@ impl Node {
             "evictionHard": {},
             "failSwapOn": false,
             "address": "127.0.0.1",
-            "port": free_port()?,
+            "port": ports::free(),
             "readOnlyPort": self.read_only_port,
             "healthzPort": self.healthz_port,
             "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
@@ -302,9 +301,4 @@ fn terminate(pid: u32) -> Result<()> {
     let pid = i32::try_from(pid).context("the process id is out of range")?;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM)
         .context("cannot signal the agent")
-}
-
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot find a free port")?;
-    Ok(listener.local_addr().context("cannot find a free port")?.port())
 }

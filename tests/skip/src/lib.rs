@@ -2,6 +2,7 @@
 //! prerequisite is never counted as a pass in CI.
 
 pub mod mounts;
+pub mod ports;
 
 /// Reports that the running test is skipped and why. The caller returns afterwards.
 ///

@@ -80,7 +80,7 @@ impl PressureNode {
         node_runtime: &NodeRuntime<'_>,
         folder: &Path,
     ) -> anyhow::Result<Self> {
-        let ports = Ports::free()?;
+        let ports = Ports::free();
         let mut config = agent::kubelet_configuration(folder, node_runtime.endpoint, 200, &ports);
         config["cgroupsPerQOS"] = json!(true);
         config["cgroupRoot"] = json!(node_runtime.cgroup_root);

@@ -222,7 +222,7 @@ fn launch(
     args: &PressureArgs,
     folder: &Path,
 ) -> anyhow::Result<Agent> {
-    let ports = Ports::free()?;
+    let ports = Ports::free();
     let mut config = agent::kubelet_configuration(folder, node_runtime.endpoint, 100, &ports);
     config["staticPodPath"] = json!("");
     config["cgroupsPerQOS"] = json!(true);
