@@ -76,11 +76,14 @@ impl SyncLoop {
         }
         let (pod, mirror) = self.pods.named(full_name);
         let pod = pod.filter(|pod| spec::is_static(pod));
-        let terminating = |pod: &Pod| self.workers.termination_requested(&pod_ref(pod).uid);
+        let requested = |pod: &Pod| self.workers.termination_requested(&pod_ref(pod).uid);
         let action = match pod {
-            Some(pod) if !terminating(&pod) => MirrorAction::Ensure(pod),
+            // A changed static pod has another UID, and waits until the containers of the previous one have ended. Until
+            // then the mirror pod represents those.
+            _ if self.workers.is_terminating(full_name) => MirrorAction::Keep,
+            Some(pod) if !requested(&pod) => MirrorAction::Ensure(pod),
             Some(_) => MirrorAction::Keep,
-            None if self.workers.is_terminating(full_name) || !self.sources.all_ready() => MirrorAction::Keep,
+            None if !self.sources.all_ready() => MirrorAction::Keep,
             None => MirrorAction::Delete,
         };
         self.mirrors.reconcile(full_name, &action, mirror.as_ref());

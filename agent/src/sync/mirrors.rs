@@ -56,6 +56,8 @@ struct Name {
     /// The last call failed: nothing is done before the timer fires.
     backing_off: bool,
     failures: u32,
+    /// Reason of the last failure, logged once.
+    reason: String,
     /// Created by this agent and not in the watch yet.
     made: Option<ApiPod>,
     /// Deleted by this agent and possibly still in the watch.
@@ -150,13 +152,13 @@ impl Mirrors {
         match (due, result) {
             (_, Ok(Some(made))) => {
                 tracing::info!(pod = full_name, "mirror pod created");
-                name.failures = 0;
+                name.succeeded();
                 name.made = Some(made);
                 self.timers.insert(full_name.to_owned(), SHOWN_LIMIT);
             }
             (Call::Delete(gone), Ok(None) | Err(PodApiError::NotFound | PodApiError::Conflict(_))) => {
                 tracing::info!(pod = full_name, "mirror pod deleted");
-                name.failures = 0;
+                name.succeeded();
                 name.made.take_if(|made| pod_ref(made) == *gone);
                 name.deleted = Some(gone.clone());
             }
@@ -165,7 +167,11 @@ impl Mirrors {
                 name.failures = name.failures.saturating_add(1);
                 name.backing_off = true;
                 let wait = retry_after(name.failures, fastrand::f64());
-                tracing::warn!(pod = full_name, %error, retry_in = ?wait, "cannot create or delete the mirror pod");
+                let reason = error.to_string();
+                if name.reason != reason {
+                    tracing::warn!(pod = full_name, reason, retry_in = ?wait, "cannot create or delete the mirror pod");
+                    name.reason = reason;
+                }
                 self.timers.insert(full_name.to_owned(), wait);
             }
         }
@@ -177,6 +183,11 @@ impl Name {
     fn present<'a>(&'a self, shown: Option<&'a ApiPod>) -> Option<&'a ApiPod> {
         let outdated = |pod: &&ApiPod| self.deleted.as_ref() == Some(&pod_ref(pod));
         shown.filter(|pod| !outdated(pod)).or(self.made.as_ref())
+    }
+
+    fn succeeded(&mut self) {
+        self.failures = 0;
+        self.reason.clear();
     }
 
     fn is_forgettable(&self) -> bool {

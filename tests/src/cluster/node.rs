@@ -192,7 +192,7 @@ impl ClusterNode {
         let agent = self.parts().agent.take().context("no agent is running")?;
         let status = agent.end(TIMEOUT)?;
         if !status.success() {
-            bail!("the agent exited with {status}");
+            bail!("the agent exited with {status}; {}", self.log_excerpt());
         }
         Ok(())
     }

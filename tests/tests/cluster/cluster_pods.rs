@@ -414,6 +414,56 @@ async fn static_pod_has_a_mirror_pod() {
     Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }
 
+/// A mirror pod represents the containers that run: of a changed static pod it is replaced after those have ended.
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn mirror_pod_of_a_changed_static_pod_stays_until_its_containers_have_ended() {
+    let cluster = Cluster::shared().await.unwrap();
+    let node = ClusterNode::start(&cluster, json!({})).await.unwrap();
+    let folder = node.folder().unwrap().join("mirrored");
+    std::fs::create_dir_all(&folder).unwrap();
+    let manifest = |version: u32| {
+        let script = "trap 'touch $DIR/ending; until test -e $DIR/end; do sleep 0.1; done; exit 0' TERM; \
+                      sleep 3600 & wait";
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "slow", "labels": { "version": version.to_string() } },
+            "spec": {
+                "terminationGracePeriodSeconds": 300,
+                "volumes": [{ "name": "dir", "hostPath": { "path": folder, "type": "Directory" } }],
+                "containers": [{
+                    "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never",
+                    "command": ["sh", "-c", script.replace("$DIR", folder.to_str().unwrap())],
+                    "volumeMounts": [{ "name": "dir", "mountPath": folder }],
+                }],
+            },
+        });
+        std::fs::write(node.node.manifests.join("slow.json"), pod.to_string()).unwrap();
+    };
+    let (pods, name) = (Api::<Pod>::namespaced(cluster.client(), "default"), format!("slow-{}", node.name()));
+    let ready = |pod: Option<&Pod>| pod.filter(|pod| is_true(pod, "Ready")).cloned();
+    manifest(1);
+    let first = until(&pods, &name, "a mirror that is Ready", ready).await.unwrap();
+
+    manifest(2);
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    while !folder.join("ending").exists() {
+        assert!(tokio::time::Instant::now() < deadline, "the container was not stopped");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let ending = pods.get(&name).await.unwrap();
+    assert_eq!(ending.metadata.uid, first.metadata.uid, "the mirror pod was replaced while its container ran");
+    assert_eq!(status(&ending).phase.as_deref(), Some("Running"));
+    std::fs::write(folder.join("end"), "").unwrap();
+    let other = |pod: Option<&Pod>| ready(pod).filter(|pod| pod.metadata.uid != first.metadata.uid);
+    let second = until(&pods, &name, "the mirror of the changed pod", other).await.unwrap();
+    assert_eq!(second.metadata.labels.unwrap()["version"], "2");
+
+    std::fs::remove_file(node.node.manifests.join("slow.json")).unwrap();
+    until_gone(&pods, &name).await.unwrap();
+    node.stop_and_delete(&cluster).await.unwrap();
+}
+
 /// On the host's network the final status is sent when the processes have exited; the sandbox is stopped when the node
 /// is idle, which changes only the condition PodReadyToStartContainers.
 #[tokio::test]
