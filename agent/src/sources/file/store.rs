@@ -1,6 +1,7 @@
 //! Desired pods of the static pod path, computed from a scan and the previous state. Pure: time is an argument.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use super::listing::Reading;
 use super::listing::Stamp;
 use crate::model::Pod;
 
-/// How long the pods of a removed file are kept: an editor may replace the file in two steps.
+/// How long the pods of a file are kept that was renamed or whose folder was replaced: an editor may replace the file in
+/// two steps. Those of a deleted file end at once, see [`Store::forget`].
 pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
 /// A log record; at most one for each state of a file.
@@ -71,6 +73,21 @@ impl Store {
     /// Stamps of the files that need not be read again.
     pub(super) fn known(&self) -> HashMap<OsString, Stamp> {
         self.entries.iter().filter_map(|(name, entry)| Some((name.clone(), entry.stamp?))).collect()
+    }
+
+    /// Drops the pods of deleted files, so that a file that was made again is a new definition of its pods, as for a kubelet.
+    /// Returns the set without them, if it differs from the last one delivered.
+    pub(super) fn forget(&mut self, deleted: &BTreeSet<OsString>) -> Option<Vec<Pod>> {
+        let given = self.given.as_ref()?;
+        let gone: Vec<&Pod> = deleted.iter().filter_map(|name| self.entries.get(name)).flat_map(|e| &e.pods).collect();
+        let is_gone = |pod: &Pod| gone.iter().any(|gone| Arc::ptr_eq(gone, pod));
+        let kept: Vec<Pod> = given.iter().filter(|pod| !is_gone(pod)).cloned().collect();
+        self.entries.retain(|name, _| !deleted.contains(name));
+        let changed = kept.len() < given.len();
+        changed.then(|| {
+            self.given = Some(kept.clone());
+            kept
+        })
     }
 
     /// Applies a scan made at `now`. Only `periodic` scans drop the pods of files that stay invalid and resolve conflicts.

@@ -64,10 +64,10 @@ impl FileSource {
         let mut periodic = true;
         tick.tick().await;
         loop {
-            if let Some(set) = scanner.scan(periodic).await
-                && sets.send((ConfigSource::File, SourceUpdate::Set(set))).await.is_err()
-            {
-                return;
+            for set in scanner.scan(periodic).await {
+                if sets.send((ConfigSource::File, SourceUpdate::Set(set))).await.is_err() {
+                    return;
+                }
             }
             periodic = tokio::select! {
                 _ = tick.tick() => true,
@@ -132,13 +132,19 @@ impl Scanner {
         }
     }
 
-    /// Scans until the scanned path is also the watched one. Returns the set if it changed.
-    async fn scan(&mut self, periodic: bool) -> Option<Vec<Pod>> {
+    /// Scans until the scanned path is also the watched one. Returns the set if it changed; before it one without the pods
+    /// of files that were deleted meanwhile.
+    async fn scan(&mut self, periodic: bool) -> Vec<Vec<Pod>> {
         /// A path that is replaced more often is scanned again at the next event or tick.
         const ATTEMPTS: usize = 3;
-        let mut set = None;
+        let (mut without_deleted, mut set) = (Vec::new(), None);
         for _ in 0..ATTEMPTS {
             let now = Instant::now();
+            let deleted = self.watch.as_mut().map(Watch::take_deleted).unwrap_or_default();
+            if let Some(rest) = self.store.forget(&deleted) {
+                without_deleted.extend(set.take());
+                without_deleted.push(rest);
+            }
             let known = self.store.known();
             let held = self.open_files.held(now, periodic);
             let view = self.view.clone();
@@ -158,7 +164,7 @@ impl Scanner {
                 break;
             }
         }
-        set
+        without_deleted.into_iter().chain(set).collect()
     }
 
     /// Waits until a scan is due. Cancel-safe: without a watch, the next scan sets one up.

@@ -124,6 +124,32 @@ async fn replacing_a_file_by_itself_changes_nothing() {
     assert_eq!(watcher.take_log(), ["add a-n", "add b-n"]);
 }
 
+/// As for a kubelet, where the pod starts again.
+#[tokio::test]
+async fn a_deleted_file_that_is_made_again_is_a_new_definition() {
+    let dir = folder();
+    write(dir.path(), "a.yaml", &manifest("a", "1"));
+    write(dir.path(), "b.yaml", &manifest("b", "1"));
+    let mut watcher = watch(dir.path());
+    watcher.until(["a-n=1", "b-n=1"]).await;
+    watcher.take_log();
+    for _ in 0..3 {
+        remove(dir.path(), "a.yaml");
+        write(dir.path(), "a.yaml", &manifest("a", "1"));
+        watcher.until(["b-n=1"]).await;
+        watcher.until(["a-n=1", "b-n=1"]).await;
+        assert_eq!(watcher.take_log(), ["remove a-n", "add a-n"]);
+    }
+    let single = dir.path().join("a.yaml");
+    let mut watcher = watch(&single);
+    watcher.until(["a-n=1"]).await;
+    remove(dir.path(), "a.yaml");
+    write(dir.path(), "a.yaml", &manifest("a", "1"));
+    watcher.until([]).await;
+    watcher.until(["a-n=1"]).await;
+    assert_eq!(watcher.take_log(), ["add a-n", "remove a-n", "add a-n"]);
+}
+
 #[tokio::test]
 async fn saving_with_a_backup_is_one_change() {
     let dir = folder();

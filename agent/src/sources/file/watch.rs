@@ -1,6 +1,7 @@
 //! inotify watch on the static pod path: on the folder, on the folder of a single file, or, while the path does not
 //! exist, on its nearest existing ancestor. Reports when to scan and when the path was replaced; reads no file.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::ffi::OsString;
 use std::fs;
@@ -84,6 +85,8 @@ pub(super) struct Watch {
     only: Option<OsString>,
     /// A symbolic link that leads to the folder, watched in the folder the link is in.
     link: Option<(WatchDescriptor, OsString)>,
+    /// Files that were deleted; some may exist again.
+    deleted: BTreeSet<OsString>,
 }
 
 impl Watch {
@@ -113,7 +116,7 @@ impl Watch {
             (Target::Folder(..), Some(name)) if is_link => Some((watches.add(parent(path), places)?, name)),
             _ => None,
         };
-        Ok(Self { events: inotify.into_event_stream(vec![0; 4096])?, target, main, only, link })
+        Ok(Self { events: inotify.into_event_stream(vec![0; 4096])?, target, main, only, link, deleted: BTreeSet::new() })
     }
 
     /// False if the path no longer is what this watch was set up on.
@@ -121,6 +124,12 @@ impl Watch {
         let path = path.to_owned();
         let target = tokio::task::spawn_blocking(move || Target::of(&path)).await;
         target.is_ok_and(|target| target == self.target)
+    }
+
+    /// The files that were deleted since the last call, by name; a single file has an empty one. A renamed file is not
+    /// deleted.
+    pub(super) fn take_deleted(&mut self) -> BTreeSet<OsString> {
+        std::mem::take(&mut self.deleted)
     }
 
     /// Waits for a burst of relevant events and consumes all of it. Cancel-safe: an event that was read is recorded.
@@ -168,23 +177,30 @@ impl Watch {
             (Target::Ancestor(..), _) => Some(WatchResult::Replaced),
             (Target::Single(..), _) if mask.contains(EventMask::ISDIR) => Some(WatchResult::Replaced),
             (Target::Single(..), _) => {
-                open_files.note(OsStr::new(""), mask, Instant::now());
+                self.note(OsStr::new(""), mask, open_files);
                 Some(WatchResult::Changed)
             }
-            (Target::Folder(..), _) => folder_event(&name, mask, open_files),
+            (Target::Folder(..), _) => self.folder_event(&name, mask, open_files),
         }
     }
-}
 
-/// Hidden files are not manifests, except that names starting with two dots are the links of atomically swapped
-/// folders.
-fn folder_event(name: &OsStr, mask: EventMask, open_files: &mut OpenFiles) -> Option<WatchResult> {
-    let bytes = name.as_bytes();
-    if bytes.starts_with(b".") {
-        return bytes.starts_with(b"..").then_some(WatchResult::Changed);
+    fn note(&mut self, name: &OsStr, mask: EventMask, open_files: &mut OpenFiles) {
+        open_files.note(name, mask, Instant::now());
+        if mask.contains(EventMask::DELETE) {
+            self.deleted.insert(name.to_owned());
+        }
     }
-    open_files.note(name, mask, Instant::now());
-    // A write alone needs no scan: the file is skipped until it is closed.
-    let only_written = mask == EventMask::MODIFY;
-    (!only_written).then_some(WatchResult::Changed)
+
+    /// Hidden files are not manifests, except that names starting with two dots are the links of atomically swapped
+    /// folders.
+    fn folder_event(&mut self, name: &OsStr, mask: EventMask, open_files: &mut OpenFiles) -> Option<WatchResult> {
+        let bytes = name.as_bytes();
+        if bytes.starts_with(b".") {
+            return bytes.starts_with(b"..").then_some(WatchResult::Changed);
+        }
+        self.note(name, mask, open_files);
+        // A write alone needs no scan: the file is skipped until it is closed.
+        let only_written = mask == EventMask::MODIFY;
+        (!only_written).then_some(WatchResult::Changed)
+    }
 }
