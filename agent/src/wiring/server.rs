@@ -68,7 +68,8 @@ async fn main(
     show_pair(&mut handles, &source);
     let metrics = handles.metrics.clone();
     let reviews = reviews.map(|client| Arc::new(ApiReviews { client, metrics: metrics.clone() }) as Arc<dyn Reviews>);
-    let main = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews, &metrics).await;
+    let opening = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews, &metrics);
+    let Some(main) = shutdown.run_until_cancelled(opening).await else { return Ok(()) };
     let main = main.context("starting the main server")?;
     server::run_main(main, options, handles, mounted, shutdown).await;
     Ok(())
