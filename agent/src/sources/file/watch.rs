@@ -116,7 +116,14 @@ impl Watch {
             (Target::Folder(..), Some(name)) if is_link => Some((watches.add(parent(path), places)?, name)),
             _ => None,
         };
-        Ok(Self { events: inotify.into_event_stream(vec![0; 4096])?, target, main, only, link, deleted: BTreeSet::new() })
+        Ok(Self {
+            events: inotify.into_event_stream(vec![0; 4096])?,
+            target,
+            main,
+            only,
+            link,
+            deleted: BTreeSet::new(),
+        })
     }
 
     /// False if the path no longer is what this watch was set up on.
