@@ -167,6 +167,7 @@ impl Node {
             "enforceNodeAllocatable": [],
             // Memory swap and full disks of the test machine must not affect tests.
             "evictionHard": {},
+            "imageGCHighThresholdPercent": 100,
             "failSwapOn": false,
             "address": "127.0.0.1",
             "port": ports::free(),
