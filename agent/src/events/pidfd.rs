@@ -44,10 +44,7 @@ impl PidfdWatch {
     fn watch(&self, process: PinnedProcess, id: &ContainerId) -> Pinned {
         let path = process.cgroup_path(&self.hierarchy).unwrap_or_default();
         if !path.split('/').any(|part| part.contains(id.as_str())) {
-            return Pinned::Ineligible(format!(
-                "process {} is in cgroup {path}, not in its container's",
-                process.pid()
-            ));
+            return Pinned::NotFound(format!("process {} is in cgroup {path}, not in its container's", process.pid()));
         }
         let is_init = process.is_pid_ns_init();
         self.trusted.store(true, Relaxed);
@@ -79,6 +76,7 @@ impl ProcessWatch for PidfdWatch {
         match pidfd::pin(pid) {
             Ok(process) => self.watch(process, id),
             Err(PinError::AlreadyGone { .. }) if self.trusted.load(Relaxed) => Pinned::Gone,
+            Err(error @ PinError::AlreadyGone { .. }) => Pinned::NotFound(error.to_string()),
             Err(error @ PinError::System { .. }) => {
                 self.board.set(Sensor::Pidfd, SensorState::Degraded(error.to_string()));
                 Pinned::Ineligible(error.to_string())

@@ -24,7 +24,10 @@ pub enum Pinned {
     Hint(GoneFuture),
     /// No process with that pid exists, or it is another one: the init is already gone.
     Gone,
-    /// It cannot be watched, or does not belong to the container.
+    /// No process of the container has that pid. That proves nothing: the init may have ended meanwhile, or the runtime
+    /// counts pids in another PID namespace.
+    NotFound(String),
+    /// It cannot be watched.
     Ineligible(String),
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Where the init leads a PID namespace of its own, its end proves that of the container. With a host or shared PID
 //! namespace other processes may outlive it: there its end is a hint, and the pod is inspected until the runtime reports
-//! the exit, a bounded number of times.
+//! the exit, a bounded number of times. So is an init that is not found, as one that ended while the agent was starting.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -95,8 +95,12 @@ impl PlegTask {
                 Pinned::Gone if is_proof => self.record_death(uid, container, None),
                 Pinned::Gone => self.record_exit_hint(uid, id),
                 // The kernel itself has recorded the end of this container's init.
-                Pinned::Ineligible(_) if is_proof && self.exits.get(container).is_some() => {
+                Pinned::NotFound(_) | Pinned::Ineligible(_) if is_proof && self.exits.get(container).is_some() => {
                     self.record_death(uid, container, None);
+                }
+                Pinned::NotFound(reason) => {
+                    tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process not found");
+                    self.record_exit_hint(uid, id);
                 }
                 Pinned::Ineligible(reason) => {
                     tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process is not watched");
@@ -139,7 +143,7 @@ impl PlegTask {
         let runs = |id: &ContainerId| snapshot.by_id(id).is_some_and(|c| c.state == ContainerState::Running);
         record.exit_hints.retain(runs);
         if record.rechecks >= HINT_RECHECKS && !record.exit_hints.is_empty() {
-            tracing::info!(pod = %snapshot.pod, "the runtime still reports a container as running whose init process ended");
+            tracing::info!(pod = %snapshot.pod, "the runtime still reports a container as running whose init process ended or was not found");
             record.exit_hints.clear();
         }
         !record.exit_hints.is_empty()

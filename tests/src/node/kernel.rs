@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use keblet::events::ExitFacts;
 use keblet::events::Hint;
@@ -33,12 +35,14 @@ use crate::cri::SimRuntime;
 pub struct SimWatch {
     sim: SimRuntime,
     pinned_pids: Mutex<HashSet<u32>>,
+    /// A process of a container was found by its pid.
+    trusted: AtomicBool,
 }
 
 impl SimWatch {
     /// A process watch on this node.
     pub fn new(sim: &SimRuntime) -> Self {
-        Self { sim: sim.clone(), pinned_pids: Mutex::default() }
+        Self { sim: sim.clone(), pinned_pids: Mutex::default(), trusted: AtomicBool::new(false) }
     }
 
     /// PIDs that the agent has tried to pin.
@@ -50,10 +54,14 @@ impl SimWatch {
 impl ProcessWatch for SimWatch {
     fn pin(&self, pid: u32, id: &ContainerId) -> Pinned {
         self.pinned_pids.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
-        let Some(process) = self.sim.kernel().open(pid) else { return Pinned::Gone };
+        let Some(process) = self.sim.kernel().open(pid) else {
+            let reason = format!("process {pid} is already gone");
+            return if self.trusted.load(Relaxed) { Pinned::Gone } else { Pinned::NotFound(reason) };
+        };
         if process.container_id != id.as_str() {
-            return Pinned::Ineligible(format!("process {pid} is in the cgroup of {}", process.container_id));
+            return Pinned::NotFound(format!("process {pid} is in the cgroup of {}", process.container_id));
         }
+        self.trusted.store(true, Relaxed);
         let gone = Box::pin(async move {
             process.gone().await;
             Gone { exit_code: None }

@@ -202,6 +202,23 @@ async fn f08_agent_started_after_a_killed_one_misses_no_exit() {
     assert_eq!(harness.pleg.cached(&uid("web")).expect("cached").containers[0].reason, "Error");
 }
 
+/// The process ends while an agent starts, and a disconnected reader consumes its event. The agent has not seen any pid
+/// of the runtime yet, so that a missing process proves nothing.
+#[tokio::test(start_paused = true)]
+async fn f08_exit_during_the_start_of_an_agent_is_noticed_within_seconds() {
+    let (sim, mut client) = node();
+    let (_, id) = run(&mut client, "web", "run").await;
+    sim.set_exit_report(ms(200));
+    sim.faults(|f| f.events = EventFaults { lost: 1.0, ..EventFaults::default() });
+    sim.kill("web", "main", Exit::Code(1)).expect("alive");
+    sleep(ms(20)).await;
+    let harness = PlegHarness::open(&sim, SensorSet::ALL);
+    assert!(harness.seen.until(secs(3), |_| cached(&harness, "web", &id) == Some(ContainerState::Exited)).await);
+    let settled = harness.seen.inspections();
+    sleep(secs(120)).await;
+    assert_eq!(harness.seen.inspections(), settled, "no inspection is pending");
+}
+
 /// F9. Naive: an event's single sandbox is written as the whole pod; late events of an old one hide the new one.
 #[tokio::test(start_paused = true)]
 async fn f09_events_of_an_old_sandbox_do_not_hide_the_new_one() {
