@@ -20,12 +20,12 @@ use super::error::OnPath as _;
 use super::layout;
 use super::layout::make_dirs;
 use super::layout::set_mode;
-use super::medium::Medium;
 use super::plugin::Attributes;
 use super::plugin::Ready;
 use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::plugin::blocking;
+use super::storage_medium::StorageMedium;
 use super::teardown::VolumeOnDisk;
 use crate::filesystem;
 
@@ -48,7 +48,7 @@ impl VolumePlugin for EmptyDir {
 
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         let source = target.volume.empty_dir.clone().unwrap_or_default();
-        let medium = Medium::of(target.pod, &source, target.memory);
+        let medium = StorageMedium::of(target.pod, &source, target.memory);
         let (dirs, uid, volume) = (target.dirs.clone(), target.uid.to_owned(), target.volume.name.clone());
         let fs_group = target.fs_group;
         Box::pin(async move {
@@ -65,7 +65,13 @@ impl VolumePlugin for EmptyDir {
 
 /// Makes the directory, writable for every user of the pod, and mounts its medium. Set up once, marked as ready; a
 /// directory or mount that vanished, as a mount does when the machine restarts, is made again, empty.
-fn set_up(dirs: &PodDirs, uid: &str, volume: &str, medium: Medium, fs_group: Option<u32>) -> Result<(), VolumeError> {
+fn set_up(
+    dirs: &PodDirs,
+    uid: &str,
+    volume: &str,
+    medium: StorageMedium,
+    fs_group: Option<u32>,
+) -> Result<(), VolumeError> {
     let dir = dirs.volume(uid, &layout::escaped(layout::EMPTY_DIR), volume)?;
     let marker = dirs.ready_marker(uid, volume)?;
     if marker.exists() && is_there(&dir, medium)? {
@@ -82,9 +88,9 @@ fn set_up(dirs: &PodDirs, uid: &str, volume: &str, medium: Medium, fs_group: Opt
         // Restores bits that the umask cleared.
         set_mode(&dir, 0o777)?;
         match medium {
-            Medium::Disk => {}
-            Medium::Memory { size } => api::mount_memory(&dir, size).on("mount tmpfs on", &dir)?,
-            Medium::HugePages { page_size, size } => mount_huge_pages(&dir, page_size, size)?,
+            StorageMedium::Disk => {}
+            StorageMedium::Memory { size } => api::mount_memory(&dir, size).on("mount tmpfs on", &dir)?,
+            StorageMedium::HugePages { page_size, size } => mount_huge_pages(&dir, page_size, size)?,
         }
     }
     if let Some(group) = fs_group {
@@ -97,11 +103,11 @@ fn set_up(dirs: &PodDirs, uid: &str, volume: &str, medium: Medium, fs_group: Opt
 }
 
 /// True if the volume needs no work. A pod's pages cannot change: other pages are those of another volume.
-fn is_there(dir: &Path, medium: Medium) -> Result<bool, VolumeError> {
+fn is_there(dir: &Path, medium: StorageMedium) -> Result<bool, VolumeError> {
     match medium {
-        Medium::Disk => Ok(dir.is_dir()),
-        Medium::Memory { .. } => Ok(dir.is_dir() && is_mount_point(dir)?),
-        Medium::HugePages { page_size, .. } => {
+        StorageMedium::Disk => Ok(dir.is_dir()),
+        StorageMedium::Memory { .. } => Ok(dir.is_dir() && is_mount_point(dir)?),
+        StorageMedium::HugePages { page_size, .. } => {
             if !(dir.is_dir() && is_mount_point(dir)?) {
                 return Ok(false);
             }

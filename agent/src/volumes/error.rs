@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::api::InvalidPath;
 use super::claims::ClaimError;
-use super::medium::MediumError;
+use super::storage_medium::StorageMediumError;
 use crate::model::DownwardError;
 use crate::objects::ObjectError;
 
@@ -48,7 +48,7 @@ pub enum VolumeError {
     },
     /// An emptyDir on a medium that the pod cannot have.
     #[error(transparent)]
-    Medium(#[from] MediumError),
+    StorageMedium(#[from] StorageMediumError),
     /// Huge pages of another size, or something else, lie where an emptyDir is to be.
     #[error("{path} is not a hugetlbfs with pages of {page_size} bytes")]
     PageSize {

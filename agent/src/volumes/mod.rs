@@ -23,13 +23,13 @@ mod fs_group;
 mod host_path;
 mod image;
 mod layout;
-mod medium;
 mod mount_only;
 mod mount_program;
 mod nfs;
 mod plugin;
 mod pod_files;
 mod read;
+mod storage_medium;
 mod sub_path;
 mod teardown;
 #[cfg(test)]
@@ -55,7 +55,7 @@ pub use claims::ClaimProblem;
 pub use error::FailedVolume;
 pub use error::VolumeError;
 pub use layout::PodDirs;
-pub use medium::MediumError;
+pub use storage_medium::StorageMediumError;
 
 use crate::metrics::Metrics;
 use crate::model::Amount;

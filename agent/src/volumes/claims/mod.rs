@@ -99,7 +99,8 @@ impl Claims {
     /// The persistent volume of a claim.
     async fn read(&self, target: Target<'_>, wanted: &Wanted) -> Result<PersistentVolume, ClaimProblem> {
         let namespace = target.pod.metadata.namespace.as_deref().unwrap_or_default();
-        let claim = self.objects.claim(namespace, &wanted.claim).await.map_err(ClaimProblem::Unreadable)?;
+        let claim =
+            self.objects.persistent_volume_claim(namespace, &wanted.claim).await.map_err(ClaimProblem::Unreadable)?;
         let name = bound::volume_of(&claim, wanted, target.pod)?;
         let volume = self.objects.persistent_volume(name).await;
         let unreadable = |error| ClaimProblem::UnreadableVolume { name: name.to_owned(), error };

@@ -14,7 +14,7 @@ const HUGE_PAGES: &str = "HugePages";
 
 /// What an emptyDir lies on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Medium {
+pub(super) enum StorageMedium {
     /// The node's disk.
     Disk,
     /// A tmpfs of at most so many bytes; `None`: as many as the kernel allows.
@@ -25,7 +25,7 @@ pub(super) enum Medium {
 
 /// A medium that a pod cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MediumError {
+pub enum StorageMediumError {
     /// Not one of the API's.
     #[error("unknown storage medium {0:?}")]
     Unknown(String),
@@ -37,12 +37,16 @@ pub enum MediumError {
     SeveralSizes(String),
 }
 
-impl Medium {
+impl StorageMedium {
     /// The medium of a volume. `memory`: bytes that a volume in memory may take, which `sizeLimit` can only reduce.
     ///
     /// # Errors
     /// The medium is unknown, or the pod requests no huge pages of its size.
-    pub(super) fn of(pod: &Pod, source: &EmptyDirVolumeSource, memory: Option<i64>) -> Result<Self, MediumError> {
+    pub(super) fn of(
+        pod: &Pod,
+        source: &EmptyDirVolumeSource,
+        memory: Option<i64>,
+    ) -> Result<Self, StorageMediumError> {
         let limit = source.size_limit.as_ref().and_then(|limit| Amount::try_from(limit).ok()).map(Amount::value);
         let smallest = |limits: [Option<i64>; 2]| limits.into_iter().flatten().filter(|bytes| *bytes > 0).min();
         match source.medium.as_deref().unwrap_or_default() {
@@ -54,20 +58,20 @@ impl Medium {
 }
 
 /// The size that the medium names, if the pod requests such pages; without a name, the only size that the pod requests.
-fn huge_page_size(pod: &Pod, medium: &str) -> Result<u64, MediumError> {
+fn huge_page_size(pod: &Pod, medium: &str) -> Result<u64, StorageMediumError> {
     let named = match medium.strip_prefix(HUGE_PAGES).and_then(|rest| rest.strip_prefix('-')) {
-        Some(size) => Some(bytes(size).ok_or_else(|| MediumError::Unknown(medium.to_owned()))?),
+        Some(size) => Some(bytes(size).ok_or_else(|| StorageMediumError::Unknown(medium.to_owned()))?),
         None if medium == HUGE_PAGES => None,
-        None => return Err(MediumError::Unknown(medium.to_owned())),
+        None => return Err(StorageMediumError::Unknown(medium.to_owned())),
     };
     let mut found = None;
     for size in requested_sizes(pod).filter(|size| named.is_none_or(|named| named == *size)) {
         if found.is_some_and(|found| found != size) {
-            return Err(MediumError::SeveralSizes(medium.to_owned()));
+            return Err(StorageMediumError::SeveralSizes(medium.to_owned()));
         }
         found = Some(size);
     }
-    found.ok_or_else(|| MediumError::NotRequested(medium.to_owned()))
+    found.ok_or_else(|| StorageMediumError::NotRequested(medium.to_owned()))
 }
 
 /// Page sizes that containers or the pod itself request. Requests and limits of huge pages are always equal.
@@ -90,14 +94,14 @@ mod tests {
 
     use super::*;
 
-    fn medium(requests: &[&str], source: serde_json::Value, memory: Option<i64>) -> Result<Medium, String> {
+    fn chosen(requests: &[&str], source: serde_json::Value, memory: Option<i64>) -> Result<StorageMedium, String> {
         let containers: Vec<_> = requests
             .iter()
             .map(|name| json!({"name": "c", "resources": {"requests": {*name: "4Mi", "memory": "1Mi"}}}))
             .collect();
         let pod: Pod = serde_json::from_value(json!({"spec": {"containers": containers}})).expect("a pod");
         let source: EmptyDirVolumeSource = serde_json::from_value(source).expect("a source");
-        Medium::of(&pod, &source, memory).map_err(|error| error.to_string())
+        StorageMedium::of(&pod, &source, memory).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -111,15 +115,15 @@ mod tests {
             (Some("0"), Some(100), Some(100)),
             (Some("nonsense"), Some(100), Some(100)),
         ] {
-            let found = medium(&[], json!({"medium": "Memory", "sizeLimit": limit}), memory);
-            assert_eq!(found, Ok(Medium::Memory { size: expected }), "{limit:?} {memory:?}");
+            let found = chosen(&[], json!({"medium": "Memory", "sizeLimit": limit}), memory);
+            assert_eq!(found, Ok(StorageMedium::Memory { size: expected }), "{limit:?} {memory:?}");
         }
-        assert_eq!(medium(&[], json!({"sizeLimit": "1Ki"}), Some(1)), Ok(Medium::Disk));
+        assert_eq!(chosen(&[], json!({"sizeLimit": "1Ki"}), Some(1)), Ok(StorageMedium::Disk));
     }
 
     #[test]
     fn huge_pages_have_the_size_that_the_pod_requests() {
-        let pages = |page_size| Ok(Medium::HugePages { page_size, size: None });
+        let pages = |page_size| Ok(StorageMedium::HugePages { page_size, size: None });
         let error = |text: &str| Err(text.to_owned());
         let none = "hugePages storage requested, but there is no resource request for huge pages";
         for (requests, name, expected) in [
@@ -139,9 +143,9 @@ mod tests {
             (vec![], "HugePages--1", error("unknown storage medium \"HugePages--1\"")),
             (vec![], "memory", error("unknown storage medium \"memory\"")),
         ] {
-            assert_eq!(medium(&requests, json!({"medium": name}), Some(1)), expected, "{name} {requests:?}");
+            assert_eq!(chosen(&requests, json!({"medium": name}), Some(1)), expected, "{name} {requests:?}");
         }
-        let limited = medium(&["hugepages-2Mi"], json!({"medium": "HugePages", "sizeLimit": "4Mi"}), None);
-        assert_eq!(limited, Ok(Medium::HugePages { page_size: 2 << 20, size: Some(4 << 20) }));
+        let limited = chosen(&["hugepages-2Mi"], json!({"medium": "HugePages", "sizeLimit": "4Mi"}), None);
+        assert_eq!(limited, Ok(StorageMedium::HugePages { page_size: 2 << 20, size: Some(4 << 20) }));
     }
 }
