@@ -60,7 +60,7 @@ fn both(cpu: &str, memory: &str) -> Value {
 }
 
 /// A simulated node and its agent.
-struct Site {
+struct ResizableNode {
     sim: SimRuntime,
     folder: TempDir,
     /// Hierarchies of cgroup v1, where writing a value creates its file.
@@ -69,7 +69,7 @@ struct Site {
     policy: ResizePolicy,
 }
 
-impl Site {
+impl ResizableNode {
     fn new(milli_cpu: i64) -> Self {
         let ((sim, folder), tree) = (node(), tempfile::tempdir().expect("a folder"));
         for controller in ["cpu", "memory", "pids", "hugetlb"] {
@@ -133,7 +133,7 @@ fn is_settled(agent: &Agent, name: &str) -> bool {
 }
 
 /// Reasons and messages of the events on resizes.
-fn told(events: &RecordedEvents) -> Vec<(String, String)> {
+fn resize_events(events: &RecordedEvents) -> Vec<(String, String)> {
     let events = events.lock().expect("not poisoned");
     let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
     let all = events.iter().map(|(_, event)| (text(event, "reason"), text(event, "message")));
@@ -141,7 +141,7 @@ fn told(events: &RecordedEvents) -> Vec<(String, String)> {
 }
 
 fn reasons(events: &RecordedEvents) -> Vec<String> {
-    told(events).into_iter().map(|(reason, _)| reason).collect()
+    resize_events(events).into_iter().map(|(reason, _)| reason).collect()
 }
 
 fn text(path: &Path) -> String {
@@ -150,7 +150,7 @@ fn text(path: &Path) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_grows_and_shrinks_without_a_restart() {
-    let site = Site::new(4000);
+    let site = ResizableNode::new(4000);
     let pod = |generation, cpu: &str, memory: &str| sized("web", generation, both(cpu, memory), json!({}));
     let (agent, metrics, events) = site.start(vec![pod(1, "500m", "64Mi")]);
     site.until_running("web").await;
@@ -168,7 +168,7 @@ async fn a_pod_grows_and_shrinks_without_a_restart() {
     let expected = r#"{"containers":[{"name":"main","resources":{"limits":{"cpu":"1500m","memory":"128Mi"},"requests":{"cpu":"1500m","memory":"128Mi"}}}],"generation":2}"#;
     let started = ("ResizeStarted".to_owned(), format!("Pod resize started: {expected}"));
     let completed = ("ResizeCompleted".to_owned(), format!("Pod resize completed: {expected}"));
-    assert_eq!(told(&events), [started, completed]);
+    assert_eq!(resize_events(&events), [started, completed]);
     let container = status(&agent, "web").container_statuses.expect("statuses").remove(0);
     let shown = serde_json::to_value((container.allocated_resources, container.resources)).expect("JSON");
     let amounts = json!({ "cpu": "1500m", "memory": "128Mi" });
@@ -214,7 +214,7 @@ async fn a_pod_grows_and_shrinks_without_a_restart() {
 
 #[tokio::test(start_paused = true)]
 async fn a_resize_waits_for_room_until_another_pod_is_gone() {
-    let site = Site::new(4000);
+    let site = ResizableNode::new(4000);
     let (agent, metrics, events) = site.start(vec![cpu("one", 1, "1"), cpu("two", 1, "2")]);
     site.until_running("one").await;
     site.until_running("two").await;
@@ -223,7 +223,7 @@ async fn a_resize_waits_for_room_until_another_pod_is_gone() {
     let message = "Node didn't have enough resource: cpu, requested: 2500, used: 2000, capacity: 4000";
     assert_eq!(pending(&agent, "one"), Some(("Deferred".to_owned(), message.to_owned(), 2)));
     until_true("it is told", || reasons(&events) == ["ResizeDeferred"]).await;
-    let (_, text) = told(&events).remove(0);
+    let (_, text) = resize_events(&events).remove(0);
     assert!(text.starts_with("Pod resize OutOfcpu: {") && text.contains(message), "{text}");
     let families = metrics.render().expect("metrics");
     assert!(families.contains(r#"kubelet_pod_pending_resizes{reason="deferred"} 1"#), "{families}");
@@ -244,15 +244,16 @@ async fn a_resize_waits_for_room_until_another_pod_is_gone() {
 
 #[tokio::test(start_paused = true)]
 async fn room_that_a_shrinking_pod_frees_is_given_to_one_that_waits() {
-    let site = Site::new(4000);
+    let site = ResizableNode::new(4000);
     let (agent, metrics, _) = site.start(vec![cpu("one", 1, "1"), cpu("two", 1, "3")]);
     site.until_running("one").await;
     site.until_running("two").await;
     agent.update(cpu("one", 2, "2")).await;
     until_true("it waits", || pending(&agent, "one").is_some()).await;
     // The runtime has not taken the CPU away yet: it is still in use.
-    let refuse = FaultKind::Fail(tonic::Code::Unknown, "busy".to_owned());
-    site.sim.faults(|faults| faults.add(CallFault::on(Method::UpdateContainerResources, refuse).about("two").times(1)));
+    let failure = FaultKind::Fail(tonic::Code::Unknown, "busy".to_owned());
+    site.sim
+        .faults(|faults| faults.add(CallFault::on(Method::UpdateContainerResources, failure).about("two").times(1)));
     agent.update(cpu("two", 2, "1")).await;
     let failed = || condition(&agent, "two", "PodResizeInProgress").and_then(|c| c.reason);
     until_true("it fails", || failed().as_deref() == Some("Error")).await;
@@ -265,7 +266,7 @@ async fn room_that_a_shrinking_pod_frees_is_given_to_one_that_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_resize_that_is_taken_back_no_longer_waits() {
-    let site = Site::new(4000);
+    let site = ResizableNode::new(4000);
     let (agent, ..) = site.start(vec![cpu("one", 1, "1")]);
     site.until_running("one").await;
     agent.update(cpu("one", 2, "5")).await;
@@ -280,7 +281,7 @@ async fn a_resize_that_is_taken_back_no_longer_waits() {
 #[tokio::test(start_paused = true)]
 async fn a_resize_that_the_node_never_does_is_infeasible() {
     let policy = ResizePolicy { fixed_cpus: true, ..ResizePolicy::default() };
-    let site = Site { policy, ..Site::new(4000) };
+    let site = ResizableNode { policy, ..ResizableNode::new(4000) };
     let pod = |generation, cpu: &str| sized("web", generation, both(cpu, "64Mi"), json!({}));
     let (agent, metrics, events) = site.start(vec![pod(1, "1500m")]);
     site.until_running("web").await;
@@ -290,7 +291,7 @@ async fn a_resize_that_the_node_never_does_is_infeasible() {
     assert_eq!(pending(&agent, "web"), Some(("Infeasible".to_owned(), message.to_owned(), 2)));
     sleep(LONG).await;
     assert_eq!(reasons(&events), ["ResizeInfeasible"]);
-    assert!(told(&events)[0].1.starts_with("Pod resize Infeasible: {"), "{:?}", told(&events));
+    assert!(resize_events(&events)[0].1.starts_with("Pod resize Infeasible: {"), "{:?}", resize_events(&events));
     assert_eq!(site.applied("web")[0], 1536);
     let families = metrics.render().expect("metrics");
     let counted = r#"kubelet_pod_infeasible_resizes_total{reason_detail="guaranteed_pod_cpu_manager_static_policy"} 1"#;
@@ -299,7 +300,7 @@ async fn a_resize_that_the_node_never_does_is_infeasible() {
 
 #[tokio::test(start_paused = true)]
 async fn a_container_is_restarted_for_a_resource_whose_policy_says_so() {
-    let site = Site::new(4000);
+    let site = ResizableNode::new(4000);
     let policy = json!({ "resizePolicy": [{ "resourceName": "memory", "restartPolicy": "RestartContainer" }] });
     let pod = |generation, cpu: &str, memory: &str| sized("web", generation, both(cpu, memory), policy.clone());
     let (agent, _, events) = site.start(vec![pod(1, "500m", "64Mi")]);
@@ -325,11 +326,11 @@ async fn a_container_is_restarted_for_a_resource_whose_policy_says_so() {
 
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_refuses_is_asked_again() {
-    let site = Site::new(4000);
+    let site = ResizableNode::new(4000);
     let (agent, metrics, events) = site.start(vec![cpu("web", 1, "1")]);
     site.until_running("web").await;
-    let refuse = FaultKind::Fail(tonic::Code::Unknown, "no such shim".to_owned());
-    site.sim.faults(|faults| faults.add(CallFault::on(Method::UpdateContainerResources, refuse).times(2)));
+    let failure = FaultKind::Fail(tonic::Code::Unknown, "no such shim".to_owned());
+    site.sim.faults(|faults| faults.add(CallFault::on(Method::UpdateContainerResources, failure).times(2)));
     agent.update(cpu("web", 2, "2")).await;
     let failed = || condition(&agent, "web", "PodResizeInProgress").and_then(|condition| condition.message);
     until_true("it fails", || failed().is_some()).await;
@@ -345,12 +346,12 @@ async fn a_runtime_that_refuses_is_asked_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_restarted_agent_goes_on_with_what_was_allocated_and_what_waits() {
-    let site = Site::new(4000);
+    let site = ResizableNode::new(4000);
     let (agent, ..) = site.start(vec![cpu("fits", 1, "1"), cpu("waits", 1, "1")]);
     site.until_running("fits").await;
     site.until_running("waits").await;
-    let refuse = FaultKind::Fail(tonic::Code::Unknown, "busy".to_owned());
-    site.sim.faults(|faults| faults.add(CallFault::on(Method::UpdateContainerResources, refuse)));
+    let failure = FaultKind::Fail(tonic::Code::Unknown, "busy".to_owned());
+    site.sim.faults(|faults| faults.add(CallFault::on(Method::UpdateContainerResources, failure)));
     agent.update(cpu("fits", 2, "2")).await;
     agent.update(cpu("waits", 2, "3")).await;
     until_true("one waits", || pending(&agent, "waits").is_some()).await;
@@ -376,7 +377,7 @@ async fn a_restarted_agent_goes_on_with_what_was_allocated_and_what_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn containers_of_an_agent_without_records_are_left_alone() {
-    let site = Site::new(4000);
+    let site = ResizableNode::new(4000);
     let policy = json!({ "resizePolicy": [{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }] });
     let pod = || sized("web", 1, both("15m", "64Mi"), policy.clone());
     let (agent, ..) = site.start(vec![pod()]);
@@ -395,7 +396,7 @@ async fn containers_of_an_agent_without_records_are_left_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_container_that_waits_to_be_restarted_starts_with_its_new_resources() {
-    let site = Site::new(4000);
+    let site = ResizableNode::new(4000);
     site.sim.script("web", "main", None, Program::from_command(&["run".to_owned()], 0).expect("a program"));
     let pod = |generation, memory: &str| sized("web", generation, both("500m", memory), json!({}));
     let (agent, ..) = site.start(vec![pod(1, "64Mi")]);

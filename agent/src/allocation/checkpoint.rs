@@ -49,11 +49,11 @@ struct File {
 #[derive(Default, Serialize, Deserialize)]
 struct Text {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, PodEntry>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
-struct Entry {
+struct PodEntry {
     /// `null` without containers.
     #[serde(rename = "ContainerResources", default)]
     containers: Option<BTreeMap<String, Stored>>,
@@ -95,7 +95,7 @@ fn checksum(text: &str) -> u64 {
 
 /// The content of a file with these entries, with its checksum.
 pub(super) fn encode(entries: &Entries) -> serde_json::Result<(String, u64)> {
-    let entry = |resources: &PodResources| Entry {
+    let entry = |resources: &PodResources| PodEntry {
         containers: Some(resources.containers.iter().map(|(name, of)| (name.clone(), of.into())).collect()),
         pod: resources.pod.as_ref().map(Stored::from),
     };
@@ -113,7 +113,7 @@ fn decode(content: &[u8]) -> Result<(Entries, u64), String> {
         return Err("checkpoint is corrupted".to_owned());
     }
     let text: Text = serde_json::from_str(&file.data).map_err(|error| error.to_string())?;
-    let resources = |entry: Entry| PodResources {
+    let resources = |entry: PodEntry| PodResources {
         containers: entry.containers.into_iter().flatten().map(|(name, stored)| (name, stored.into())).collect(),
         pod: entry.pod.map(ResourceRequirements::from),
     };

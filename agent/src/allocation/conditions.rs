@@ -66,7 +66,13 @@ impl ResizeConditions {
 
     /// The resize of this generation is refused. True if that is news: the first refusal, another reason, or another
     /// generation. The same refusal again changes nothing.
-    pub(super) fn refuse(&mut self, pending: Pending, message: &str, generation: Option<i64>, now: SystemTime) -> bool {
+    pub(super) fn set_pending(
+        &mut self,
+        pending: Pending,
+        message: &str,
+        generation: Option<i64>,
+        now: SystemTime,
+    ) -> bool {
         let before = self.pending.take();
         let same_reason = before.as_ref().is_some_and(|before| before.reason.as_deref() == Some(pending.reason()));
         let same_generation = before.as_ref().is_some_and(|before| before.observed_generation == generation);
@@ -154,22 +160,22 @@ mod tests {
     #[test]
     fn a_refusal_is_news_by_reason_and_generation() {
         let mut conditions = ResizeConditions::default();
-        let mut refuse = |pending, message, generation, now| {
-            let news = conditions.refuse(pending, message, Some(generation), at(now));
+        let mut set_pending = |pending, message, generation, now| {
+            let news = conditions.set_pending(pending, message, Some(generation), at(now));
             (news, brief(&conditions.pending))
         };
-        assert_eq!(refuse(Pending::Deferred, "a", 2, 10), (true, "Deferred:a:2@10".to_owned()));
-        assert_eq!(refuse(Pending::Deferred, "a", 2, 20), (false, "Deferred:a:2@10".to_owned()));
-        assert_eq!(refuse(Pending::Deferred, "b", 2, 30), (false, "Deferred:b:2@10".to_owned()));
-        assert_eq!(refuse(Pending::Deferred, "b", 3, 40), (true, "Deferred:b:3@10".to_owned()));
-        assert_eq!(refuse(Pending::Infeasible, "b", 3, 50), (true, "Infeasible:b:3@50".to_owned()));
+        assert_eq!(set_pending(Pending::Deferred, "a", 2, 10), (true, "Deferred:a:2@10".to_owned()));
+        assert_eq!(set_pending(Pending::Deferred, "a", 2, 20), (false, "Deferred:a:2@10".to_owned()));
+        assert_eq!(set_pending(Pending::Deferred, "b", 2, 30), (false, "Deferred:b:2@10".to_owned()));
+        assert_eq!(set_pending(Pending::Deferred, "b", 3, 40), (true, "Deferred:b:3@10".to_owned()));
+        assert_eq!(set_pending(Pending::Infeasible, "b", 3, 50), (true, "Infeasible:b:3@50".to_owned()));
     }
 
     #[test]
     fn one_resize_is_in_progress_while_the_next_is_pending() {
         let mut conditions = ResizeConditions::default();
         conditions.accept(Some(2), at(1));
-        conditions.refuse(Pending::Deferred, "m", Some(3), at(2));
+        conditions.set_pending(Pending::Deferred, "m", Some(3), at(2));
         conditions.begin(Some(3), at(3));
         let both = [brief(&conditions.pending), brief(&conditions.in_progress)];
         assert_eq!(both, ["Deferred:m:3@2", "::2@1"]);

@@ -290,10 +290,10 @@ impl Allocations {
     }
 
     /// The pod's resize is refused. True if an event is to report that.
-    pub fn refuse(&self, pod: &Pod, pending: Pending, message: &str, now: SystemTime) -> bool {
+    pub fn set_pending(&self, pod: &Pod, pending: Pending, message: &str, now: SystemTime) -> bool {
         let mut state = self.state();
         let conditions = state.conditions.entry(pod_ref(pod).uid).or_default();
-        conditions.refuse(pending, message, pod.metadata.generation, now)
+        conditions.set_pending(pending, message, pod.metadata.generation, now)
     }
 
     /// The pod's resize is no longer pending. True if it was.

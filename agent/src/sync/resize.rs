@@ -235,7 +235,7 @@ impl SyncLoop {
     }
 
     fn refuse_resize(&mut self, pod: &Pod, pending: Pending, reason: &str, message: &str) {
-        if self.allocations.refuse(pod, pending, message, self.clock.wall()) {
+        if self.allocations.set_pending(pod, pending, message, self.clock.wall()) {
             let text = report(pod, pod.metadata.generation, message);
             let event = format!("Resize{}", pending.reason());
             self.recorder.pod_event(pod, "", EventType::Warning, &event, &format!("Pod resize {reason}: {text}"));
