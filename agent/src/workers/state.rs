@@ -284,10 +284,10 @@ impl PodState {
 
     /// A static pod whose termination is requested before it was allowed to start is finished.
     pub fn finish_unstarted(&mut self) {
-        self.finish();
+        self.enter_finished();
     }
 
-    fn finish(&mut self) {
+    fn enter_finished(&mut self) {
         let Termination { restart_requested, waiting, .. } = self.lifecycle.take_termination();
         self.lifecycle = Lifecycle::Finished { restart_requested };
         self.work.requested = false;
@@ -310,7 +310,7 @@ impl PodState {
     /// All containers are stopped.
     pub fn terminating_done(&mut self) {
         if self.pod.is_none() {
-            self.finish();
+            self.enter_finished();
         } else {
             self.lifecycle = Lifecycle::Terminated(self.lifecycle.take_termination());
             self.work.requested = true;
@@ -319,7 +319,7 @@ impl PodState {
 
     /// Everything is released.
     pub fn terminated_done(&mut self) {
-        self.finish();
+        self.enter_finished();
     }
 
     /// Why the agent terminates the pod, if it does.

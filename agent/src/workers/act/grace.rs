@@ -27,7 +27,7 @@ pub fn grace_period(pod: &Pod, container: &Container, reason: KillReason, grace_
 }
 
 /// What is left of a grace period after one of its waits, in whole seconds: of each wait only the whole seconds count.
-pub(super) fn left(grace: i64, waited: Duration) -> i64 {
+pub(super) fn remaining(grace: i64, waited: Duration) -> i64 {
     grace.saturating_sub(i64::try_from(waited.as_secs()).unwrap_or(i64::MAX))
 }
 
@@ -105,7 +105,7 @@ mod tests {
     fn the_runtime_gets_two_seconds_at_least() {
         let table = [(0, 0, 2), (1, 0, 2), (30, 0, 30), (30, 10_999, 20), (30, 40_000, 2), (-3, 0, 2)];
         for (grace, waited, expected) in table {
-            let timeout = stop_timeout(left(grace, Duration::from_millis(waited)));
+            let timeout = stop_timeout(remaining(grace, Duration::from_millis(waited)));
             assert_eq!(timeout, Duration::from_secs(expected));
         }
     }

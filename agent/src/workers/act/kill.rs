@@ -112,7 +112,7 @@ async fn run_pre_stop(ctx: &ActContext, pod: &Pod, spec: &ContainerSpec<'_>, kil
         let pod = names::describe(pod);
         tracing::warn!(pod, container = kill.name, grace, "preStop hook not completed in the grace period");
     }
-    grace::left(grace, ctx.clock.now().saturating_duration_since(since))
+    grace::remaining(grace, ctx.clock.now().saturating_duration_since(since))
 }
 
 /// A container that exits on its own while it is being stopped can make the runtime's call fail (containerd: "ttrpc:
@@ -153,7 +153,7 @@ async fn wait_for_others(ctx: &ActContext, pod: &Pod, name: &str, exits: &Exits,
     });
     let since = ctx.clock.now();
     let _ = tokio::time::timeout(grace::limit(grace), join_all(waiting)).await;
-    grace::left(grace, ctx.clock.now().saturating_duration_since(since))
+    grace::remaining(grace, ctx.clock.now().saturating_duration_since(since))
 }
 
 /// Stops every running container of the pod, all at once but for sidecars, then every sandbox. Returns what failed.

@@ -42,7 +42,7 @@ impl<'a> Draft<'a> {
         Self { input, actions, ephemeral: Vec::new(), init: Vec::new(), regular: Vec::new() }
     }
 
-    pub(super) fn finish(mut self) -> PodActions {
+    pub(super) fn into_actions(mut self) -> PodActions {
         if self.actions.remove.is_empty() && self.actions.prune.is_empty() {
             self.prune_old_init();
         }

@@ -92,7 +92,7 @@ pub fn plan(input: &PlanInput<'_>) -> PodActions {
             keep_sandbox(&mut draft);
         }
     }
-    draft.finish()
+    draft.into_actions()
 }
 
 /// The sandbox stays: plans ephemeral, init and regular containers.
