@@ -168,7 +168,7 @@ impl Draft {
     ///
     /// # Errors
     /// The merged document is not a valid one.
-    pub(super) fn finish(&self) -> Result<KubeletConfiguration, ConfigError> {
+    pub(super) fn typed(&self) -> Result<KubeletConfiguration, ConfigError> {
         document::decode(Value::Object(self.fields.clone())).map_err(|problem| {
             let place = match lookup(&self.origins, &problem.field) {
                 Origin::File(place) | Origin::DropIn(place) => place,

@@ -58,7 +58,7 @@ pub enum FeatureGateError {
 
 impl FeatureGateError {
     /// The name of the gate at fault.
-    pub fn gate(&self) -> &str {
+    pub fn name(&self) -> &str {
         match self {
             Self::Unknown(name) => name,
             Self::Locked { gate, .. } | Self::Dependency { gate, .. } => gate.spec().name,

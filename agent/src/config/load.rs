@@ -64,7 +64,7 @@ pub fn load(flags: &FlagValues) -> Result<Settings, ConfigError> {
         keblet_documents.extend(own_documents(file)?);
     }
     let (keblet, keblet_origins) = keblet_document(&keblet_documents)?;
-    let mut kubelet = draft.finish()?;
+    let mut kubelet = draft.typed()?;
     kubelet.seccomp_default |= own.seccomp_default;
     let gates = check_gates(&kubelet.feature_gates, |field| lookup(&draft.origins, field))?;
 
@@ -96,7 +96,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
 fn check_gates(asked: &BTreeMap<String, bool>, origin: impl Fn(&str) -> Origin) -> Result<FeatureGates, ConfigError> {
     FeatureGates::new(asked).map_err(|errors| {
         let violation = |error: FeatureGateError| {
-            let field = format!("featureGates.{}", error.gate());
+            let field = format!("featureGates.{}", error.name());
             Violation { origin: origin(&field), field, message: error.to_string() }
         };
         ConfigError::Gates { violations: errors.into_iter().map(violation).collect() }
@@ -174,17 +174,17 @@ fn main_document(file: &Path, others: &mut Vec<Document>) -> Result<Document, Co
 }
 
 fn drop_in_document(file: &Path) -> Result<Document, ConfigError> {
-    let refuse = |place| {
+    let reject = |place| {
         Err(ConfigError::Kind { place, problem: format!("a drop-in holds one {} and nothing else", kubelet::KIND) })
     };
     let mut documents = read(file)?;
     if let Some(second) = documents.get(1) {
-        return refuse(second.place.clone());
+        return reject(second.place.clone());
     }
     let mut document = documents.remove(0);
     match kind_of(&mut document)? {
         DocumentKind::Kubelet => Ok(document),
-        DocumentKind::Keblet => refuse(document.place),
+        DocumentKind::Keblet => reject(document.place),
     }
 }
 

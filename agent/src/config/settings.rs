@@ -191,11 +191,11 @@ impl Settings {
     /// [`ConfigError::Invalid`] with each setting that excludes this host.
     pub fn check_host(&self, host: &HostFacts) -> Result<(), ConfigError> {
         let mut violations = Vec::new();
-        let mut refuse = |field: &str, message: String| {
+        let mut reject = |field: &str, message: String| {
             violations.push(Violation { origin: self.origin(field), field: field.to_owned(), message });
         };
         if host.cgroup_v1 && self.kubelet.fail_cgroup_v1 {
-            refuse(
+            reject(
                 "failCgroupV1",
                 "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be \
                  removed in a future release; to run on this host all the same, set failCgroupV1: false (or \
@@ -204,19 +204,19 @@ impl Settings {
             );
         }
         if host.cgroup_v1 && self.kubelet.single_process_oom_kill == Some(false) {
-            refuse("singleProcessOOMKill", "false is not possible on a cgroup v1 host".to_owned());
+            reject("singleProcessOOMKill", "false is not possible on a cgroup v1 host".to_owned());
         }
         if host.cgroup_v1 && self.kubelet.memory_swap.swap_behavior == "LimitedSwap" {
-            refuse(
+            reject(
                 "memorySwap.swapBehavior",
                 "swap feature is enabled and LimitedSwap but it is only supported with cgroupv2".to_owned(),
             );
         }
         if host.cgroup_v1 && self.kubelet.memory_reservation_policy == "TieredReservation" {
-            refuse("memoryReservationPolicy", "TieredReservation protects memory only on a cgroup v2 host".to_owned());
+            reject("memoryReservationPolicy", "TieredReservation protects memory only on a cgroup v2 host".to_owned());
         }
         if host.swap_active && self.kubelet.fail_swap_on {
-            refuse(
+            reject(
                 "failSwapOn",
                 "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false"
                     .to_owned(),

@@ -23,7 +23,11 @@ impl Objects {
     ///
     /// # Errors
     /// It does not exist, or is not read within ten seconds; there is no API server.
-    pub async fn claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, ObjectError> {
+    pub async fn persistent_volume_claim(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<PersistentVolumeClaim, ObjectError> {
         let inner = self.inner.as_ref().ok_or(ObjectError::Standalone)?;
         read(Api::namespaced(inner.client.clone(), namespace), "persistentvolumeclaims", name).await
     }

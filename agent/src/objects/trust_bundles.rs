@@ -108,7 +108,8 @@ impl TrustBundles {
             let (sender, known) = watch::channel(Known::Unlisted(None));
             let (client, recovered) = (self.client.clone(), self.recovered.clone());
             let listeners = self.listeners.clone();
-            let watch = tokio::spawn(async move { Keeper { client, recovered, sender, listeners }.run().await });
+            let watch =
+                tokio::spawn(async move { BundleRefresher { client, recovered, sender, listeners }.run().await });
             Watched { known, _watch: AbortOnDropHandle::new(watch) }
         })
     }
@@ -171,14 +172,14 @@ fn selector(wanted: Option<&LabelSelector>) -> Result<impl Fn(&BTreeMap<String, 
 }
 
 /// The task of the watch.
-struct Keeper {
+struct BundleRefresher {
     client: Client,
     recovered: Recovered,
     sender: watch::Sender<Known>,
     listeners: Arc<Listeners>,
 }
 
-impl Keeper {
+impl BundleRefresher {
     /// Never ends.
     async fn run(mut self) {
         let mut backoff = Backoff::new(FIRST_RETRY, LAST_RETRY);

@@ -64,7 +64,7 @@ pub(super) struct Ended {
     pub(super) has_namesake: bool,
 }
 
-struct Entry {
+struct ScheduledProbe {
     uid: PodUid,
     target: Arc<Target>,
     state: ProbeState,
@@ -83,7 +83,7 @@ struct PodEntry {
 pub(super) struct Table {
     results: ProbeResultStore,
     pods: HashMap<PodUid, PodEntry>,
-    probes: HashMap<ProbeId, Entry>,
+    probes: HashMap<ProbeId, ScheduledProbe>,
     queue: BTreeSet<(Instant, ProbeId)>,
     next: u64,
 }
@@ -142,7 +142,7 @@ impl Table {
         self.next += 1;
         let state = ProbeState::new(target.kind, Terms::of(&target.probe));
         let target = Arc::new(target);
-        self.probes.insert(id, Entry { uid: uid.clone(), target, state, running: None, queued: None });
+        self.probes.insert(id, ScheduledProbe { uid: uid.clone(), target, state, running: None, queued: None });
         id
     }
 
@@ -211,8 +211,9 @@ impl Table {
     }
 
     fn has_namesake(&self, uid: &PodUid, pod: &Pod, target: &Target) -> bool {
-        let same =
-            |entry: &Entry| entry.target.kind == target.kind && entry.target.container.name == target.container.name;
+        let same = |entry: &ScheduledProbe| {
+            entry.target.kind == target.kind && entry.target.container.name == target.container.name
+        };
         let (name, namespace) = (&pod.metadata.name, &pod.metadata.namespace);
         self.pods.iter().any(|(other, entry)| {
             let is_named = &entry.pod.metadata.name == name && &entry.pod.metadata.namespace == namespace;
@@ -292,7 +293,7 @@ impl Table {
     }
 }
 
-impl Entry {
+impl ScheduledProbe {
     /// The instance no longer runs: so does its probe.
     fn end(&mut self) {
         self.state.end();

@@ -233,7 +233,7 @@ impl Scrape {
             .chain(FAMILIES.iter().map(|family| self.family(family)))
             .chain([self.error()])
             .filter(|family| !family.is_empty())
-            .map(Family::finish)
+            .map(Family::into_family)
     }
 
     fn version(&self) -> Family {

@@ -77,7 +77,7 @@ impl Family {
         self.metrics.push(metric);
     }
 
-    pub(super) fn finish(self) -> MetricFamily {
+    pub(super) fn into_family(self) -> MetricFamily {
         let mut family = MetricFamily::default();
         family.set_name(self.name.to_owned());
         family.set_help(self.help.to_owned());

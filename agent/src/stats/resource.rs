@@ -36,7 +36,7 @@ pub(super) fn families(sample: Option<&Sample>) -> Vec<MetricFamily> {
     }
     all.retain(|family| !family.is_empty());
     all.sort_by_key(Family::name);
-    all.into_iter().map(Family::finish).collect()
+    all.into_iter().map(Family::into_family).collect()
 }
 
 fn of_node(sample: &Sample) -> [Family; 3] {

@@ -17,7 +17,7 @@ pub struct Mapping {
 /// One entry of a checkpoint file. Fields that are not written are zero, and unknown ones are ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Entry {
+struct MappingEntry {
     host_id: u32,
     container_id: u32,
     length: u32,
@@ -27,14 +27,14 @@ struct Entry {
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Checkpoint {
-    uid_mappings: Option<Vec<Entry>>,
-    gid_mappings: Option<Vec<Entry>>,
+    uid_mappings: Option<Vec<MappingEntry>>,
+    gid_mappings: Option<Vec<MappingEntry>>,
 }
 
 impl Mapping {
     /// The content of a checkpoint file.
     pub(super) fn to_checkpoint(self) -> Vec<u8> {
-        let entry = Entry { host_id: self.first, container_id: 0, length: self.length };
+        let entry = MappingEntry { host_id: self.first, container_id: 0, length: self.length };
         let checkpoint = Checkpoint { uid_mappings: Some(vec![entry]), gid_mappings: Some(vec![entry]) };
         // Numbers and lists can always be written.
         serde_json::to_vec(&checkpoint).unwrap_or_default()

@@ -90,7 +90,7 @@ async fn bodies_are_cut() {
 }
 
 #[tokio::test]
-async fn broken_bodies_are_told_from_other_failures() {
+async fn broken_bodies_are_distinguished_from_other_failures() {
     let short = Server::answering(&["HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"]).await;
     let error = send(&request_to(short.address, "/"), Some(LONG)).await.expect_err("the body is short");
     assert!(matches!(error, HttpGetError::Body { .. }), "{error}");

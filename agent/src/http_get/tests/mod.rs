@@ -1,6 +1,6 @@
 //! Requests as a server sees them, and servers that misbehave.
 
-mod hostile;
+mod misbehaving_servers;
 mod redirects;
 mod requests;
 mod server;

@@ -118,7 +118,7 @@ impl Bench {
         self.node.lock().expect("not poisoned").asked.iter().filter(|asked| *asked == method).count()
     }
 
-    fn left(&self) -> Vec<String> {
+    fn remaining(&self) -> Vec<String> {
         self.node.lock().expect("not poisoned").images.iter().map(|image| image.id.clone()).collect()
     }
 
@@ -150,7 +150,7 @@ async fn unused_images_are_removed_once_they_are_old_enough() {
     let text = "wanted to free 18446744073709551615 bytes, but freed 7 bytes space with errors in image deletion: \
                 rpc error: code = Unknown desc = in use";
     assert_eq!(failed.to_string(), text);
-    assert_eq!(bench.left(), ["stuck", "web", "data"], "the failure of one does not keep the other");
+    assert_eq!(bench.remaining(), ["stuck", "web", "data"], "the failure of one does not keep the other");
     assert!(bench.shows("kubelet_image_garbage_collected_total{reason=\"space\"} 1"));
     assert!(bench.shows("keblet_images{in_use=\"true\"} 1"), "{}", bench.metrics.render().expect("metrics"));
 }
@@ -162,7 +162,7 @@ async fn pinned_images_and_the_sandbox_image_stay() {
     let images = vec![pinned, pause, image("old", 1)];
     let bench = Bench::new(GcPolicy::default(), Node { images, sandbox_image: "pause:3", ..Node::default() });
     bench.gc.remove_unused(Duration::ZERO).await.expect("removed");
-    assert_eq!(bench.left(), ["pinned", "pause"]);
+    assert_eq!(bench.remaining(), ["pinned", "pause"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -220,7 +220,7 @@ async fn a_full_disk_is_reported_when_unused_images_are_not_enough() {
     assert!(event.starts_with("node W FreeDiskSpaceFailed: Insufficient free disk space on the node's"), "{event}");
     tokio::time::advance(5 * MINUTE).await;
     let failed = bench.gc.pass(Instant::now()).await.expect_err("too little");
-    assert!(matches!(failed, GcError::NotEnough { freed: 7, .. }) && bench.left().is_empty(), "{failed}");
+    assert!(matches!(failed, GcError::NotEnough { freed: 7, .. }) && bench.remaining().is_empty(), "{failed}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -268,7 +268,7 @@ async fn images_expire_and_repeated_failures_are_reported() {
     bench.node.lock().expect("not poisoned").stuck.clear();
     until(&bench, "RemoveImage", 3).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(bench.left().is_empty() && bench.events.take().is_empty());
+    assert!(bench.remaining().is_empty() && bench.events.take().is_empty());
     assert!(bench.shows("kubelet_image_garbage_collected_total{reason=\"age\"} 1"));
     collecting.abort();
 }
