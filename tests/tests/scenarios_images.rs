@@ -125,7 +125,7 @@ fn pull_secret(repository: &str, name: &str, password: &str) -> Arc<Secret> {
 
 #[tokio::test]
 #[ignore = "real runtime"]
-async fn pull_secrets_are_tried_and_a_failing_registry_is_told() {
+async fn pull_secrets_are_tried_and_a_failing_registry_is_reported() {
     let containerd = PrivateContainerd::start(&Cache::locate(), &Options::default()).unwrap();
     let endpoint: RuntimeEndpoint = containerd.endpoint().parse().unwrap();
     let images = Images::new(Runtime::new(&endpoint, None, RuntimeOptions::default()), PullLimits::default());

@@ -32,19 +32,19 @@ async fn memory_pressure_evicts_the_pod_above_its_request() {
     let pods = pods.iter().map(|pod| api.put(pod)).collect();
     let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), pods, &api);
     until(&sim, "both run", |l| l.live_count() == 2).await;
-    shown.left(Signal::MemoryAvailable, 500);
+    shown.set_available(Signal::MemoryAvailable, 500);
     shown.uses("web", 800);
     shown.uses("batch", 50);
     let (_wake, metrics) = agent.evict_by(hard_memory(), shown.clone());
     sleep(secs(30)).await;
     assert_eq!(sim.trace(Trace::live_count), 2, "nothing is short");
 
-    shown.left(Signal::MemoryAvailable, 90);
+    shown.set_available(Signal::MemoryAvailable, 90);
     let begin = Instant::now();
     until(&sim, "batch has ended", |l| l.live("batch", "main").is_none()).await;
     // A poll after ten seconds at most, and one second of grace, which the program ignores.
     assert!(begin.elapsed() < secs(14), "{:?}", begin.elapsed());
-    shown.left(Signal::MemoryAvailable, 140);
+    shown.set_available(Signal::MemoryAvailable, 140);
     assert!(agent.pressures.borrow().memory);
 
     let stored = || api.pod("batch").and_then(|pod| pod.status.clone());
@@ -76,9 +76,9 @@ async fn a_notification_of_the_kernel_is_acted_on_at_once() {
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![requesting("web", "run", None)]);
     until(&sim, "it runs", |l| l.live_count() == 1).await;
     let (wake, metrics) = agent.evict_by(policy(json!({"evictionHard": {"pid.available": "100"}})), shown.clone());
-    shown.left(Signal::PidAvailable, 500);
+    shown.set_available(Signal::PidAvailable, 500);
     sleep(secs(1)).await;
-    shown.left(Signal::PidAvailable, 50);
+    shown.set_available(Signal::PidAvailable, 50);
     wake.send(Instant::now()).await.expect("it listens");
     let begin = Instant::now();
     until_true("evicted", || is_evicted(&agent, "web")).await;
@@ -94,9 +94,9 @@ async fn usage_that_cannot_be_measured_is_measured_again_soon() {
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![requesting("web", "run", None)]);
     until(&sim, "it runs", |l| l.live_count() == 1).await;
     let (wake, _) = agent.evict_by(policy(json!({"evictionHard": {"pid.available": "100"}})), shown.clone());
-    shown.left(Signal::PidAvailable, 500);
+    shown.set_available(Signal::PidAvailable, 500);
     sleep(secs(1)).await;
-    shown.left(Signal::PidAvailable, 50);
+    shown.set_available(Signal::PidAvailable, 50);
     shown.state().unmeasurable = 3;
     wake.send(Instant::now()).await.expect("it listens");
     let begin = Instant::now();
@@ -113,9 +113,9 @@ async fn a_decision_is_timed_from_the_arrival_of_its_notification() {
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![requesting("web", "run", None)]);
     until(&sim, "it runs", |l| l.live_count() == 1).await;
     let (wake, metrics) = agent.evict_by(policy(json!({"evictionHard": {"pid.available": "100"}})), shown.clone());
-    shown.left(Signal::PidAvailable, 500);
+    shown.set_available(Signal::PidAvailable, 500);
     sleep(secs(5)).await;
-    shown.left(Signal::PidAvailable, 50);
+    shown.set_available(Signal::PidAvailable, 50);
     wake.send(Instant::now() - secs(3)).await.expect("it listens");
     until_true("evicted", || is_evicted(&agent, "web")).await;
     let text = metrics.render().expect("metrics");
@@ -130,7 +130,7 @@ async fn a_node_under_memory_pressure_rejects_pods_without_requests() {
     let (sim, folder) = node();
     let shown = Shown::default();
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), Vec::new());
-    shown.left(Signal::MemoryAvailable, 50);
+    shown.set_available(Signal::MemoryAvailable, 50);
     let _manager = agent.evict_by(
         policy(json!({
             "evictionSoft": {"memory.available": "10%"}, "evictionSoftGracePeriod": {"memory.available": "1h"},
@@ -157,7 +157,7 @@ async fn critical_pods_are_never_evicted() {
     critical.spec.as_mut().expect("a spec").priority = Some(2_000_000_000);
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![fixed, Arc::new(critical)]);
     until(&sim, "both run", |l| l.live_count() == 2).await;
-    shown.left(Signal::MemoryAvailable, 1);
+    shown.set_available(Signal::MemoryAvailable, 1);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
     sleep(secs(120)).await;
     assert_eq!(sim.trace(Trace::live_count), 2);
@@ -178,7 +178,7 @@ async fn a_full_disk_is_relieved_without_evicting_a_pod() {
     agent.garbage.remove_unused_images(secs(120)).await;
     assert!(sim.trace(|l| l.count(Method::RemoveImage)) == 0, "the image is new to the agent");
     sleep(secs(150)).await;
-    shown.left(Signal::NodeFsAvailable, 50);
+    shown.set_available(Signal::NodeFsAvailable, 50);
     shown.state().garbage = Some((agent.garbage.clone(), 200));
     let _manager = agent.evict_by(policy(json!({"evictionHard": {"nodefs.available": "10%"}})), shown.clone());
     until_true("the image is removed", || sim.trace(|l| l.count(Method::RemoveImage)) == 1).await;
@@ -227,21 +227,21 @@ async fn one_pod_is_evicted_at_a_time() {
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
     until(&sim, "all run", |l| l.live_count() == 5).await;
     names.iter().zip(1..).for_each(|(name, n)| shown.uses(name, n * 10));
-    shown.left(Signal::MemoryAvailable, 50);
+    shown.set_available(Signal::MemoryAvailable, 50);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
     for left in [4, 3] {
         until(&sim, "another one ends", |l| l.live_count() == left).await;
         let evicted = names.iter().filter(|name| is_evicted(&agent, name)).count();
         assert_eq!(evicted, 5 - left, "the next one is chosen when nothing is left of the one before");
     }
-    shown.left(Signal::MemoryAvailable, 500);
+    shown.set_available(Signal::MemoryAvailable, 500);
     sleep(secs(60)).await;
     let evicted: Vec<&str> = names.iter().filter(|name| is_evicted(&agent, name)).map(String::as_str).collect();
     assert!(evicted.len() <= 3 && evicted.contains(&"p4") && evicted.contains(&"p3"), "{evicted:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_while_the_api_server_is_away_is_told_when_it_is_back() {
+async fn an_eviction_while_the_api_server_is_away_is_reported_when_it_is_back() {
     let (sim, folder) = node();
     let (api, shown) = (Api::default(), Shown::default());
     let web = api.put(&requesting("web", "run", None));
@@ -249,10 +249,10 @@ async fn an_eviction_while_the_api_server_is_away_is_told_when_it_is_back() {
     until(&sim, "it runs", |l| l.live_count() == 1).await;
     sleep(secs(5)).await;
     api.set_unavailable(true);
-    shown.left(Signal::MemoryAvailable, 50);
+    shown.set_available(Signal::MemoryAvailable, 50);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
     until(&sim, "it has ended", |l| l.live_count() == 0).await;
-    shown.left(Signal::MemoryAvailable, 500);
+    shown.set_available(Signal::MemoryAvailable, 500);
     sleep(secs(120)).await;
     api.set_unavailable(false);
     let told = || api.pod("web").and_then(|pod| pod.status.clone());
@@ -270,11 +270,11 @@ async fn an_agent_killed_during_an_eviction_finishes_it_when_it_is_started_again
     let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
     until(&sim, "it runs", |l| l.live_count() == 1).await;
     sleep(secs(5)).await;
-    shown.left(Signal::MemoryAvailable, 50);
+    shown.set_available(Signal::MemoryAvailable, 50);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
     until(&sim, "told to end", |l| l.count(Method::StopContainer) > 0).await;
     drop(agent);
-    shown.left(Signal::MemoryAvailable, 500);
+    shown.set_available(Signal::MemoryAvailable, 500);
     sleep(secs(10)).await;
     let known = api.pod("web").expect("it is there");
     assert_eq!(reason(known.status.as_ref()), None, "the eviction is not published");
@@ -305,7 +305,7 @@ async fn a_decision_of_a_killed_agent_is_carried_out_once() {
 
     let known = api.pod("web").expect("it is there");
     let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);
-    shown.left(Signal::MemoryAvailable, 500);
+    shown.set_available(Signal::MemoryAvailable, 500);
     let (_wake, metrics) = agent.evict_by(hard_memory(), shown.clone());
     let stored = || api.pod("web").and_then(|pod| pod.status.clone());
     until_true("the API server knows", || reason(stored().as_ref()) == Some("Evicted")).await;

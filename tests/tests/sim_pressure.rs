@@ -22,7 +22,7 @@ use tokio::time::sleep;
 /// tasks wait, the kernel notifies twice a second.
 async fn thrashing(agent: &mut Agent, sim: &SimRuntime, shown: &Shown, fields: Value) -> Arc<Metrics> {
     until(sim, "all run", |l| l.live_count() == 3).await;
-    shown.left(Signal::MemoryAvailable, 500);
+    shown.set_available(Signal::MemoryAvailable, 500);
     shown.holds("hog", 600, 0);
     shown.holds("web", 50, 0);
     shown.holds("db", 800, 900);
@@ -153,7 +153,7 @@ async fn the_next_pod_is_chosen_when_the_memory_of_the_last_one_is_free() {
     until(&sim, "all run", |l| l.live_count() == 3).await;
     ["hog", "web", "db"].into_iter().zip([600, 50, 800]).for_each(|(name, mib)| shown.uses(name, mib));
     shown.state().held.insert(uid("hog"), 600 * MIB);
-    shown.left(Signal::MemoryAvailable, 50);
+    shown.set_available(Signal::MemoryAvailable, 50);
     let (_wake, metrics) = agent.evict_by(hard_memory(), shown.clone());
     until(&sim, "one has ended", |l| l.live_count() == 2).await;
     sleep(secs(20)).await;
@@ -172,9 +172,9 @@ async fn a_threshold_and_a_policy_at_once_evict_one_pod() {
     let metrics = thrashing(&mut agent, &sim, &shown, json!({})).await;
     shown.stalls(90, true);
     sleep(Duration::from_millis(900)).await;
-    shown.left(Signal::MemoryAvailable, 50);
+    shown.set_available(Signal::MemoryAvailable, 50);
     until(&sim, "one has ended", |l| l.live_count() == 2).await;
-    shown.left(Signal::MemoryAvailable, 600);
+    shown.set_available(Signal::MemoryAvailable, 600);
     shown.stalls(0, false);
     sleep(secs(60)).await;
     assert_eq!((sim.trace(Trace::live_count), events("Evicted")), (2, 1));
@@ -189,13 +189,13 @@ async fn a_node_without_psi_evicts_by_thresholds_alone() {
     let shown = Shown::default();
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
     until(&sim, "all run", |l| l.live_count() == 3).await;
-    shown.left(Signal::MemoryAvailable, 500);
+    shown.set_available(Signal::MemoryAvailable, 500);
     ["hog", "web", "db"].into_iter().zip([600, 50, 800]).for_each(|(name, mib)| shown.uses(name, mib));
     let (wake, _metrics) = agent.evict_by(with_pressure(hard_memory(), json!({})), shown.clone());
     drop(wake);
     sleep(secs(60)).await;
     assert_eq!(sim.trace(Trace::live_count), 3);
-    shown.left(Signal::MemoryAvailable, 50);
+    shown.set_available(Signal::MemoryAvailable, 50);
     until(&sim, "one has ended", |l| l.live_count() == 2).await;
     assert!(is_evicted(&agent, "hog"));
 }

@@ -17,8 +17,8 @@ use super::Expect;
 use super::Hint;
 use super::RelistReason;
 use super::sensors::Sensor;
-use super::sensors::SensorBoard;
 use super::sensors::SensorState;
+use super::sensors::SensorStates;
 use crate::metrics::Metrics;
 use crate::model::Backoff;
 use crate::model::Clock;
@@ -40,7 +40,7 @@ const STALE: Duration = Duration::from_secs(5);
 pub async fn follow(
     runtime: Runtime,
     hints: mpsc::Sender<Hint>,
-    board: SensorBoard,
+    sensor_states: SensorStates,
     clock: Clock,
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
@@ -50,7 +50,7 @@ pub async fn follow(
         loop {
             let error = match runtime.container_events().await {
                 Ok(events) => {
-                    board.set(Sensor::RuntimeEvents, SensorState::Up);
+                    sensor_states.set(Sensor::RuntimeEvents, SensorState::Up);
                     send(&hints, Hint::Gap(RelistReason::Reconnect)).await;
                     metrics.pleg.stream(true);
                     let opened = tokio::time::Instant::now();
@@ -68,7 +68,7 @@ pub async fn follow(
             };
             let missing = error.as_ref().is_some_and(RuntimeError::is_unimplemented);
             let reason = error.map_or_else(|| "the runtime ended the stream".to_owned(), |e| e.to_string());
-            board.set(Sensor::RuntimeEvents, SensorState::Down(reason));
+            sensor_states.set(Sensor::RuntimeEvents, SensorState::Down(reason));
             let delay = if missing { UNIMPLEMENTED_RETRY } else { backoff.failed(0.0) };
             tokio::time::sleep(delay).await;
         }

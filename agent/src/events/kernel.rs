@@ -18,8 +18,8 @@ use super::RelistReason;
 use super::oom::OomSource;
 use super::oom_fallback;
 use super::sensors::Sensor;
-use super::sensors::SensorBoard;
 use super::sensors::SensorState;
+use super::sensors::SensorStates;
 use crate::cgroups::CgroupId;
 use crate::cgroups::Hierarchy;
 use crate::kernel::bpf;
@@ -68,7 +68,7 @@ pub async fn start(
     options: KernelOptions,
     hierarchy: Hierarchy,
     hints: mpsc::Sender<Hint>,
-    board: SensorBoard,
+    sensor_states: SensorStates,
     shutdown: CancellationToken,
 ) -> Option<Probes> {
     let loading =
@@ -77,12 +77,12 @@ pub async fn start(
         Ok(loaded) => loaded,
         Err(error) => {
             for sensor in [Sensor::Exits, Sensor::Oom, Sensor::Cgroups, Sensor::Reclaim] {
-                board.set(sensor, SensorState::Down(error.to_string()));
+                sensor_states.set(sensor, SensorState::Down(error.to_string()));
             }
             return None;
         }
     };
-    report(&board, &status);
+    report(&sensor_states, &status);
     let mut follower = Follower {
         records,
         probes: probes.clone(),
@@ -92,7 +92,7 @@ pub async fn start(
         lost: None,
         hierarchy,
         hints,
-        board,
+        sensor_states,
         options,
     };
     follower.watch_pods();
@@ -106,12 +106,12 @@ pub async fn start(
     Some(probes)
 }
 
-fn report(board: &SensorBoard, status: &[ProbeStatus]) {
+fn report(sensor_states: &SensorStates, status: &[ProbeStatus]) {
     for (sensor, prefix) in
         [(Sensor::Exits, "process"), (Sensor::Oom, "oom"), (Sensor::Cgroups, "cgroup"), (Sensor::Reclaim, "reclaim")]
     {
         let programs = status.iter().filter(|probe| probe.program.starts_with(prefix));
-        board.set(sensor, state(&programs.collect::<Vec<_>>()));
+        sensor_states.set(sensor, state(&programs.collect::<Vec<_>>()));
     }
 }
 
@@ -136,7 +136,7 @@ struct Follower {
     lost: Option<(Instant, Vec<(CgroupId, u64)>)>,
     hierarchy: Hierarchy,
     hints: mpsc::Sender<Hint>,
-    board: SensorBoard,
+    sensor_states: SensorStates,
     options: KernelOptions,
 }
 
@@ -160,8 +160,8 @@ impl Follower {
                 Ok(ProbeOutput::Lost(lost)) => vec![self.on_loss(&lost)],
                 Err(error) => {
                     let reason = format!("reading the ring buffers: {error}");
-                    self.board.set(Sensor::Exits, SensorState::Down(reason.clone()));
-                    self.board.set(Sensor::Oom, SensorState::Down(reason));
+                    self.sensor_states.set(Sensor::Exits, SensorState::Down(reason.clone()));
+                    self.sensor_states.set(Sensor::Oom, SensorState::Down(reason));
                     return;
                 }
             };
@@ -175,7 +175,7 @@ impl Follower {
     fn watch_pods(&mut self) {
         match self.probes.watch_tree(&self.hierarchy, &self.options.cgroup_root) {
             Ok(found) => found.iter().for_each(|(id, path)| self.index.cgroup_created(*id, None, path)),
-            Err(error) => self.board.set(Sensor::Exits, SensorState::Degraded(error.to_string())),
+            Err(error) => self.sensor_states.set(Sensor::Exits, SensorState::Degraded(error.to_string())),
         }
     }
 

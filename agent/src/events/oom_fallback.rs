@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use super::Hint;
 use super::oom::OomSource;
 use super::sensors::Sensor;
-use super::sensors::SensorBoard;
 use super::sensors::SensorState;
+use super::sensors::SensorStates;
 use crate::cgroups::CgroupId;
 use crate::cgroups::Hierarchy;
 use crate::kernel::index::ContainerIndex;
@@ -44,17 +44,17 @@ pub fn start(
     options: FallbackOptions,
     hierarchy: Hierarchy,
     hints: mpsc::Sender<Hint>,
-    board: &SensorBoard,
+    sensor_states: &SensorStates,
     shutdown: CancellationToken,
 ) {
     let log = match KernelLog::open(&options.log) {
         Ok(log) => {
-            board.set(Sensor::KernelLog, SensorState::Up);
+            sensor_states.set(Sensor::KernelLog, SensorState::Up);
             Some(log)
         }
         Err(error) => {
             let reason = format!("{}: {error}", options.log.display());
-            board.set(Sensor::KernelLog, SensorState::Down(reason));
+            sensor_states.set(Sensor::KernelLog, SensorState::Down(reason));
             None
         }
     };
@@ -68,11 +68,11 @@ pub fn start(
     };
     fallback.walk();
     fallback.source.begin(&fallback.index);
-    let board = board.clone();
+    let sensor_states = sensor_states.clone();
     tokio::spawn(async move {
         tokio::select! {
             () = shutdown.cancelled() => {}
-            () = fallback.follow(log, hints, board) => {}
+            () = fallback.follow(log, hints, sensor_states) => {}
         }
     });
 }
@@ -87,7 +87,7 @@ struct Fallback {
 }
 
 impl Fallback {
-    async fn follow(&mut self, mut log: Option<KernelLog>, hints: mpsc::Sender<Hint>, board: SensorBoard) {
+    async fn follow(&mut self, mut log: Option<KernelLog>, hints: mpsc::Sender<Hint>, sensor_states: SensorStates) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
@@ -96,7 +96,7 @@ impl Fallback {
                 line = next(&mut log) => match line {
                     Ok(line) => self.on_line(&line).into_iter().collect(),
                     Err(error) => {
-                        board.set(Sensor::KernelLog, SensorState::Down(error.to_string()));
+                        sensor_states.set(Sensor::KernelLog, SensorState::Down(error.to_string()));
                         log = None;
                         continue;
                     }

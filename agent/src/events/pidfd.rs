@@ -8,8 +8,8 @@ use super::process::Gone;
 use super::process::Pinned;
 use super::process::ProcessWatch;
 use super::sensors::Sensor;
-use super::sensors::SensorBoard;
 use super::sensors::SensorState;
+use super::sensors::SensorStates;
 use crate::cgroups::Hierarchy;
 use crate::kernel::pidfd;
 use crate::kernel::pidfd::PinError;
@@ -26,7 +26,7 @@ const LONGEST_CODE_DELAY: Duration = Duration::from_millis(16);
 /// Watches through pidfds.
 pub struct PidfdWatch {
     hierarchy: Hierarchy,
-    board: SensorBoard,
+    sensor_states: SensorStates,
     /// A probe reports exit codes: no need to read them from the pidfd.
     codes_from_probe: bool,
     /// The runtime's pids were seen to be pids of the agent's own PID namespace. Until then "no such process" proves
@@ -36,9 +36,9 @@ pub struct PidfdWatch {
 
 impl PidfdWatch {
     /// A watch that checks cgroups in `hierarchy`.
-    pub fn new(hierarchy: Hierarchy, board: SensorBoard, codes_from_probe: bool) -> Self {
-        board.set(Sensor::Pidfd, SensorState::Up);
-        Self { hierarchy, board, codes_from_probe, trusted: AtomicBool::new(false) }
+    pub fn new(hierarchy: Hierarchy, sensor_states: SensorStates, codes_from_probe: bool) -> Self {
+        sensor_states.set(Sensor::Pidfd, SensorState::Up);
+        Self { hierarchy, sensor_states, codes_from_probe, trusted: AtomicBool::new(false) }
     }
 
     fn watch(&self, process: PinnedProcess, id: &ContainerId) -> Pinned {
@@ -78,7 +78,7 @@ impl ProcessWatch for PidfdWatch {
             Err(PinError::AlreadyGone { .. }) if self.trusted.load(Relaxed) => Pinned::Gone,
             Err(error @ PinError::AlreadyGone { .. }) => Pinned::NotFound(error.to_string()),
             Err(error @ PinError::System { .. }) => {
-                self.board.set(Sensor::Pidfd, SensorState::Degraded(error.to_string()));
+                self.sensor_states.set(Sensor::Pidfd, SensorState::Degraded(error.to_string()));
                 Pinned::Ineligible(error.to_string())
             }
             Err(error) => Pinned::Ineligible(error.to_string()),

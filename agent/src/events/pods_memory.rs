@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::sensors::Sensor;
-use super::sensors::SensorBoard;
 use super::sensors::SensorState;
+use super::sensors::SensorStates;
 
 /// Shortest time between two readings: a container at its limit causes an event for each reclaim.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -53,9 +53,9 @@ impl Counters {
 }
 
 /// Sends the time on `wake` when memory of all pods runs short; `cgroup`: their folder, `None` with cgroup v1. Ends when `wake` has
-/// no receiver or the cgroup is removed, or at once if it cannot be watched, with the reason on the board.
-pub async fn follow(cgroup: Option<PathBuf>, board: SensorBoard, wake: mpsc::Sender<Instant>) {
-    let set = |state| board.set(Sensor::MemoryEvents, state);
+/// no receiver or the cgroup is removed, or at once if it cannot be watched, with the reason on the sensor_states.
+pub async fn follow(cgroup: Option<PathBuf>, sensor_states: SensorStates, wake: mpsc::Sender<Instant>) {
+    let set = |state| sensor_states.set(Sensor::MemoryEvents, state);
     let Some(cgroup) = cgroup else {
         return set(SensorState::Down("only cgroup v2 has memory.events".to_owned()));
     };
@@ -108,12 +108,12 @@ fn watch(cgroup: &Path) -> io::Result<EventStream<Vec<u8>>> {
 mod tests {
     use super::*;
 
-    async fn until_up(board: &SensorBoard) {
-        let mut changes = board.subscribe();
-        while board.get(Sensor::MemoryEvents).is_none() {
-            changes.changed().await.expect("the board lives");
+    async fn until_up(sensor_states: &SensorStates) {
+        let mut changes = sensor_states.subscribe();
+        while sensor_states.get(Sensor::MemoryEvents).is_none() {
+            changes.changed().await.expect("the sensor_states lives");
         }
-        assert_eq!(board.get(Sensor::MemoryEvents), Some(SensorState::Up));
+        assert_eq!(sensor_states.get(Sensor::MemoryEvents), Some(SensorState::Up));
     }
 
     #[test]
@@ -136,9 +136,9 @@ mod tests {
         let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("written");
         put("memory.events", "low 0\noom_kill 0\n");
         put("memory.events.local", "max 0\n");
-        let (board, (wake, mut woken)) = (SensorBoard::default(), mpsc::channel(1));
-        let following = tokio::spawn(follow(Some(dir.path().to_owned()), board.clone(), wake));
-        until_up(&board).await;
+        let (sensor_states, (wake, mut woken)) = (SensorStates::default(), mpsc::channel(1));
+        let following = tokio::spawn(follow(Some(dir.path().to_owned()), sensor_states.clone(), wake));
+        until_up(&sensor_states).await;
         put("memory.events", "low 0\noom_kill 1\n");
         assert!(woken.recv().await.is_some());
         put("memory.events.local", "max 1\n");
@@ -149,13 +149,13 @@ mod tests {
 
     #[tokio::test]
     async fn without_the_file_the_sensor_is_down() {
-        let (board, (wake, mut woken)) = (SensorBoard::default(), mpsc::channel(1));
-        follow(None, board.clone(), wake.clone()).await;
+        let (sensor_states, (wake, mut woken)) = (SensorStates::default(), mpsc::channel(1));
+        follow(None, sensor_states.clone(), wake.clone()).await;
         let down = |reason: &str| Some(SensorState::Down(reason.to_owned()));
-        assert_eq!(board.get(Sensor::MemoryEvents), down("only cgroup v2 has memory.events"));
-        follow(Some("/no/such/cgroup".into()), board.clone(), wake).await;
+        assert_eq!(sensor_states.get(Sensor::MemoryEvents), down("only cgroup v2 has memory.events"));
+        follow(Some("/no/such/cgroup".into()), sensor_states.clone(), wake).await;
         assert!(
-            matches!(board.get(Sensor::MemoryEvents), Some(SensorState::Down(reason)) if reason.starts_with("/no/such/cgroup: "))
+            matches!(sensor_states.get(Sensor::MemoryEvents), Some(SensorState::Down(reason)) if reason.starts_with("/no/such/cgroup: "))
         );
         assert_eq!(woken.recv().await, None);
     }

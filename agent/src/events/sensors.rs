@@ -86,18 +86,18 @@ impl SensorState {
 
 /// States of all sensors. Cheap to clone; written by the sensors, read by the PLEG, metrics and health pages.
 #[derive(Clone, Debug)]
-pub struct SensorBoard {
+pub struct SensorStates {
     states: Arc<Mutex<BTreeMap<Sensor, SensorState>>>,
     changed: watch::Sender<()>,
 }
 
-impl Default for SensorBoard {
+impl Default for SensorStates {
     fn default() -> Self {
         Self { states: Arc::default(), changed: watch::Sender::new(()) }
     }
 }
 
-impl SensorBoard {
+impl SensorStates {
     /// Sets a sensor's state; logs a change.
     pub fn set(&self, sensor: Sensor, state: SensorState) {
         let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,12 +178,12 @@ mod tests {
 
     #[tokio::test]
     async fn only_changes_notify() {
-        let board = SensorBoard::default();
-        let mut changes = board.subscribe();
-        board.set(Sensor::Relist, SensorState::Up);
+        let sensor_states = SensorStates::default();
+        let mut changes = sensor_states.subscribe();
+        sensor_states.set(Sensor::Relist, SensorState::Up);
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
-        board.set(Sensor::Relist, SensorState::Up);
+        sensor_states.set(Sensor::Relist, SensorState::Up);
         assert!(!changes.has_changed().unwrap());
     }
 }

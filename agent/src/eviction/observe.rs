@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_are_told_apart_by_their_device() {
+    fn file_systems_are_distinguished_by_their_device() {
         let on = |device| FileSystem { usage: DiskUsage::default(), device };
         assert_eq!(layout_of(on(1), on(1), on(1)), DiskLayout::Shared);
         assert_eq!(layout_of(on(1), on(2), on(2)), DiskLayout::Dedicated);

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn lacks_are_told_with_their_cost() {
+    fn missing_features_are_reported_with_their_cost() {
         assert_eq!(
             lacks(&samples::node()),
             "! runtime-events down: containerd 1.7.24 gives each event to one reader, which is the kubelet; 2.0 to all \

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::events::Hint;
 use crate::events::process::ProcessWatch;
 use crate::events::sensors::RelistPeriods;
-use crate::events::sensors::SensorBoard;
+use crate::events::sensors::SensorStates;
 use crate::model::Clock;
 use crate::oom::OomReporter;
 use crate::pleg;
@@ -31,7 +31,7 @@ pub struct Observation {
     /// Proves that processes are gone.
     pub watch: Arc<dyn ProcessWatch>,
     /// States of the sensors.
-    pub board: SensorBoard,
+    pub sensor_states: SensorStates,
     /// How often all pods are listed.
     pub periods: RelistPeriods,
     /// Metrics of the PLEG.
@@ -48,7 +48,7 @@ pub fn observe(
     observation: Observation,
     shutdown: CancellationToken,
 ) -> (PlegHandle, JoinHandle<()>) {
-    let Observation { hints, watch, board, periods, observer, clock, ooms } = observation;
+    let Observation { hints, watch, sensor_states, periods, observer, clock, ooms } = observation;
     let config = PlegConfig {
         periods,
         parallel_inspections: PARALLEL_INSPECTIONS,
@@ -56,7 +56,7 @@ pub fn observe(
         watch,
         observer,
         clock,
-        board,
+        sensor_states,
         ooms,
     };
     pleg::start(runtime, hints, config, shutdown)

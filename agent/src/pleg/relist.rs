@@ -57,7 +57,7 @@ impl PlegTask {
         if self.relists.inflight.is_some() {
             return now + Duration::from_secs(3600);
         }
-        let period = self.config.periods.current(self.config.board.get(Sensor::RuntimeEvents).as_ref());
+        let period = self.config.periods.current(self.config.sensor_states.get(Sensor::RuntimeEvents).as_ref());
         let periodic = self.relists.previous.map_or(now, |at| at + period);
         match (self.relists.failures, self.relists.not_before) {
             (0, Some(at)) => at.min(periodic),
@@ -107,13 +107,13 @@ impl PlegTask {
             Ok((sampled_at, pods)) => {
                 self.relists.failures = 0;
                 self.relists.covered_at = Some(sampled_at);
-                self.config.board.set(Sensor::Relist, SensorState::Up);
+                self.config.sensor_states.set(Sensor::Relist, SensorState::Up);
                 self.compare(sampled_at, pods);
             }
             Err(error) => {
                 self.relists.failures = self.relists.failures.saturating_add(1);
                 self.relists.request(reason, now);
-                self.config.board.set(Sensor::Relist, SensorState::Down(error.to_string()));
+                self.config.sensor_states.set(Sensor::Relist, SensorState::Down(error.to_string()));
             }
         }
     }

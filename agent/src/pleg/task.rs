@@ -40,8 +40,8 @@ use crate::events::Hint;
 use crate::events::process::ProcessWatch;
 use crate::events::sensors::RelistPeriods;
 use crate::events::sensors::Sensor;
-use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
+use crate::events::sensors::SensorStates;
 use crate::model::Clock;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
@@ -66,7 +66,7 @@ pub struct PlegConfig {
     /// Wall clock for the finish time of proven exits.
     pub clock: Clock,
     /// States of the sensors.
-    pub board: SensorBoard,
+    pub sensor_states: SensorStates,
     /// Reports OOM verdicts.
     pub ooms: OomReporter,
 }
@@ -126,7 +126,7 @@ impl PlegTask {
         mut commands: mpsc::Receiver<Command>,
         shutdown: CancellationToken,
     ) {
-        let mut sensors = self.config.board.subscribe();
+        let mut sensors = self.config.sensor_states.subscribe();
         self.relists.request(crate::events::RelistReason::Start, Instant::now());
         loop {
             self.relist_if_due();
@@ -410,7 +410,7 @@ impl PlegTask {
     }
 
     pub(super) fn events_up(&self) -> bool {
-        self.config.board.get(Sensor::RuntimeEvents) == Some(SensorState::Up)
+        self.config.sensor_states.get(Sensor::RuntimeEvents) == Some(SensorState::Up)
     }
 }
 

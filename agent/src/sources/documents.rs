@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_structure_is_refused() {
+    fn excessive_structure_is_rejected() {
         assert!(parse(&"[".repeat(100_000)).is_err(), "deep flow");
         assert!(parse(&format!("{{\"a\":{}", "[".repeat(100_000))).is_err(), "deep json");
         assert!(parse(&"- ".repeat(100_000)).is_err(), "deep block");

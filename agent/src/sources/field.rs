@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_values_are_escaped_and_cut() {
+    fn control_characters_are_escaped_and_values_cut() {
         let shown = format!("a\n\u{1b}[31m{}", "x".repeat(1 << 20)).show();
         assert!(shown.len() < 200 && !shown.contains('\n') && !shown.contains('\u{1b}'), "{shown}");
     }

@@ -171,7 +171,7 @@ fn errors_name_document_line_and_field() {
 }
 
 #[test]
-fn hostile_names_never_become_pods() {
+fn invalid_names_never_become_pods() {
     for name in ["../../etc/passwd", "a/b", "..", "a\\u0000b", "a\\nb", "%2e%2e", "\\u202e"] {
         let text = WEB.replacen("name: web", &format!("name: \"{name}\""), 1);
         assert!(refused(&text).contains("metadata.name: Invalid value"), "{name}");

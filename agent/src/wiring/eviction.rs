@@ -12,7 +12,7 @@ use crate::cgroups::Layout;
 use crate::config::Settings;
 use crate::config::eviction::thresholds;
 use crate::config::pressure::PressureScope;
-use crate::events::sensors::SensorBoard;
+use crate::events::sensors::SensorStates;
 use crate::eviction::Journal;
 use crate::eviction::Manager;
 use crate::eviction::NodePods;
@@ -47,7 +47,7 @@ pub(super) struct Services<'a> {
     /// What can be removed.
     pub garbage: NodeGarbage,
     /// The sensors.
-    pub board: SensorBoard,
+    pub sensor_states: SensorStates,
     /// The conditions of the node.
     pub pressures: watch::Sender<Pressures>,
     /// Events.
@@ -76,7 +76,7 @@ pub(super) fn start(services: Services<'_>, shutdown: CancellationToken) {
         cgroups: cgroups.as_ref(),
         stalls: stalls.clone(),
         registry: &services.running.registry,
-        board: services.board,
+        sensor_states: services.sensor_states,
         metrics: &services.metrics,
     };
     let Wakes { triggers, memory_events } = pressure::start(pressure, &shutdown);

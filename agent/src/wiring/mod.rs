@@ -51,7 +51,7 @@ use crate::config::Origin;
 use crate::config::Settings;
 use crate::events;
 use crate::events::sensors::RelistPeriods;
-use crate::events::sensors::SensorBoard;
+use crate::events::sensors::SensorStates;
 use crate::images::Images;
 use crate::kernel::bpf::Probes;
 use crate::metrics::Metrics;
@@ -107,7 +107,7 @@ struct Bootstrap {
     runtime: Runtime,
     /// What is allocated to pods, as an earlier agent has left it.
     allocations: Allocations,
-    board: SensorBoard,
+    sensor_states: SensorStates,
     /// Reports OOM verdicts.
     ooms: OomReporter,
     /// State of the runtime.
@@ -215,10 +215,10 @@ impl Bootstrap {
         let recorder = recording.recorder.clone();
         recording::announce(&recorder, &settings, cgroup_version);
         let runtime = connect(&settings, &observers)?;
-        let board = SensorBoard::default();
-        tokio::spawn(observers::follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
+        let sensor_states = SensorStates::default();
+        tokio::spawn(observers::follow_sensors(sensor_states.clone(), metrics.clone(), shutdown.clone()));
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
-        tokio::spawn(watch_runtime(runtime.clone(), state_sender, board.subscribe(), shutdown.clone()));
+        tokio::spawn(watch_runtime(runtime.clone(), state_sender, sensor_states.subscribe(), shutdown.clone()));
         let (shared, down) = (SharedPods::default(), watch::Sender::new(false));
         let pressures = watch::Sender::new(Pressures::default());
         let desired = shared.clone();
@@ -236,7 +236,7 @@ impl Bootstrap {
             pacing,
             runtime,
             allocations,
-            board,
+            sensor_states,
             ooms,
             state,
             shared,
@@ -253,7 +253,7 @@ impl Bootstrap {
             name: &self.node.name,
             runtime: self.runtime.clone(),
             state: self.state.clone(),
-            board: self.board.clone(),
+            sensor_states: self.sensor_states.clone(),
             images: images.changes(),
             pressures: self.pressures.subscribe(),
             shutting_down: self.down.subscribe(),
@@ -277,10 +277,10 @@ impl Bootstrap {
         later: &pods::Later,
         stats: Stats,
     ) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
-        let Self { settings, shutdown, metrics, shared, board, .. } = self;
+        let Self { settings, shutdown, metrics, shared, sensor_states, .. } = self;
         let (node, api) = (&self.node.name, self.api.as_ref());
         let layout = self.hierarchies.layout.clone();
-        let read = pods::Server { metrics, board, shared, settings, verbosity, stats: stats.clone(), layout };
+        let read = pods::Server { metrics, sensor_states, shared, settings, verbosity, stats: stats.clone(), layout };
         let parts = server::Parts {
             node: node.clone(),
             mounted: streams::mounted(settings, stats, shared, later, &self.runtime, metrics),
@@ -314,14 +314,14 @@ impl Bootstrap {
     async fn observe(&self, cgroups: Option<&Cgroups>) -> (Option<Probes>, (PlegHandle, JoinHandle<()>)) {
         let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
         let (settings, runtime, shutdown) = (&self.settings, &self.runtime, &self.shutdown);
-        let board = self.board.clone();
-        let reports = sensors::Reports { board, metrics: &self.metrics };
+        let sensor_states = self.sensor_states.clone();
+        let reports = sensors::Reports { sensor_states, metrics: &self.metrics };
         let sensing =
             sensors::start(settings, runtime, &self.hierarchies, cgroups, reports, hints, shutdown.clone()).await;
         let observation = Observation {
             hints: hint_receiver,
             watch: sensing.watch,
-            board: self.board.clone(),
+            sensor_states: self.sensor_states.clone(),
             periods: relist_periods(settings),
             observer: self.observers.clone(),
             clock: Clock::System,
@@ -419,7 +419,7 @@ impl Bootstrap {
             stats,
             running,
             garbage,
-            board: self.board.clone(),
+            sensor_states: self.sensor_states.clone(),
             pressures: self.pressures.clone(),
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),

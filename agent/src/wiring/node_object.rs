@@ -13,8 +13,8 @@ use crate::apiserver::ApiServer;
 use crate::cli::version::KUBERNETES;
 use crate::config::Settings;
 use crate::events::sensors::Sensor;
-use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
+use crate::events::sensors::SensorStates;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pressures;
@@ -45,7 +45,7 @@ pub(super) struct Parts<'a> {
     /// Its state.
     pub state: watch::Receiver<RuntimeState>,
     /// The sensors.
-    pub board: SensorBoard,
+    pub sensor_states: SensorStates,
     /// Grows with every image pulled or removed.
     pub images: watch::Receiver<u64>,
     /// Resources under pressure.
@@ -103,7 +103,7 @@ pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: Cancell
         heartbeat: api.heartbeat.clone(),
         cache,
         runtime: parts.state,
-        health: health(parts.board, shutdown.clone()),
+        health: health(parts.sensor_states, shutdown.clone()),
         pressures: parts.pressures,
         shutting_down: parts.shutting_down,
         images: parts.images,
@@ -118,17 +118,17 @@ pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: Cancell
 }
 
 /// What the lists of pods mean for the node's readiness.
-fn health(board: SensorBoard, shutdown: CancellationToken) -> watch::Receiver<Vec<String>> {
-    let listed = |board: &SensorBoard| {
-        board.get(Sensor::Relist).map(|state| matches!(state, SensorState::Up | SensorState::Degraded(_)))
+fn health(sensor_states: SensorStates, shutdown: CancellationToken) -> watch::Receiver<Vec<String>> {
+    let listed = |sensor_states: &SensorStates| {
+        sensor_states.get(Sensor::Relist).map(|state| matches!(state, SensorState::Up | SensorState::Degraded(_)))
     };
-    let mut changes = board.subscribe();
+    let mut changes = sensor_states.subscribe();
     let mut pleg = PlegHealth::default();
     let (sender, health) = watch::channel(pleg.errors(Instant::now()));
     let follow = async move {
         loop {
             let now = Instant::now();
-            pleg.observe(listed(&board), now);
+            pleg.observe(listed(&sensor_states), now);
             let errors = pleg.errors(now);
             sender.send_if_modified(|known| std::mem::replace(known, errors.clone()) != errors);
             let due = async {

@@ -10,8 +10,8 @@ use crate::config::Feature;
 use crate::config::FeatureGates;
 use crate::events::RelistReason;
 use crate::events::sensors::Sensor;
-use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
+use crate::events::sensors::SensorStates;
 use crate::metrics::BuildInfo;
 use crate::metrics::Metrics;
 use crate::metrics::PodOrigin;
@@ -128,21 +128,21 @@ impl RecorderObserver for Observers {
 }
 
 /// The sensors' states for the health pages.
-pub(super) fn sensor_reports(board: &SensorBoard) -> Vec<SensorReport> {
+pub(super) fn sensor_reports(sensor_states: &SensorStates) -> Vec<SensorReport> {
     let report = |(sensor, state): (Sensor, SensorState)| SensorReport {
         sensor: sensor.as_str(),
         state: state.as_str(),
         reason: state.reason().map(str::to_owned),
     };
-    board.report().into_iter().map(report).collect()
+    sensor_states.report().into_iter().map(report).collect()
 }
 
 /// Keeps `keblet_sensor_state` up to date until `shutdown`.
-pub(super) async fn follow_sensors(board: SensorBoard, metrics: Arc<Metrics>, shutdown: CancellationToken) {
-    let mut changes = board.subscribe();
+pub(super) async fn follow_sensors(sensor_states: SensorStates, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+    let mut changes = sensor_states.subscribe();
     loop {
         changes.mark_unchanged();
-        for (sensor, state) in board.report() {
+        for (sensor, state) in sensor_states.report() {
             let level = match state {
                 SensorState::Up => SensorLevel::Up,
                 SensorState::Degraded(_) => SensorLevel::Degraded,
@@ -244,9 +244,9 @@ mod tests {
 
     #[tokio::test]
     async fn sensor_states_follow_the_board() {
-        let (board, metrics, shutdown) = (SensorBoard::default(), Metrics::new(), CancellationToken::new());
-        board.set(Sensor::Exits, SensorState::Up);
-        let task = tokio::spawn(follow_sensors(board.clone(), metrics.clone(), shutdown.clone()));
+        let (sensor_states, metrics, shutdown) = (SensorStates::default(), Metrics::new(), CancellationToken::new());
+        sensor_states.set(Sensor::Exits, SensorState::Up);
+        let task = tokio::spawn(follow_sensors(sensor_states.clone(), metrics.clone(), shutdown.clone()));
         let shows = async |line: &str| {
             let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
             while !metrics.render().unwrap().contains(line) {
@@ -255,10 +255,10 @@ mod tests {
             }
         };
         shows("keblet_sensor_state{sensor=\"exits\",state=\"up\"} 1").await;
-        board.set(Sensor::Exits, SensorState::Down("gone".to_owned()));
+        sensor_states.set(Sensor::Exits, SensorState::Down("gone".to_owned()));
         shows("keblet_sensor_state{sensor=\"exits\",state=\"down\"} 1").await;
         shows("keblet_sensor_state{sensor=\"exits\",state=\"up\"} 0").await;
-        assert_eq!(sensor_reports(&board)[0].reason.as_deref(), Some("gone"));
+        assert_eq!(sensor_reports(&sensor_states)[0].reason.as_deref(), Some("gone"));
         shutdown.cancel();
         task.await.unwrap();
     }

@@ -12,7 +12,7 @@ use crate::cgroups::Layout;
 use crate::cli::logging;
 use crate::cli::version::KUBERNETES;
 use crate::config::Settings;
-use crate::events::sensors::SensorBoard;
+use crate::events::sensors::SensorStates;
 use crate::kernel::usage::AvailableMemory;
 use crate::kernel::usage::DiskUsage;
 use crate::metrics::ClaimStats;
@@ -45,7 +45,7 @@ pub(super) struct Server<'a> {
     /// Metrics.
     pub metrics: &'a Arc<Metrics>,
     /// Sensors.
-    pub board: &'a SensorBoard,
+    pub sensor_states: &'a SensorStates,
     /// Desired pods.
     pub shared: &'a SharedPods,
     /// Configuration and flags.
@@ -66,9 +66,9 @@ impl Server<'_> {
     pub(super) fn handles(&self, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
         let (stats, layout) = (self.stats.clone(), self.layout.clone());
         let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later, stats, layout };
-        let (board, verbosity) = (self.board.clone(), self.verbosity.clone());
+        let (sensor_states, verbosity) = (self.sensor_states.clone(), self.verbosity.clone());
         Handles {
-            agent: Arc::new(Agent { gauges, board, runtime, verbosity }),
+            agent: Arc::new(Agent { gauges, sensor_states, runtime, verbosity }),
             configz: Arc::new(self.settings.configz()),
             version: KUBERNETES,
             flags: Arc::new(self.settings.flag_values()),
@@ -80,7 +80,7 @@ impl Server<'_> {
 /// The agent as the servers see it.
 struct Agent {
     gauges: Gauges,
-    board: SensorBoard,
+    sensor_states: SensorStates,
     runtime: watch::Receiver<RuntimeState>,
     verbosity: logging::Verbosity,
 }
@@ -98,7 +98,7 @@ impl AgentState for Agent {
     }
 
     fn sensors(&self) -> Vec<SensorReport> {
-        sensor_reports(&self.board)
+        sensor_reports(&self.sensor_states)
     }
 
     fn sync_loop_age(&self) -> Option<Duration> {
@@ -167,7 +167,7 @@ impl Gauges {
         self.metrics.pods.logs(logs.iter().map(|(pod, container, bytes)| (logs_of(pod, container), *bytes)));
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let claims = runtime.block_on(self.stats.claims());
-            self.metrics.volumes.claims(claims.iter().map(claim));
+            self.metrics.volumes.claims(claims.iter().map(claim_stats));
         }
         self.metrics.pressure.refresh();
         self.metrics.pods.observe_cache(&snapshots);
@@ -204,7 +204,7 @@ fn logs_of<'a>(pod: &'a PodRef, container: &'a str) -> LogsOf<'a> {
     LogsOf { uid: pod.uid.as_str(), namespace: &pod.namespace, pod: &pod.name, container }
 }
 
-fn claim(claim: &ClaimUsage) -> ClaimStats<'_> {
+fn claim_stats(claim: &ClaimUsage) -> ClaimStats<'_> {
     let DiskUsage { capacity, available, used, inodes, inodes_free, inodes_used } = claim.usage;
     let ClaimUsage { namespace, name, .. } = claim;
     ClaimStats { namespace, name, capacity, available, used, inodes, inodes_free, inodes_used }

@@ -16,7 +16,7 @@ use crate::config::pressure::Trigger;
 use crate::events::pods_memory;
 use crate::events::pressure;
 use crate::events::pressure::ReadThrottled;
-use crate::events::sensors::SensorBoard;
+use crate::events::sensors::SensorStates;
 use crate::kernel::bpf::Stalls;
 use crate::metrics::Metrics;
 use crate::metrics::PodStalls;
@@ -42,7 +42,7 @@ pub(super) struct Parts<'a> {
     /// The pods.
     pub registry: &'a WorkerRegistry,
     /// States of the sensors.
-    pub board: SensorBoard,
+    pub sensor_states: SensorStates,
     /// What is counted.
     pub metrics: &'a Arc<Metrics>,
 }
@@ -57,14 +57,14 @@ pub(super) struct Wakes {
 
 /// Starts the sensors.
 pub(super) fn start(parts: Parts<'_>, shutdown: &CancellationToken) -> Wakes {
-    let Parts { triggers, layout, cgroups, stalls, registry, board, metrics } = parts;
+    let Parts { triggers, layout, cgroups, stalls, registry, sensor_states, metrics } = parts;
     if let (Some(stalls), Some(cgroups)) = (stalls, cgroups) {
         metrics.pressure.read_stalls_by(read_stalls(stalls, cgroups.clone(), registry.clone()));
     }
     let (wake, woken) = mpsc::channel(1);
     let files = triggers.into_iter().map(|trigger| (trigger, file_of(layout, cgroups, &trigger)));
     let sensor = pressure::Parts {
-        board: board.clone(),
+        sensor_states: sensor_states.clone(),
         metrics: metrics.clone(),
         throttled: throttled(layout.clone(), cgroups.cloned(), registry.clone()),
         shutdown: shutdown.clone(),
@@ -72,7 +72,7 @@ pub(super) fn start(parts: Parts<'_>, shutdown: &CancellationToken) -> Wakes {
     pressure::start(files.collect(), &sensor, wake);
     let (memory_wake, memory_events) = mpsc::channel(1);
     let folder = cgroups.and_then(|cgroups| memory_folder(layout, &cgroups.kubepods_path()));
-    tokio::spawn(pods_memory::follow(folder, board, memory_wake));
+    tokio::spawn(pods_memory::follow(folder, sensor_states, memory_wake));
     Wakes { triggers: woken, memory_events }
 }
 

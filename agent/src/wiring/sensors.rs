@@ -19,8 +19,8 @@ use crate::events::pidfd::PidfdWatch;
 use crate::events::process::NoProcessWatch;
 use crate::events::process::ProcessWatch;
 use crate::events::sensors::Sensor;
-use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
+use crate::events::sensors::SensorStates;
 use crate::kernel::bpf::Probes;
 use crate::kernel::btf;
 use crate::kernel::kmsg::KMSG;
@@ -39,12 +39,12 @@ pub(super) struct Sensing {
 /// Where sensors report what is no hint.
 pub(super) struct Reports<'a> {
     /// State of every sensor.
-    pub board: SensorBoard,
+    pub sensor_states: SensorStates,
     /// Metrics.
     pub metrics: &'a Arc<Metrics>,
 }
 
-/// Starts the sensors that are enabled. One that cannot start is reported on the board.
+/// Starts the sensors that are enabled. One that cannot start is reported on the sensor_states.
 pub(super) async fn start(
     settings: &Settings,
     runtime: &Runtime,
@@ -55,7 +55,7 @@ pub(super) async fn start(
     shutdown: CancellationToken,
 ) -> Sensing {
     let sensors = &settings.keblet.sensors;
-    let board = reports.board;
+    let sensor_states = reports.sensor_states;
     let hierarchy = hierarchies.containers.clone().ok_or(HierarchyError::None);
     let probes = match &hierarchy {
         Ok(hierarchy) if sensors.bpf => {
@@ -64,38 +64,45 @@ pub(super) async fn start(
             let (btf, log) = (btf::VMLINUX.into(), KMSG.into());
             let (deaths_ring, announce_containers) = (None, false);
             let options = KernelOptions { cgroup_root, btf, log, deaths_ring, announce_containers, metrics };
-            kernel::start(options, hierarchy.clone(), hints.clone(), board.clone(), shutdown.clone()).await
+            kernel::start(options, hierarchy.clone(), hints.clone(), sensor_states.clone(), shutdown.clone()).await
         }
         Ok(_) => {
-            without_probes(&board, &SensorState::Off);
+            without_probes(&sensor_states, &SensorState::Off);
             None
         }
         Err(error) => {
-            without_probes(&board, &SensorState::Down(error.to_string()));
+            without_probes(&sensor_states, &SensorState::Down(error.to_string()));
             None
         }
     };
     if let Ok(hierarchy) = &hierarchy
-        && board.get(Sensor::Oom) != Some(SensorState::Up)
+        && sensor_states.get(Sensor::Oom) != Some(SensorState::Up)
     {
         let options = FallbackOptions { cgroup_root: root(cgroups), log: KMSG.into() };
-        oom_fallback::start(options, hierarchy.clone(), hints.clone(), &board, shutdown.clone());
+        oom_fallback::start(options, hierarchy.clone(), hints.clone(), &sensor_states, shutdown.clone());
     }
     let watch: Arc<dyn ProcessWatch> = match hierarchy {
-        Ok(hierarchy) if sensors.pidfd => Arc::new(PidfdWatch::new(hierarchy, board.clone(), probes.is_some())),
+        Ok(hierarchy) if sensors.pidfd => Arc::new(PidfdWatch::new(hierarchy, sensor_states.clone(), probes.is_some())),
         Ok(_) => {
-            board.set(Sensor::Pidfd, SensorState::Off);
+            sensor_states.set(Sensor::Pidfd, SensorState::Off);
             Arc::new(NoProcessWatch)
         }
         Err(error) => {
-            board.set(Sensor::Pidfd, SensorState::Down(error.to_string()));
+            sensor_states.set(Sensor::Pidfd, SensorState::Down(error.to_string()));
             Arc::new(NoProcessWatch)
         }
     };
     if sensors.runtime_events {
-        tokio::spawn(cri::follow(runtime.clone(), hints, board, Clock::System, reports.metrics.clone(), shutdown));
+        tokio::spawn(cri::follow(
+            runtime.clone(),
+            hints,
+            sensor_states,
+            Clock::System,
+            reports.metrics.clone(),
+            shutdown,
+        ));
     } else {
-        board.set(Sensor::RuntimeEvents, SensorState::Off);
+        sensor_states.set(Sensor::RuntimeEvents, SensorState::Off);
     }
     Sensing { watch, probes }
 }
@@ -105,8 +112,8 @@ fn root(cgroups: Option<&Cgroups>) -> String {
     cgroups.map_or_else(|| "/".to_owned(), Cgroups::kubepods_path)
 }
 
-fn without_probes(board: &SensorBoard, state: &SensorState) {
+fn without_probes(sensor_states: &SensorStates, state: &SensorState) {
     for sensor in [Sensor::Exits, Sensor::Oom, Sensor::Cgroups, Sensor::Reclaim] {
-        board.set(sensor, state.clone());
+        sensor_states.set(sensor, state.clone());
     }
 }

@@ -293,7 +293,7 @@ impl Agent {
         let (aside, shutdown) = (CancellationToken::new(), CancellationToken::new());
         let mut tasks = JoinSet::new();
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
-        tasks.spawn(watch_runtime(runtime.clone(), state_sender, harness.board.subscribe(), aside.clone()));
+        tasks.spawn(watch_runtime(runtime.clone(), state_sender, harness.sensor_states.subscribe(), aside.clone()));
         let (updates, receiver) = mpsc::channel(UPDATES);
         // The first set of pods is in the channel before the loop begins.
         let first = if static_pods.is_some() { ConfigSource::Api } else { ConfigSource::File };

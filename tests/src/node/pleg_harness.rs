@@ -8,8 +8,8 @@ use keblet::events::process::NoProcessWatch;
 use keblet::events::process::ProcessWatch;
 use keblet::events::sensors::RelistPeriods;
 use keblet::events::sensors::Sensor;
-use keblet::events::sensors::SensorBoard;
 use keblet::events::sensors::SensorState;
+use keblet::events::sensors::SensorStates;
 use keblet::metrics::Metrics;
 use keblet::model::Clock;
 use keblet::oom::OomReporter;
@@ -66,7 +66,7 @@ pub struct PlegHarness {
     /// The pod cache.
     pub pleg: PlegHandle,
     /// States of the sensors.
-    pub board: SensorBoard,
+    pub sensor_states: SensorStates,
     /// Recorded reports of the PLEG.
     pub seen: Seen,
     _tasks: JoinSet<()>,
@@ -81,7 +81,7 @@ impl PlegHarness {
     /// Starts sensors and PLEG on a node, with this client and reports recorded in `seen`, those of OOM kills also sent to
     /// `ooms`.
     pub fn open_on(sim: &SimRuntime, sensors: SensorSet, runtime: &Runtime, seen: Seen, ooms: OomReporter) -> Self {
-        let board = SensorBoard::default();
+        let sensor_states = SensorStates::default();
         let (hints, hints_in) = mpsc::channel(HINT_CAPACITY);
         let shutdown = CancellationToken::new();
         let mut tasks = JoinSet::new();
@@ -89,7 +89,7 @@ impl PlegHarness {
         let observation = Observation {
             hints: hints_in,
             watch,
-            board: board.clone(),
+            sensor_states: sensor_states.clone(),
             periods: RelistPeriods::default(),
             observer: Arc::new(seen.clone()),
             clock: clock(sim),
@@ -97,10 +97,10 @@ impl PlegHarness {
         };
         tasks.spawn(seen.clone().follow(ooms.subscribe()));
         if sensors.events {
-            let (hints, board, metrics) = (hints.clone(), board.clone(), Metrics::new());
-            tasks.spawn(cri::follow(runtime.clone(), hints, board, clock(sim), metrics, shutdown.clone()));
+            let (hints, sensor_states, metrics) = (hints.clone(), sensor_states.clone(), Metrics::new());
+            tasks.spawn(cri::follow(runtime.clone(), hints, sensor_states, clock(sim), metrics, shutdown.clone()));
         } else {
-            board.set(Sensor::RuntimeEvents, SensorState::Off);
+            sensor_states.set(Sensor::RuntimeEvents, SensorState::Off);
         }
         if sensors.probes {
             tasks.spawn(kernel::follow_kernel(sim.kernel().subscribe(), hints));
@@ -112,6 +112,6 @@ impl PlegHarness {
             let _guard = guard;
             let _ = task.await;
         });
-        Self { pleg, board, seen, _tasks: tasks }
+        Self { pleg, sensor_states, seen, _tasks: tasks }
     }
 }

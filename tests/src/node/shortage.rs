@@ -114,7 +114,7 @@ impl Shown {
     }
 
     /// So many MiB, or so many process ids, are left of a thousand.
-    pub fn left(&self, signal: Signal, number: u64) {
+    pub fn set_available(&self, signal: Signal, number: u64) {
         let unit = if signal == Signal::PidAvailable { 1 } else { MIB };
         self.state().signals.insert(signal, (number * unit, 1000 * unit));
     }
@@ -178,7 +178,7 @@ impl Observe for Shown {
         if let Some((garbage, left)) = garbage {
             garbage.remove_dead_containers().await;
             garbage.remove_unused_images(secs(120)).await;
-            self.left(Signal::NodeFsAvailable, left);
+            self.set_available(Signal::NodeFsAvailable, left);
         }
         self.state().reclaimed.push(what);
     }

@@ -282,12 +282,17 @@ async fn f12_event_stream_reconnects_after_any_outage() {
     sleep(secs(1)).await;
     sim.go_down();
     sleep(secs(1)).await;
-    assert!(matches!(harness.board.get(Sensor::RuntimeEvents), Some(SensorState::Down(_))));
+    assert!(matches!(harness.sensor_states.get(Sensor::RuntimeEvents), Some(SensorState::Down(_))));
     sim.kill("victim", "main", Exit::Code(1)).expect("alive");
     sleep(secs(3600)).await;
     sim.come_up(Recovery::default());
     assert!(harness.seen.until(secs(30), |seen| seen.exit_count(&victim) == 1).await, "the list after the reconnect");
-    assert!(harness.seen.until(secs(30), |_| harness.board.get(Sensor::RuntimeEvents) == Some(SensorState::Up)).await);
+    assert!(
+        harness
+            .seen
+            .until(secs(30), |_| harness.sensor_states.get(Sensor::RuntimeEvents) == Some(SensorState::Up))
+            .await
+    );
     sleep(secs(5)).await;
     let before = sim.trace(Trace::total);
     sleep(secs(200)).await;

@@ -42,7 +42,7 @@ fn uid(pod: &str) -> PodUid {
 async fn awake(sim: &SimRuntime, sensors: SensorSet) -> PlegHarness {
     let harness = PlegHarness::open(sim, sensors);
     let up = harness.seen.until(secs(5), |seen| seen.relists().iter().filter(|(_, _, ok)| *ok).count() >= 2).await;
-    assert!(up || !sensors.events, "{:?}", harness.board.report());
+    assert!(up || !sensors.events, "{:?}", harness.sensor_states.report());
     harness
 }
 

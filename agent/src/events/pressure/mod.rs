@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::open::open;
 use super::sensors::Sensor;
-use super::sensors::SensorBoard;
 use super::sensors::SensorState;
+use super::sensors::SensorStates;
 use crate::cgroups::usage::Pressure;
 use crate::config::pressure::PressureResource;
 use crate::config::pressure::StallKind;
@@ -36,7 +36,7 @@ pub type ReadThrottled = Arc<dyn Fn() -> Throttled + Send + Sync>;
 #[derive(Clone)]
 pub struct Parts {
     /// Its state.
-    pub board: SensorBoard,
+    pub sensor_states: SensorStates,
     /// Counts crossings.
     pub metrics: Arc<Metrics>,
     /// Recognises CPU pressure that comes from limits.
@@ -46,10 +46,10 @@ pub struct Parts {
 }
 
 /// Registers the triggers, each on its file, and follows them. Those that the kernel refuses, and those without a file, are
-/// named on the board. `wake` gets the time whenever tasks wait for memory; if no trigger of memory is followed, it is closed.
+/// named on the sensor_states. `wake` gets the time whenever tasks wait for memory; if no trigger of memory is followed, it is closed.
 pub fn start(triggers: Vec<(Trigger, Option<PathBuf>)>, parts: &Parts, wake: mpsc::Sender<Instant>) {
     if triggers.is_empty() {
-        return parts.board.set(Sensor::Pressure, SensorState::Off);
+        return parts.sensor_states.set(Sensor::Pressure, SensorState::Off);
     }
     let (count, mut lacks, mut followed) = (triggers.len(), Vec::new(), 0);
     for (trigger, file) in triggers {
@@ -75,7 +75,7 @@ pub fn start(triggers: Vec<(Trigger, Option<PathBuf>)>, parts: &Parts, wake: mps
         (false, _) => SensorState::Degraded(lacks.join("; ")),
     };
     tracing::debug!(followed, count, "registered triggers of pressure");
-    parts.board.set(Sensor::Pressure, state);
+    parts.sensor_states.set(Sensor::Pressure, state);
 }
 
 /// Follows one trigger.
@@ -111,7 +111,7 @@ impl Follower {
                 }
                 Some(Err(error)) => {
                     let reason = format!("{}: {error}", self.file.display());
-                    return parts.board.set(Sensor::Pressure, SensorState::Degraded(reason));
+                    return parts.sensor_states.set(Sensor::Pressure, SensorState::Degraded(reason));
                 }
                 None => self.sample(&parts).await,
             }
@@ -182,11 +182,11 @@ mod tests {
 
     fn parts() -> Parts {
         let (throttled, shutdown): (ReadThrottled, _) = (Arc::new(Throttled::default), CancellationToken::new());
-        Parts { board: SensorBoard::default(), metrics: Metrics::new(), throttled, shutdown }
+        Parts { sensor_states: SensorStates::default(), metrics: Metrics::new(), throttled, shutdown }
     }
 
-    fn down(board: &SensorBoard) -> String {
-        match board.get(Sensor::Pressure) {
+    fn down(sensor_states: &SensorStates) -> String {
+        match sensor_states.get(Sensor::Pressure) {
             Some(SensorState::Down(reason)) => reason,
             other => panic!("{other:?}"),
         }
@@ -197,7 +197,7 @@ mod tests {
         let (parts, (wake, mut woken)) = (parts(), mpsc::channel(1));
         let triggers = PressureSettings::default().triggers();
         start(triggers.into_iter().map(|trigger| (trigger, Some("/no/such/file".into()))).collect(), &parts, wake);
-        let reason = down(&parts.board);
+        let reason = down(&parts.sensor_states);
         assert!(reason.starts_with("/no/such/file: "), "{reason}");
         assert_eq!(woken.recv().await, None, "nothing is followed");
     }
@@ -207,9 +207,9 @@ mod tests {
         let parts = parts();
         let trigger = Trigger { scope: PressureScope::Burstable, ..PressureSettings::default().triggers()[0] };
         start(vec![(trigger, None)], &parts, mpsc::channel(1).0);
-        assert_eq!(down(&parts.board), "memory some of burstable: only cgroup v2 has it");
+        assert_eq!(down(&parts.sensor_states), "memory some of burstable: only cgroup v2 has it");
         start(Vec::new(), &parts, mpsc::channel(1).0);
-        assert_eq!(parts.board.get(Sensor::Pressure), Some(SensorState::Off));
+        assert_eq!(parts.sensor_states.get(Sensor::Pressure), Some(SensorState::Off));
     }
 
     fn total(file: &std::path::Path, total: u64) {

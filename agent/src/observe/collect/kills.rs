@@ -122,7 +122,7 @@ pub(super) fn by_runtime(pod: &PodName, container: (&str, &str), earlier: bool) 
 mod tests {
     use super::*;
 
-    fn counted(of_pod: Option<u64>, containers: &[(&str, u64)]) -> CountedKills {
+    fn kills_of(of_pod: Option<u64>, containers: &[(&str, u64)]) -> CountedKills {
         let pod = PodName { namespace: "ns".into(), name: "web".into(), uid: "u".into() };
         let of_containers = containers.iter().map(|(id, count)| ((*id).into(), (*id).into(), *count)).collect();
         CountedKills { pod, of_pod, of_containers }
@@ -136,49 +136,49 @@ mod tests {
     fn kills_before_the_start_are_reported_once() {
         let mut kills = KillCounts::default();
         let dead = [("old".to_owned(), "gone".to_owned())];
-        let records = kills.measured(&counted(Some(6), &[("a", 2), ("b", 0)]), true, &dead);
+        let records = kills.measured(&kills_of(Some(6), &[("a", 2), ("b", 0)]), true, &dead);
         assert_eq!(
             brief(&records),
             [(Some("a"), Victim::Unknown, 2), (Some("old"), Victim::Main, 1), (None, Victim::Unknown, 3)]
         );
         assert!(records.iter().all(|record| record.earlier && record.confidence != Confidence::Kernel));
         for _ in 0..3 {
-            assert_eq!(kills.measured(&counted(Some(6), &[("a", 2), ("b", 0)]), true, &dead), []);
+            assert_eq!(kills.measured(&kills_of(Some(6), &[("a", 2), ("b", 0)]), true, &dead), []);
         }
     }
 
     #[test]
     fn kills_are_counted_once() {
         let mut kills = KillCounts::default();
-        let records = kills.measured(&counted(Some(1), &[("a", 1)]), false, &[]);
+        let records = kills.measured(&kills_of(Some(1), &[("a", 1)]), false, &[]);
         assert_eq!(brief(&records), [(Some("a"), Victim::Unknown, 1)], "the pod is new, and so are its kills");
         assert!(!records[0].earlier);
-        assert_eq!(kills.measured(&counted(Some(1), &[("a", 1)]), false, &[]), []);
-        assert_eq!(kills.measured(&counted(Some(1), &[]), false, &[]), [], "the container is gone, its kill is known");
+        assert_eq!(kills.measured(&kills_of(Some(1), &[("a", 1)]), false, &[]), []);
+        assert_eq!(kills.measured(&kills_of(Some(1), &[]), false, &[]), [], "the container is gone, its kill is known");
     }
 
     #[test]
     fn a_kill_whose_container_is_gone_is_counted_in_the_pod() {
         let mut kills = KillCounts::default();
-        kills.measured(&counted(Some(0), &[("a", 0)]), true, &[]);
-        assert_eq!(brief(&kills.measured(&counted(Some(1), &[]), true, &[])), [(None, Victim::Unknown, 1)]);
+        kills.measured(&kills_of(Some(0), &[("a", 0)]), true, &[]);
+        assert_eq!(brief(&kills.measured(&kills_of(Some(1), &[]), true, &[])), [(None, Victim::Unknown, 1)]);
     }
 
     #[test]
     fn without_counters_of_pods_those_of_containers_count() {
         let mut kills = KillCounts::default();
-        kills.measured(&counted(None, &[("a", 4)]), true, &[]);
-        let records = kills.measured(&counted(None, &[("a", 4), ("b", 2)]), true, &[]);
+        kills.measured(&kills_of(None, &[("a", 4)]), true, &[]);
+        let records = kills.measured(&kills_of(None, &[("a", 4), ("b", 2)]), true, &[]);
         assert_eq!(brief(&records), [(Some("b"), Victim::Unknown, 2)]);
-        assert_eq!(kills.measured(&counted(None, &[("a", 4), ("b", 2)]), true, &[]), []);
+        assert_eq!(kills.measured(&kills_of(None, &[("a", 4), ("b", 2)]), true, &[]), []);
     }
 
     #[test]
     fn counters_that_go_backwards_report_nothing() {
         let mut kills = KillCounts::default();
-        kills.measured(&counted(Some(5), &[]), true, &[]);
+        kills.measured(&kills_of(Some(5), &[]), true, &[]);
         for _ in 0..3 {
-            assert_eq!(kills.measured(&counted(Some(2), &[]), true, &[]), []);
+            assert_eq!(kills.measured(&kills_of(Some(2), &[]), true, &[]), []);
         }
     }
 }

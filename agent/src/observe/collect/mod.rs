@@ -43,8 +43,8 @@ use crate::events::process::NoProcessWatch;
 use crate::events::process::ProcessWatch;
 use crate::events::sensors::RelistPeriods;
 use crate::events::sensors::Sensor;
-use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
+use crate::events::sensors::SensorStates;
 use crate::kernel::bpf::Probes;
 use crate::kernel::btf;
 use crate::kernel::kmsg::KMSG;
@@ -122,38 +122,43 @@ pub async fn start(
     shutdown: CancellationToken,
 ) -> Result<(mpsc::Receiver<Message>, Measure), CgroupError> {
     let hierarchies = in_own_namespace(Hierarchies::detect()?);
-    let board = SensorBoard::default();
+    let sensor_states = SensorStates::default();
     let (hints, hinted) = mpsc::channel(HINT_CAPACITY);
     let metrics = Metrics::new();
     let ooms = OomReporter::new(metrics.clone(), Recorder::default(), Arc::new(|_| None));
-    let sensing = Sensing { hierarchies: &hierarchies, root: &options.cgroup_root, board: &board, metrics: &metrics };
+    let sensing = Sensing {
+        hierarchies: &hierarchies,
+        root: &options.cgroup_root,
+        sensor_states: &sensor_states,
+        metrics: &metrics,
+    };
     let (early, hinted_early) = mpsc::channel(HINT_CAPACITY);
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(repeat::forward(hinted_early, hints.clone())));
     let probes = sensing.start(&early, &shutdown).await;
-    pressure_state(&board, &hierarchies);
+    pressure_state(&sensor_states, &hierarchies);
     let watch: Arc<dyn ProcessWatch> = match hierarchies.containers.clone() {
-        Some(hierarchy) => Arc::new(PidfdWatch::new(hierarchy, board.clone(), probes.is_some())),
+        Some(hierarchy) => Arc::new(PidfdWatch::new(hierarchy, sensor_states.clone(), probes.is_some())),
         None => Arc::new(NoProcessWatch),
     };
     let runtime = Runtime::new(&options.endpoint, None, RuntimeOptions::default());
     let config = PlegConfig {
-        periods: periods(&board),
+        periods: periods(&sensor_states),
         parallel_inspections: INSPECTIONS,
         inspection_timeout: INSPECTION_LIMIT,
         watch,
         observer: Arc::new(NoObserver),
         clock: Clock::System,
-        board: board.clone(),
+        sensor_states: sensor_states.clone(),
         ooms: ooms.clone(),
     };
     let verdicts = ooms.subscribe();
     let (pleg, _) = pleg::start(runtime.clone(), hinted, config, shutdown.clone());
     let (sender, receiver) = mpsc::channel(QUEUE);
     let (measure, measures) = mpsc::channel(1);
-    let (runtime, board_of_events) = (runtime.clone(), board.clone());
-    let subscriber = Subscriber { runtime, hints, board: board_of_events, metrics, shutdown: shutdown.clone() };
+    let (runtime, board_of_events) = (runtime.clone(), sensor_states.clone());
+    let subscriber = Subscriber { runtime, hints, sensor_states: board_of_events, metrics, shutdown: shutdown.clone() };
     let sampler = sample::Sampler::new(hierarchies.clone(), options.cgroup_root.clone(), probes);
-    let task = task::Task::new(options, hierarchies.layout.is_v2(), pleg, board, sampler, sender);
+    let task = task::Task::new(options, hierarchies.layout.is_v2(), pleg, sensor_states, sampler, sender);
     let inputs = task::Inputs { verdicts, measures, versions: subscriber.start() };
     tokio::spawn(shutdown.run_until_cancelled_owned(task.run(inputs)));
     Ok((receiver, Measure(measure)))
@@ -163,7 +168,7 @@ pub async fn start(
 struct Sensing<'a> {
     hierarchies: &'a Hierarchies,
     root: &'a str,
-    board: &'a SensorBoard,
+    sensor_states: &'a SensorStates,
     metrics: &'a Arc<Metrics>,
 }
 
@@ -173,7 +178,8 @@ impl Sensing<'_> {
     async fn start(&self, hints: &mpsc::Sender<Hint>, shutdown: &CancellationToken) -> Option<Probes> {
         let Some(hierarchy) = self.hierarchies.containers.clone() else {
             for sensor in [Sensor::Exits, Sensor::Oom, Sensor::Cgroups, Sensor::Reclaim, Sensor::Pidfd] {
-                self.board.set(sensor, SensorState::Down("no cgroup hierarchy identifies containers".to_owned()));
+                self.sensor_states
+                    .set(sensor, SensorState::Down("no cgroup hierarchy identifies containers".to_owned()));
             }
             return None;
         };
@@ -185,15 +191,16 @@ impl Sensing<'_> {
             announce_containers: true,
             metrics: self.metrics.clone(),
         };
-        let (hints, board, shutdown) = (hints.clone(), self.board.clone(), shutdown.clone());
-        let probes = events::kernel::start(options, hierarchy.clone(), hints.clone(), board, shutdown.clone()).await;
-        if self.board.get(Sensor::Oom) != Some(SensorState::Up) {
+        let (hints, sensor_states, shutdown) = (hints.clone(), self.sensor_states.clone(), shutdown.clone());
+        let probes =
+            events::kernel::start(options, hierarchy.clone(), hints.clone(), sensor_states, shutdown.clone()).await;
+        if self.sensor_states.get(Sensor::Oom) != Some(SensorState::Up) {
             match KernelLog::open(Path::new(KMSG)) {
                 Ok(_) => {
                     let options = FallbackOptions { cgroup_root: self.root.to_owned(), log: KMSG.into() };
-                    oom_fallback::start(options, hierarchy, hints, self.board, shutdown);
+                    oom_fallback::start(options, hierarchy, hints, self.sensor_states, shutdown);
                 }
-                Err(error) => self.board.set(Sensor::KernelLog, SensorState::Down(format!("{KMSG}: {error}"))),
+                Err(error) => self.sensor_states.set(Sensor::KernelLog, SensorState::Down(format!("{KMSG}: {error}"))),
             }
         }
         probes
@@ -201,12 +208,12 @@ impl Sensing<'_> {
 }
 
 /// Relists are rare as long as something announces new containers.
-fn periods(board: &SensorBoard) -> RelistPeriods {
-    let announced = matches!(board.get(Sensor::Cgroups), Some(SensorState::Up));
+fn periods(sensor_states: &SensorStates) -> RelistPeriods {
+    let announced = matches!(sensor_states.get(Sensor::Cgroups), Some(SensorState::Up));
     RelistPeriods { event_driven: WITH_EVENTS, polling: if announced { WITH_PROBES } else { ALONE }, fixed: None }
 }
 
-fn pressure_state(board: &SensorBoard, hierarchies: &Hierarchies) {
+fn pressure_state(sensor_states: &SensorStates, hierarchies: &Hierarchies) {
     let state = match std::fs::read("/proc/pressure/memory") {
         Err(error) => SensorState::Down(format!("/proc/pressure/memory: {error}")),
         Ok(_) if !hierarchies.layout.is_v2() => {
@@ -214,7 +221,7 @@ fn pressure_state(board: &SensorBoard, hierarchies: &Hierarchies) {
         }
         Ok(_) => SensorState::Up,
     };
-    board.set(Sensor::Pressure, state);
+    sensor_states.set(Sensor::Pressure, state);
 }
 
 /// In a container with a cgroup namespace of its own, the mount of the whole hierarchy is shown as lying above the
@@ -232,7 +239,7 @@ fn in_own_namespace(mut hierarchies: Hierarchies) -> Hierarchies {
 struct Subscriber {
     runtime: Runtime,
     hints: mpsc::Sender<Hint>,
-    board: SensorBoard,
+    sensor_states: SensorStates,
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 }
@@ -241,7 +248,7 @@ impl Subscriber {
     /// Returns the runtime's name and version when it has answered.
     fn start(self) -> oneshot::Receiver<(String, String)> {
         let (sender, receiver) = oneshot::channel();
-        self.board.set(Sensor::RuntimeEvents, SensorState::Down("the runtime has not answered yet".to_owned()));
+        self.sensor_states.set(Sensor::RuntimeEvents, SensorState::Down("the runtime has not answered yet".to_owned()));
         let shutdown = self.shutdown.clone();
         tokio::spawn(shutdown.run_until_cancelled_owned(async move {
             let version = self.runtime.until_ready().await;
@@ -249,10 +256,10 @@ impl Subscriber {
             // Fails if the collector has stopped.
             let _ = sender.send((version.runtime_name, version.runtime_version));
             match refused {
-                Some(reason) => self.board.set(Sensor::RuntimeEvents, SensorState::Down(reason)),
+                Some(reason) => self.sensor_states.set(Sensor::RuntimeEvents, SensorState::Down(reason)),
                 None => {
-                    let Self { runtime, hints, board, metrics, shutdown } = self;
-                    cri::follow(runtime, hints, board, Clock::System, metrics, shutdown).await;
+                    let Self { runtime, hints, sensor_states, metrics, shutdown } = self;
+                    cri::follow(runtime, hints, sensor_states, Clock::System, metrics, shutdown).await;
                 }
             }
         }));

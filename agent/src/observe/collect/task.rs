@@ -23,8 +23,8 @@ use super::sample::Measurement;
 use super::sample::Sampler;
 use super::sample::Target;
 use crate::events::sensors::Sensor;
-use crate::events::sensors::SensorBoard;
 use crate::events::sensors::SensorState;
+use crate::events::sensors::SensorStates;
 use crate::kernel::bpf::Losses;
 use crate::model::Clock;
 use crate::model::OomVerdict;
@@ -59,7 +59,7 @@ pub(super) struct Task {
     options: CollectOptions,
     v2: bool,
     pleg: PlegHandle,
-    board: SensorBoard,
+    sensor_states: SensorStates,
     sampler: Option<Sampler>,
     out: mpsc::Sender<Message>,
     began: i64,
@@ -81,7 +81,7 @@ impl Task {
         options: CollectOptions,
         v2: bool,
         pleg: PlegHandle,
-        board: SensorBoard,
+        sensor_states: SensorStates,
         sampler: Sampler,
         out: mpsc::Sender<Message>,
     ) -> Self {
@@ -89,7 +89,7 @@ impl Task {
             options,
             v2,
             pleg,
-            board,
+            sensor_states,
             sampler: Some(sampler),
             out,
             began: Clock::System.wall_nanos(),
@@ -111,7 +111,7 @@ impl Task {
     async fn follow(&mut self, inputs: Inputs) -> Result<(), Closed> {
         let Inputs { mut verdicts, mut measures, mut versions } = inputs;
         self.start().await?;
-        let mut sensors = self.board.subscribe();
+        let mut sensors = self.sensor_states.subscribe();
         let mut ticks = tokio::time::interval_at(Instant::now() + self.options.interval, self.options.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut quiet, patience) = (Instant::now() + QUIET, Instant::now() + PATIENCE);
@@ -160,7 +160,7 @@ impl Task {
     }
 
     fn changed_sensors(&mut self) -> Vec<SensorRecord> {
-        let report = self.board.report();
+        let report = self.sensor_states.report();
         let changed = report.into_iter().filter(|(sensor, state)| self.sensors.get(sensor) != Some(state));
         let changed: Vec<(Sensor, SensorState)> = changed.collect();
         let records = changed.iter().map(|(sensor, state)| costs::record(*sensor, state, self.v2)).collect();
@@ -176,12 +176,12 @@ impl Task {
     }
 
     fn listed(&self) -> bool {
-        matches!(self.board.get(Sensor::Relist), Some(SensorState::Up))
+        matches!(self.sensor_states.get(Sensor::Relist), Some(SensorState::Up))
     }
 
     /// Neither probe nor kernel log report OOM kills: counters and the runtime have to do.
     fn kills_are_counted(&self) -> bool {
-        let is_up = |sensor| matches!(self.board.get(sensor), Some(SensorState::Up));
+        let is_up = |sensor| matches!(self.sensor_states.get(sensor), Some(SensorState::Up));
         !is_up(Sensor::Oom) && !is_up(Sensor::KernelLog)
     }
 
@@ -255,7 +255,7 @@ impl Task {
                 self.measured(measurement).await
             }
             Err(error) => {
-                self.board.set(Sensor::Pressure, SensorState::Down(format!("measuring failed: {error}")));
+                self.sensor_states.set(Sensor::Pressure, SensorState::Down(format!("measuring failed: {error}")));
                 Ok(())
             }
         }

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eviction_is_told_from_a_rejection() {
+    fn an_eviction_is_distinguished_from_a_rejection() {
         let times = |status| {
             let observed = ObservedPods::default();
             observed.take(&watcher::Event::Apply(pod(status)), 1);

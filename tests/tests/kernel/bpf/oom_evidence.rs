@@ -13,8 +13,8 @@ use keblet::events::kernel::KernelOptions;
 use keblet::events::oom_fallback;
 use keblet::events::oom_fallback::FallbackOptions;
 use keblet::events::sensors::Sensor;
-use keblet::events::sensors::SensorBoard;
 use keblet::events::sensors::SensorState;
+use keblet::events::sensors::SensorStates;
 use keblet::kernel::kmsg::KMSG;
 use keblet::metrics::Metrics;
 use keblet::model::OomConfidence;
@@ -77,7 +77,7 @@ struct Sensors {
 impl Sensors {
     async fn start(tree: &Tree, capacity: usize, deaths_ring: Option<u32>) -> Self {
         let (sender, hints) = mpsc::channel(capacity);
-        let (board, shutdown, metrics) = (SensorBoard::default(), CancellationToken::new(), Metrics::new());
+        let (sensor_states, shutdown, metrics) = (SensorStates::default(), CancellationToken::new(), Metrics::new());
         let options = KernelOptions {
             cgroup_root: tree.root.path.clone(),
             btf: keblet::kernel::btf::VMLINUX.into(),
@@ -87,8 +87,12 @@ impl Sensors {
             metrics: metrics.clone(),
         };
         let hierarchy = tree.root.hierarchy.clone();
-        let probes = kernel::start(options, hierarchy, sender.clone(), board.clone(), shutdown.clone()).await;
-        assert!(probes.is_some() && board.get(Sensor::Oom) == Some(SensorState::Up), "{:?}", board.report());
+        let probes = kernel::start(options, hierarchy, sender.clone(), sensor_states.clone(), shutdown.clone()).await;
+        assert!(
+            probes.is_some() && sensor_states.get(Sensor::Oom) == Some(SensorState::Up),
+            "{:?}",
+            sensor_states.report()
+        );
         Self { hints, sender, metrics, _shutdown: shutdown.drop_guard() }
     }
 
@@ -279,10 +283,10 @@ async fn without_bpf_the_log_and_counters_are_evidence() {
     tree.pod.limit_memory(LIMIT);
     let kill = async |log: &str| {
         let (sender, mut hints) = mpsc::channel(64);
-        let (board, shutdown) = (SensorBoard::default(), CancellationToken::new());
+        let (sensor_states, shutdown) = (SensorStates::default(), CancellationToken::new());
         let guard = shutdown.clone().drop_guard();
         let options = FallbackOptions { cgroup_root: tree.root.path.clone(), log: Path::new(log).to_owned() };
-        oom_fallback::start(options, tree.root.hierarchy.clone(), sender, &board, shutdown);
+        oom_fallback::start(options, tree.root.hierarchy.clone(), sender, &sensor_states, shutdown);
         let mut shell = tree.container.shell(&format!("{HOG}; exit 0"));
         shell.go();
         let record = loop {
@@ -294,7 +298,7 @@ async fn without_bpf_the_log_and_counters_are_evidence() {
         };
         shell.wait();
         drop(guard);
-        (record, board.get(Sensor::KernelLog))
+        (record, sensor_states.get(Sensor::KernelLog))
     };
     let (record, state) = kill("/no/such/log").await;
     assert!(matches!(state, Some(SensorState::Down(reason)) if reason.starts_with("/no/such/log: ")));
