@@ -53,7 +53,7 @@ impl Counters {
 }
 
 /// Sends the time on `wake` when memory of all pods runs short; `cgroup`: their folder, `None` with cgroup v1. Ends when `wake` has
-/// no receiver or the cgroup is removed, or at once if it cannot be watched, with the reason on the sensor_states.
+/// no receiver or the cgroup is removed, or at once if it cannot be watched, with the reason in its state.
 pub async fn follow(cgroup: Option<PathBuf>, sensor_states: SensorStates, wake: mpsc::Sender<Instant>) {
     let set = |state| sensor_states.set(Sensor::MemoryEvents, state);
     let Some(cgroup) = cgroup else {
@@ -111,7 +111,7 @@ mod tests {
     async fn until_up(sensor_states: &SensorStates) {
         let mut changes = sensor_states.subscribe();
         while sensor_states.get(Sensor::MemoryEvents).is_none() {
-            changes.changed().await.expect("the sensor_states lives");
+            changes.changed().await.expect("the sender lives");
         }
         assert_eq!(sensor_states.get(Sensor::MemoryEvents), Some(SensorState::Up));
     }

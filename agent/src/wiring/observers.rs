@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sensor_states_follow_the_board() {
+    async fn metrics_follow_the_states_of_sensors() {
         let (sensor_states, metrics, shutdown) = (SensorStates::default(), Metrics::new(), CancellationToken::new());
         sensor_states.set(Sensor::Exits, SensorState::Up);
         let task = tokio::spawn(follow_sensors(sensor_states.clone(), metrics.clone(), shutdown.clone()));

@@ -44,7 +44,7 @@ pub(super) struct Reports<'a> {
     pub metrics: &'a Arc<Metrics>,
 }
 
-/// Starts the sensors that are enabled. One that cannot start is reported on the sensor_states.
+/// Starts the sensors that are enabled. One that cannot start is reported in its state.
 pub(super) async fn start(
     settings: &Settings,
     runtime: &Runtime,

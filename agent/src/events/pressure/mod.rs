@@ -46,7 +46,7 @@ pub struct Parts {
 }
 
 /// Registers the triggers, each on its file, and follows them. Those that the kernel refuses, and those without a file, are
-/// named on the sensor_states. `wake` gets the time whenever tasks wait for memory; if no trigger of memory is followed, it is closed.
+/// named in its state. `wake` gets the time whenever tasks wait for memory; if no trigger of memory is followed, it is closed.
 pub fn start(triggers: Vec<(Trigger, Option<PathBuf>)>, parts: &Parts, wake: mpsc::Sender<Instant>) {
     if triggers.is_empty() {
         return parts.sensor_states.set(Sensor::Pressure, SensorState::Off);

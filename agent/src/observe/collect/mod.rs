@@ -155,8 +155,8 @@ pub async fn start(
     let (pleg, _) = pleg::start(runtime.clone(), hinted, config, shutdown.clone());
     let (sender, receiver) = mpsc::channel(QUEUE);
     let (measure, measures) = mpsc::channel(1);
-    let (runtime, board_of_events) = (runtime.clone(), sensor_states.clone());
-    let subscriber = Subscriber { runtime, hints, sensor_states: board_of_events, metrics, shutdown: shutdown.clone() };
+    let (runtime, states) = (runtime.clone(), sensor_states.clone());
+    let subscriber = Subscriber { runtime, hints, sensor_states: states, metrics, shutdown: shutdown.clone() };
     let sampler = sample::Sampler::new(hierarchies.clone(), options.cgroup_root.clone(), probes);
     let task = task::Task::new(options, hierarchies.layout.is_v2(), pleg, sensor_states, sampler, sender);
     let inputs = task::Inputs { verdicts, measures, versions: subscriber.start() };
