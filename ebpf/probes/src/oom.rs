@@ -25,7 +25,7 @@ use crate::maps::DEATHS;
 use crate::maps::OOM_VICTIMS;
 use crate::maps::WATCHED_CGROUPS;
 use crate::maps::config;
-use crate::maps::emit;
+use crate::maps::lose;
 use crate::maps::offset;
 use crate::task::Cgroup;
 use crate::task::Task;
@@ -54,26 +54,41 @@ pub fn oom_victim(ctx: RawTracePointContext) -> i32 {
     0
 }
 
+/// Fills in the record where it lies in the ring: the verifier follows what stands on the stack, and each combination of
+/// known fields there would be a path of its own through all loops.
 #[inline(always)]
 fn report(victim: Option<Task>, pid: u32) {
-    let mut record = OomRecord {
-        pid,
-        head: Head {
-            kind: kind::OOM,
-            flags: 0,
-            // SAFETY: the helper has no preconditions.
-            time_ns: unsafe { bpf_ktime_get_boot_ns() },
-        },
-        ..OomRecord::default()
-    };
-    if let Some(victim) = victim {
-        describe(&mut record, victim);
-        find_root(&mut record, victim);
-        charge(&mut record, victim);
-    }
+    // SAFETY: the helper has no preconditions.
+    let time_ns = unsafe { bpf_ktime_get_boot_ns() };
     // The record of the victim's exit is flagged.
-    let _ = OOM_VICTIMS.insert(record.pid, record.head.time_ns, 0);
-    emit(&DEATHS, Loss::Deaths, record);
+    let _ = OOM_VICTIMS.insert(victim.and_then(Task::tgid).unwrap_or(pid), time_ns, 0);
+    let Some(mut entry) = DEATHS.reserve::<OomRecord>(0) else {
+        lose(Loss::Deaths);
+        return;
+    };
+    let head = Head { kind: kind::OOM, flags: 0, time_ns };
+    let record = entry.write(OomRecord { pid, head, ..OomRecord::default() });
+    if let Some(victim) = victim {
+        describe(record, victim);
+        find_root(record, victim);
+        charge(record, victim);
+    }
+    entry.submit(0);
+}
+
+/// Sets a flag. The compiler must not keep the flags in a register, where the verifier would follow them.
+#[inline(always)]
+fn set(record: &mut OomRecord, flag: u32) {
+    let flags = &raw mut record.head.flags;
+    // SAFETY: the pointer is that of a live reference.
+    unsafe { flags.write_volatile(flags.read_volatile() | flag) };
+}
+
+/// Whether a flag is set.
+#[inline(always)]
+fn is_set(record: &OomRecord, flag: u32) -> bool {
+    // SAFETY: the pointer is that of a live reference.
+    unsafe { (&raw const record.head.flags).read_volatile() & flag != 0 }
 }
 
 #[inline(always)]
@@ -83,20 +98,20 @@ fn describe(record: &mut OomRecord, victim: Task) {
         record.start_ns = identity.start_ns;
         record.comm = identity.comm;
         record.oom_score_adj = victim.oom_score_adj();
-        record.head.flags |= flags::TASK_KNOWN;
+        set(record, flags::TASK_KNOWN);
         if identity.is_pid_ns_init {
-            record.head.flags |= flags::PID_NS_INIT;
+            set(record, flags::PID_NS_INIT);
         }
     }
     if let Some(id) = victim.cgroup_id() {
         record.cgroup_id = id;
-        record.head.flags |= flags::CGROUP_KNOWN;
+        set(record, flags::CGROUP_KNOWN);
         if WATCHED_CGROUPS.get_ptr(id).is_some() {
-            record.head.flags |= flags::WATCHED_CGROUP;
+            set(record, flags::WATCHED_CGROUP);
         }
     }
     if measure(record, victim).is_some() {
-        record.head.flags |= flags::MEMORY_KNOWN;
+        set(record, flags::MEMORY_KNOWN);
     }
 }
 
@@ -132,19 +147,19 @@ fn find_root(record: &mut OomRecord, victim: Task) -> Option<()> {
     let victim = victim.leader()?;
     let (level, _) = victim.pid_ns()?;
     if level == 0 {
-        record.head.flags |= flags::HOST_PID_NS;
+        set(record, flags::HOST_PID_NS);
     }
     let root = Task(if level == 0 { last_in_cgroup(victim, record.cgroup_id) } else { last_in_namespaces(victim) });
     if root.0 == 0 {
         return None;
     }
     record.root_pid = root.tgid()?;
-    record.head.flags |= flags::ROOT_KNOWN;
+    set(record, flags::ROOT_KNOWN);
     if root.is_pid_ns_init() {
-        record.head.flags |= flags::ROOT_IS_INIT;
+        set(record, flags::ROOT_IS_INIT);
     }
-    if record.head.flags & flags::CGROUP_KNOWN != 0 && root.cgroup_id() == Some(record.cgroup_id) {
-        record.head.flags |= flags::ROOT_IN_CGROUP;
+    if is_set(record, flags::CGROUP_KNOWN) && root.cgroup_id() == Some(record.cgroup_id) {
+        set(record, flags::ROOT_IN_CGROUP);
     }
     Some(())
 }
@@ -158,20 +173,20 @@ fn charge(record: &mut OomRecord, victim: Task) -> Option<()> {
     let own = victim.subsystem(config!(memory))?;
     if offset!(mem_cgroup_oom_kills) != ABSENT as u64 {
         record.kills = read(own - offset!(mem_cgroup_css), offset!(mem_cgroup_oom_kills))?;
-        record.head.flags |= flags::KILLS_KNOWN;
+        set(record, flags::KILLS_KNOWN);
     }
     let limit = limit_above(own);
     if limit != 0 {
         record.limit_cgroup_id = Cgroup(follow(limit, offset!(css_cgroup))?).id()?;
         record.limit_kib = kib(read(limit, counter() + offset!(page_counter_max))?);
-        record.head.flags |= flags::LIMIT_KNOWN;
+        set(record, flags::LIMIT_KNOWN);
     }
-    record.head.flags |= flags::LIMIT_SEARCHED;
+    set(record, flags::LIMIT_SEARCHED);
     if offset!(mem_cgroup_oom_group) != ABSENT as u64 {
         let group = last_in_group(own, limit);
         if group != 0 {
             record.group_cgroup_id = Cgroup(follow(group, offset!(css_cgroup))?).id()?;
-            record.head.flags |= flags::GROUP_KILL;
+            set(record, flags::GROUP_KILL);
         }
     }
     Some(())
