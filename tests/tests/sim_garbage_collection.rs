@@ -1,10 +1,11 @@
-//! Garbage collection of containers and sandboxes by pod workers, without periodic lists; and deletion at the API
-//! server by the next agent.
+//! Garbage collection of containers and sandboxes by pod workers, without periodic lists; limits on dead containers; and
+//! deletion at the API server by the next agent.
 
 use std::path::Path;
 use std::time::Duration;
 
 use keblet::images::GcPolicy;
+use keblet::model::DeadContainerPolicy;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
 use keblet_tests::node::Api;
@@ -34,7 +35,11 @@ async fn until_attempt(sim: &SimRuntime, attempt: u32) {
 
 /// Attempts that still exist in the runtime.
 fn remaining(sim: &SimRuntime) -> Vec<u32> {
-    sim.trace(|l| l.history("web", "main").filter(|i| i.removed.is_none()).map(|i| i.attempt).collect())
+    remaining_of(sim, "web")
+}
+
+fn remaining_of(sim: &SimRuntime, pod: &str) -> Vec<u32> {
+    sim.trace(|l| l.history(pod, "main").filter(|i| i.removed.is_none()).map(|i| i.attempt).collect())
 }
 
 #[tokio::test(start_paused = true)]
@@ -86,6 +91,105 @@ async fn failed_container_removal_is_retried() {
     // One minute, then two: pauses grow, with a random share of up to a half.
     sleep(secs(300)).await;
     assert_eq!(remaining(&sim), [1, 2], "{}", sim.trace(Trace::to_string));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dead_instances_are_kept_by_container_as_configured() {
+    for (per_container, expected) in
+        [(Some(3), &[2, 3, 4, 5][..]), (Some(1), &[4, 5]), (Some(0), &[5]), (None, &[4, 5])]
+    {
+        let (sim, folder) = node();
+        let policy = DeadContainerPolicy { per_container, ..DeadContainerPolicy::default() };
+        let pods = vec![pod("web").running("main", "exit 1 1s until 5").build()];
+        let api = Api::default();
+        let _agent = Agent::start_limiting_dead_containers(&sim, folder.path(), pods, policy, &api);
+        until_attempt(&sim, 5).await;
+        sleep(secs(5)).await;
+        assert_eq!(remaining(&sim), expected, "{per_container:?}: {}", sim.trace(Trace::to_string));
+    }
+}
+
+/// The worker wakes up once for it. A restart still follows the instance that it replaces.
+#[tokio::test(start_paused = true)]
+async fn young_dead_instances_are_removed_when_they_are_old_enough() {
+    let (sim, folder) = node();
+    let policy = DeadContainerPolicy { per_container: Some(0), min_age: secs(200), ..DeadContainerPolicy::default() };
+    let pods = vec![pod("web").running("main", "exit 1 10s until 1").build()];
+    let begin = tokio::time::Instant::now();
+    let api = Api::default();
+    let _agent = Agent::start_limiting_dead_containers(&sim, folder.path(), pods, policy, &api);
+    until_attempt(&sim, 1).await;
+    sleep(secs(5)).await;
+    let calls = || sim.trace(|l| l.total() - l.count(Method::Status));
+    let before = calls();
+    tokio::time::sleep_until(begin + secs(199)).await;
+    assert_eq!((remaining(&sim), calls()), (vec![0, 1], before), "no calls before it is old enough");
+    tokio::time::sleep_until(begin + secs(203)).await;
+    assert_eq!(remaining(&sim), [1], "{}", sim.trace(Trace::to_string));
+
+    tokio::time::sleep_until(begin + secs(900)).await;
+    sim.script("web", "main", Some(2), Program::exits(1, secs(1)));
+    sim.kill("web", "main", Exit::Code(1)).expect("it runs");
+    until_attempt(&sim, 2).await;
+    sleep(secs(5)).await;
+    assert_eq!(remaining(&sim), [2], "attempt 1 is old when it dies, attempt 2 waits for its restart");
+    until_attempt(&sim, 3).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn dead_containers_of_all_pods_are_limited() {
+    for (total, expected) in [
+        (None, [&[0, 1, 2, 3][..]; 3]),
+        (Some(9), [&[0, 1, 2, 3]; 3]),
+        (Some(8), [&[1, 2, 3]; 3]),
+        (Some(4), [&[2, 3]; 3]),
+        (Some(2), [&[3], &[2, 3], &[2, 3]]),
+        (Some(0), [&[3]; 3]),
+    ] {
+        let (sim, folder) = node();
+        let policy = DeadContainerPolicy { per_container: Some(5), total, ..DeadContainerPolicy::default() };
+        let names = ["a", "b", "c"];
+        // The instances of the first pod are the oldest.
+        let programs = ["exit 1 1s until 3", "exit 1 2s until 3", "exit 1 3s until 3"];
+        let pods =
+            names.iter().zip(programs).map(|(name, program)| pod(name).running("main", program).build()).collect();
+        let api = Api::default();
+        let _agent = Agent::start_limiting_dead_containers(&sim, folder.path(), pods, policy, &api);
+        let running = |l: &Trace| names.iter().all(|name| l.live(name, "main").is_some_and(|i| i.attempt == 3));
+        sim.until("all run", SOON, running).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
+        sleep(secs(65)).await;
+        let left = names.map(|name| remaining_of(&sim, name));
+        assert_eq!(left, expected.map(<[u32]>::to_vec), "{total:?}: {}", sim.trace(Trace::to_string));
+    }
+}
+
+/// Only once the API server has the end of the pod; before that the containers tell the next agent.
+#[tokio::test(start_paused = true)]
+async fn containers_of_an_ended_pod_are_removed_and_it_is_not_started_again() {
+    for policy in [
+        DeadContainerPolicy { per_container: Some(0), ..DeadContainerPolicy::default() },
+        DeadContainerPolicy { total: Some(0), ..DeadContainerPolicy::default() },
+    ] {
+        let (sim, folder) = node();
+        let api = Api::default();
+        let web = pod("web").restarted("Never").running("main", "exit 0 5s").from_api();
+        let first = api.put(&web.build());
+        let start = |pod| Agent::start_limiting_dead_containers(&sim, folder.path(), vec![pod], policy, &api);
+        let agent = start(first);
+        let phase = || api.pod("web").and_then(|pod| pod.status.as_ref()?.phase.clone());
+        sleep(secs(130)).await;
+        assert_eq!((phase().as_deref(), remaining(&sim)), (Some("Succeeded"), vec![0]), "the agent has not seen it");
+        agent.update(api.pod("web").expect("the pod")).await;
+        sleep(secs(65)).await;
+        assert_eq!(remaining(&sim), [0; 0], "{}", sim.trace(Trace::to_string));
+        let ended = api.pod("web").expect("the pod");
+        drop(agent);
+        sleep(secs(1)).await;
+        let _agent = start(ended.clone());
+        sleep(secs(130)).await;
+        let attempts = sim.trace(|l| l.history("web", "main").count());
+        assert_eq!((attempts, api.pod("web")), (1, Some(ended)), "{}", sim.trace(Trace::to_string));
+    }
 }
 
 /// A deleted pod terminates while the API server is unavailable, and the agent is killed before it could report that:

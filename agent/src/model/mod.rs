@@ -4,6 +4,7 @@
 mod actions;
 mod backoff;
 mod clock;
+mod dead_containers;
 mod desired;
 pub mod downward;
 mod hash;
@@ -41,6 +42,7 @@ pub use actions::StartContainer;
 pub use backoff::Backoff;
 pub use backoff::delay as backoff_delay;
 pub use clock::Clock;
+pub use dead_containers::DeadContainerPolicy;
 pub use desired::ConfigSource;
 pub use desired::Pod;
 pub use desired::PodUpdate;

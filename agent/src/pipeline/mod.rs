@@ -9,6 +9,7 @@
 //!
 //! Joins and decides nothing: whatever differs between nodes is a field of [`Services`].
 
+mod dead_containers;
 mod garbage;
 mod housekeeping;
 mod observation;
@@ -38,6 +39,7 @@ use crate::images::Images;
 use crate::images::PullLimits;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::DeadContainerPolicy;
 use crate::model::PodUpdate;
 use crate::model::Pressures;
 use crate::model::restart::RestartGates;
@@ -71,6 +73,7 @@ use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
 use crate::workers::act::ActContext;
 use crate::workers::act::NodeFiles;
+use crate::workers::act::gc::DeadContainers;
 use crate::workers::backoff;
 use crate::workers::generate::NodeSettings;
 use crate::workers::pod_workers::PodWorkers;
@@ -79,6 +82,7 @@ use crate::workers::static_pod_start_queue::StaticPodStartQueue;
 use crate::workers::worker::NoWorkerObserver;
 use crate::workers::worker::WorkerContext;
 use crate::workers::worker::WorkerObserver;
+use dead_containers::DeadContainerLimits;
 use housekeeping::OrphanCleanup;
 
 /// What the pipeline works with. [`Services::new`] is a standalone node with the defaults of a kubelet; every field can
@@ -94,6 +98,8 @@ pub struct Services {
     pub images: Images,
     /// When unused images are removed; by default only for the eviction manager.
     pub image_gc: GcPolicy,
+    /// Limits on dead containers.
+    pub dead_containers: DeadContainerPolicy,
     /// API objects that pods refer to.
     pub objects: Objects,
     /// Pods' directories and volumes.
@@ -195,6 +201,7 @@ impl Services {
         Self {
             images: Images::new(runtime.clone(), limits),
             image_gc: GcPolicy::default(),
+            dead_containers: DeadContainerPolicy::default(),
             runtime,
             state,
             runtime_name: "containerd".to_owned(),
@@ -265,6 +272,10 @@ impl Services {
         let garbage = NodeGarbage::new(context.clone(), running.registry.clone(), images.clone());
         let collecting = shutdown.clone();
         tasks.spawn(async move { _ = collecting.run_until_cancelled(images.run()).await });
+        if let Some(limits) = DeadContainerLimits::new(context.clone(), running.registry.clone(), pods.clone()) {
+            let limiting = shutdown.clone();
+            tasks.spawn(async move { _ = limiting.run_until_cancelled(limits.run()).await });
+        }
         let sync = SyncLoop {
             leftovers: Arc::new(OrphanCleanup::new(context.clone(), pods.clone())),
             workers: PodWorkers::counted_by(context, running.registry.clone()),
@@ -325,6 +336,7 @@ impl Services {
         .with_user_namespaces(self.user_namespaces);
         act.startups = self.startups;
         act.allocations = self.allocations;
+        act.dead_containers = DeadContainers::new(self.dead_containers);
         let metrics = self.metrics.clone();
         act.metrics = Some(self.metrics);
         WorkerContext {

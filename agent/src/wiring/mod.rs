@@ -368,6 +368,7 @@ impl Bootstrap {
             resize_policy: resizes::policy(settings, node.resources.swap, node.resources.cgroup_v2),
             images: prepared.images,
             image_gc: node::image_gc(settings),
+            dead_containers: node::dead_containers(settings),
             runtime_name: prepared.runtime_name,
             objects: prepared.objects,
             volumes: prepared.volumes,

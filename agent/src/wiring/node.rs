@@ -18,6 +18,7 @@ use crate::filesystem::Sharing;
 use crate::images::GcPolicy;
 use crate::images::PullLimits;
 use crate::kernel::selinux;
+use crate::model::DeadContainerPolicy;
 use crate::node::Machine;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::allocatable;
@@ -110,6 +111,17 @@ pub(super) fn image_gc(settings: &Settings) -> GcPolicy {
         low: u64::try_from(kubelet.image_gc_low_threshold_percent).unwrap_or(0),
         min_age: kubelet.image_minimum_gc_age.std(),
         max_age: kubelet.image_maximum_gc_age.std(),
+    }
+}
+
+/// When dead containers are removed.
+pub(super) fn dead_containers(settings: &Settings) -> DeadContainerPolicy {
+    let flags = &settings.flags;
+    DeadContainerPolicy {
+        // A negative number is no limit.
+        per_container: usize::try_from(flags.maximum_dead_containers_per_container).ok(),
+        total: usize::try_from(flags.maximum_dead_containers).ok(),
+        min_age: flags.minimum_container_ttl_duration.std(),
     }
 }
 

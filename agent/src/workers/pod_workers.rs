@@ -109,10 +109,7 @@ impl PodWorkers {
 
     /// The pod has changed in the runtime.
     pub fn poke(&mut self, uid: &PodUid) {
-        if let Some(mailbox) = self.registry.lock().get(uid) {
-            let reaction = mailbox.state().request(Request::Sync);
-            mailbox.react(reaction);
-        }
+        self.registry.poke(uid);
     }
 
     /// Something that concerns every pod has changed.

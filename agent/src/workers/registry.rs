@@ -1,5 +1,5 @@
 //! The worker registry: the mailbox of each pod worker by pod UID. Only [`super::pod_workers::PodWorkers`] inserts and
-//! removes; others read summaries, for metrics.
+//! removes; others read summaries and wake workers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::sync::PoisonError;
 
 use super::mailbox::Mailbox;
 use super::state::Phase;
+use super::state::Request;
 use crate::model::Pod;
 use crate::model::PodUid;
 
@@ -32,6 +33,14 @@ impl WorkerRegistry {
     pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<PodUid, Arc<Mailbox>>> {
         // Changed one insertion or removal at a time: a panic elsewhere leaves it usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pod's worker has something to do; nothing happens without one.
+    pub fn poke(&self, uid: &PodUid) {
+        if let Some(mailbox) = self.lock().get(uid) {
+            let reaction = mailbox.state().request(Request::Sync);
+            mailbox.react(reaction);
+        }
     }
 
     /// A summary of every worker, also of finished ones that housekeeping has not removed yet.

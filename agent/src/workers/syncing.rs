@@ -168,15 +168,16 @@ impl Worker {
         Next::Wait(earliest(again, self.refresh_volumes(&mut state.volumes, &pass.pod).await))
     }
 
-    /// Removes exited instances beyond the newest of each container, and replaced sandboxes. Returns when to retry if
-    /// something could not be removed.
+    /// Removes exited instances beyond the limits on dead containers, and replaced sandboxes. Returns when the next is due:
+    /// an instance is old enough then, or something could not be removed and is retried.
     pub(super) async fn collect_garbage(&mut self, view: &PodSnapshot) -> Option<Instant> {
-        if !act::gc::has_garbage(view) {
-            return None;
+        let next = act::gc::next_garbage(&self.context.act, view).map(|at| self.at(at));
+        if !act::gc::has_garbage(&self.context.act, view) {
+            return next;
         }
         let target = self.pod_ref.with_uid();
         if let Some(due) = self.context.retries.due(Operation::CollectGarbage, &target) {
-            return Some(due);
+            return earliest(Some(due), next);
         }
         self.context.pleg.acting(self.uid()).await;
         let errors = act::gc::collect_garbage(&self.context.act, view).await;
@@ -192,7 +193,7 @@ impl Worker {
         if let Err(error) = self.context.pleg.inspect(self.uid()).await {
             tracing::debug!(pod = %self.pod_ref, %error, "cannot inspect the pod after garbage collection");
         }
-        due
+        earliest(due, next)
     }
 
     /// A start counts for crash-loop back-off when it is attempted, also if it then fails.

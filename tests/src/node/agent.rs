@@ -18,6 +18,7 @@ use keblet::eviction::Policy;
 use keblet::images::GcPolicy;
 use keblet::metrics::Metrics;
 use keblet::model::ConfigSource;
+use keblet::model::DeadContainerPolicy;
 use keblet::model::Pod;
 use keblet::model::PodUid;
 use keblet::model::PodUpdate;
@@ -104,6 +105,7 @@ struct Listeners {
     cgroups: Option<Cgroups>,
     resources: ResourceSettings,
     image_gc: GcPolicy,
+    dead_containers: DeadContainerPolicy,
     offer: NodeOffer,
     read_node: Option<ReadNode>,
     /// The folder of static pods: the first set of pods is then the API server's.
@@ -129,6 +131,7 @@ impl Default for Listeners {
             cgroups: None,
             resources,
             image_gc,
+            dead_containers: DeadContainerPolicy::default(),
             offer,
             read_node,
             static_pods: None,
@@ -169,6 +172,18 @@ impl Agent {
         image_gc: GcPolicy,
     ) -> Self {
         Self::begin(sim, sensors, root, pods, Listeners { image_gc, ..Listeners::default() })
+    }
+
+    /// As [`Agent::start_in_cluster`], with these limits on dead containers.
+    pub fn start_limiting_dead_containers(
+        sim: &SimRuntime,
+        root: &Path,
+        pods: Vec<Pod>,
+        dead_containers: DeadContainerPolicy,
+        api: &Api,
+    ) -> Self {
+        let listeners = Listeners { dead_containers, api: Some(api.clone()), ..Listeners::default() };
+        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
     }
 
     /// As [`Agent::start`], with statuses and final deletions sent to `api`.
@@ -279,6 +294,7 @@ impl Agent {
             cgroups,
             resources,
             image_gc,
+            dead_containers,
             offer,
             read_node,
             static_pods,
@@ -311,6 +327,7 @@ impl Agent {
             recorder,
             observer,
             image_gc,
+            dead_containers,
             offer: watch::channel(offer).1,
             read_node,
             closed: closed.subscribe(),

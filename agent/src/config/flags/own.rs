@@ -26,9 +26,9 @@ document! {
         runtime_cgroups "runtime-cgroups": String, value, used, "Cgroup of the container runtime.";
         image_credential_provider_config "image-credential-provider-config": String, value, used, "File or directory that configures credential plugins.";
         image_credential_provider_bin_dir "image-credential-provider-bin-dir": String, value, used, "Directory of credential plugins.";
-        minimum_container_ttl_duration "minimum-container-ttl-duration": GoDuration, value, later, "Youngest dead container that may be removed.";
-        maximum_dead_containers_per_container "maximum-dead-containers-per-container": i32 = 1, value, later, "Dead instances kept of each container.";
-        maximum_dead_containers "maximum-dead-containers": i32 = -1, value, later, "Dead containers kept in all; negative means no limit.";
+        minimum_container_ttl_duration "minimum-container-ttl-duration": GoDuration, value, used, "Age from which on a dead container is removed.";
+        maximum_dead_containers_per_container "maximum-dead-containers-per-container": i32 = 1, value, used, "Dead instances kept of each container; negative means no limit.";
+        maximum_dead_containers "maximum-dead-containers": i32 = -1, value, used, "Dead containers kept in all; negative means no limit.";
         experimental_mounter_path "experimental-mounter-path": String, value, later, "Program that mounts volumes.";
         experimental_allocatable_ignore_eviction "experimental-allocatable-ignore-eviction": bool, value, used, "Leave hard eviction thresholds out of allocatable.";
         housekeeping_interval "housekeeping-interval": GoDuration = GoDuration::secs(10), value, later, "Time between two readings of container statistics.";

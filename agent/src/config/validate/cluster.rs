@@ -100,6 +100,10 @@ pub(super) fn check_flags(flags: &FlagSettings, problems: &mut Problems) {
     problems.require(config.is_empty() == folder.is_empty(), "image-credential-provider-config", || {
         "must be set together with --image-credential-provider-bin-dir".to_owned()
     });
+    let age = flags.minimum_container_ttl_duration;
+    problems.require(!age.is_negative(), "minimum-container-ttl-duration", || {
+        format!("invalid minimum garbage collection age: {age}")
+    });
     for (key, value) in &flags.node_labels {
         node_label(key, value, problems);
     }

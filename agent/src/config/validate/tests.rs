@@ -3,6 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::config::document;
+use crate::config::duration::GoDuration;
 use crate::config::schema;
 use crate::config::schema::Described;
 use crate::config::settings::to_json;
@@ -236,6 +237,11 @@ fn flag_rules() {
     assert_eq!(check(|s| s.cloud_provider = "aws".into()), ["cloud-provider"]);
     assert_eq!(check(|s| s.exit_on_lock_contention = true), ["exit-on-lock-contention"]);
     assert_eq!(check(|s| s.image_credential_provider_config = "/c".into()), ["image-credential-provider-config"]);
+    assert_eq!(check(|s| s.minimum_container_ttl_duration = GoDuration::nanos(-1)), ["minimum-container-ttl-duration"]);
+    let unlimited = |s: &mut FlagSettings| {
+        (s.maximum_dead_containers, s.maximum_dead_containers_per_container) = (i32::MIN, i32::MIN);
+    };
+    assert_eq!(check(unlimited), [""; 0]);
     assert_eq!(check(|s| label(s, "kubernetes.io/role")), ["node-labels"]);
     assert_eq!(check(|s| label(s, "sub.k8s.io/role")), ["node-labels"]);
     assert_eq!(check(|s| label(s, "no good")), ["node-labels"]);

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use tokio::sync::watch;
 
+use super::gc::DeadContainers;
 use super::hooks::PreStops;
 use super::image::PullHistory;
 use crate::allocation::Allocations;
@@ -22,8 +23,8 @@ use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
 use crate::workers::generate::NodeSettings;
 
-/// Services of all pod workers, shared by reference. Holds no state of a pod but its image pull back-off
-/// and its preStop hooks in progress.
+/// Services of all pod workers, shared by reference. Holds no state of a pod but its image pull back-off,
+/// its preStop hooks in progress and its containers in excess of the node's limits.
 #[derive(Debug)]
 pub struct ActContext {
     /// The container runtime.
@@ -56,6 +57,8 @@ pub struct ActContext {
     pub pacing: Pacing,
     /// Ranges of ids of pods with a user namespace of their own; none without [`Self::with_user_namespaces`].
     pub user_namespaces: UserNamespaces,
+    /// Limits on dead containers.
+    pub dead_containers: DeadContainers,
     pub(super) pre_stops: PreStops,
     pulls: Mutex<PullHistory>,
 }
@@ -114,6 +117,7 @@ impl ActContext {
             metrics: None,
             pacing,
             user_namespaces: UserNamespaces::default(),
+            dead_containers: DeadContainers::default(),
             pre_stops: PreStops::default(),
             pulls,
         }

@@ -2,16 +2,23 @@
 //! decides what is removed.
 //!
 //! The kubelet lists containers and sandboxes every minute for this. Here the pod's worker removes what its own snapshot
-//! shows, as soon as there is something to remove. Logs of removed pods are collected by the sync loop's housekeeping.
+//! shows, as soon as there is something to remove. What exceeds a limit on all pods is found by the pipeline, which leaves it
+//! in [`DeadContainers`] for the workers. Logs of removed pods are collected by the sync loop's housekeeping.
 
+mod dead_containers;
 mod lost;
 mod plan;
 
 use std::collections::HashSet;
 use std::fs;
 use std::path::PathBuf;
+use std::time::SystemTime;
 
+pub use dead_containers::DeadContainers;
 use keblet_proto::cri::v1 as cri;
+
+pub use plan::CountedPod;
+pub use plan::excess;
 
 use super::ActContext;
 use super::Cause;
@@ -21,24 +28,37 @@ use super::kill::Kill;
 use super::pod_termination;
 use super::remove;
 use crate::filesystem;
+use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::KillReason;
 use crate::model::PodSnapshot;
 use crate::runtime::Runtime;
+use crate::workers::backoff;
 use crate::workers::generate::names;
 
 /// True if there is something for [`collect_garbage`] to remove.
-pub fn has_garbage(snapshot: &PodSnapshot) -> bool {
-    let surplus: HashSet<_> = plan::surplus(snapshot).into_iter().map(|status| &status.id).collect();
+pub fn has_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> bool {
+    let surplus: HashSet<_> = surplus(ctx, snapshot).now.into_iter().map(|status| &status.id).collect();
     !surplus.is_empty() || !plan::old_sandboxes(snapshot, &surplus).is_empty()
+}
+
+/// When an instance that is too young for [`collect_garbage`] will be old enough.
+pub fn next_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Option<SystemTime> {
+    surplus(ctx, snapshot).next.map(backoff::wall_time)
+}
+
+fn surplus<'a>(ctx: &ActContext, snapshot: &'a PodSnapshot) -> plan::Surplus<'a> {
+    let excess = ctx.dead_containers.excess();
+    let rules = plan::Rules { policy: ctx.dead_containers.policy(), excess: &excess, now: ctx.clock.wall_nanos() };
+    plan::surplus(snapshot, &rules)
 }
 
 /// Removes exited instances with their logs, and old sandboxes, of a pod that stays. Continues after failures and returns
 /// them.
 pub async fn collect_garbage(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let (mut failed, mut gone) = (Vec::new(), HashSet::new());
-    for status in plan::surplus(snapshot) {
+    for status in surplus(ctx, snapshot).now {
         match remove_surplus(ctx, snapshot, status).await {
             Ok(()) => {
                 gone.insert(&status.id);
@@ -73,6 +93,16 @@ async fn stop_lost(ctx: &ActContext, snapshot: &PodSnapshot, status: &ContainerS
         ips: &snapshot.ips,
     };
     kill::stop_silently(ctx, &pod, kill).await
+}
+
+/// Removes these instances of a pod whose worker has finished, with their logs. Continues after failures and returns them.
+pub async fn remove_excess(ctx: &ActContext, snapshot: &PodSnapshot, excess: &HashSet<ContainerId>) -> Vec<PodError> {
+    let mut failed = Vec::new();
+    for status in snapshot.containers.iter().filter(|status| excess.contains(&status.id)) {
+        let removed = remove_surplus(ctx, snapshot, status).await;
+        failed.extend(removed.err().map(|source| PodError::CollectContainer { id: status.id.to_string(), source }));
+    }
+    failed
 }
 
 /// Removes all exited instances of a pod that is removed itself, with their logs. Continues after failures and returns

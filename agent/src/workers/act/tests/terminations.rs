@@ -237,7 +237,7 @@ async fn old_instances_and_sandboxes_of_a_pod_that_stays_are_removed() {
     ]);
     let sandbox = |id: &str, ready| SandboxStatus { id: id.into(), ready, ..snapshot.sandboxes[0].clone() };
     snapshot.sandboxes = vec![sandbox("sandbox-2", true), sandbox("sandbox-1", false), sandbox("sandbox-0", false)];
-    assert!(gc::has_garbage(&snapshot));
+    assert!(gc::has_garbage(&node.ctx, &snapshot));
     node.runtime.fail("RemoveContainer", Status::unknown("busy"));
     let failed = gc::collect_garbage(&node.ctx, &snapshot).await;
     assert_eq!(texts(&failed), ["rpc error: code = Unknown desc = busy"]);
@@ -250,7 +250,7 @@ async fn old_instances_and_sandboxes_of_a_pod_that_stays_are_removed() {
     let logs = [0, 1, 2].map(|attempt| node.path(&format!("c-{attempt}.log")).exists());
     assert_eq!(logs, [false, false, true]);
 
-    assert!(!gc::has_garbage(&running(&["c", "d"])));
+    assert!(!gc::has_garbage(&node.ctx, &running(&["c", "d"])));
     assert!(gc::collect_garbage(&node.ctx, &running(&["c", "d"])).await.is_empty());
     assert_eq!(node.runtime.take_calls(), [""; 0]);
 }
