@@ -85,7 +85,7 @@ impl ResizableNode {
         let resources = ResourceSettings { cfs_period: Some(100_000), page_size: 4096, ..ResourceSettings::default() };
         let allocatable = Quantities { milli_cpu: self.milli_cpu, ..Quantities::unlimited() };
         let info = NodeInfo { name: "sim".to_owned(), allocatable, ..NodeInfo::default() };
-        let offer = NodeOffer { node: Some(Arc::new(info)), ..NodeOffer::default() };
+        let offer = NodeOffer { node: Some(Arc::new(info)), pod_level_resources: true, ..NodeOffer::default() };
         let ((recorder, events), root) = (recorder(), self.folder.path());
         let (agent, metrics) =
             Agent::start_resizing(&self.sim, root, pods, recorder, (offer, self.policy), (Some(cgroups), resources));
@@ -392,6 +392,25 @@ async fn containers_of_an_agent_without_records_are_left_alone() {
     let updates = site.sim.trace(|l| l.calls().filter(|call| call.method == Method::UpdateContainerResources).count());
     assert_eq!((site.instances("web"), updates), (1, 0));
     assert!(is_settled(&agent, "web"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pod_level_resources_are_added_to_a_pod_that_runs() {
+    let site = ResizableNode::new(4000);
+    let web = |generation| sized("web", generation, both("250m", "64Mi"), json!({}));
+    let (agent, _, events) = site.start(vec![web(1)]);
+    site.until_running("web").await;
+    let mut resized = (*web(2)).clone();
+    let amounts = serde_json::from_value(both("500m", "96Mi")).expect("resources");
+    resized.spec.as_mut().expect("a spec").resources = Some(amounts);
+    agent.update(Arc::new(resized)).await;
+    let cgroup = "kubepods/podweb-uid";
+    let quota = site.file("cpu", cgroup, "cpu.cfs_quota_us");
+    until_true("the pod's cgroup follows", || text(&quota) == "50000").await;
+    until_true("it is done", || is_settled(&agent, "web") && reasons(&events).len() == 2).await;
+    assert_eq!(text(&site.file("memory", cgroup, "memory.limit_in_bytes")), (96 << 20).to_string());
+    assert_eq!(site.applied("web"), [256, 25_000, 64 << 20], "the container keeps its own");
+    assert_eq!(site.instances("web"), 1);
 }
 
 #[tokio::test(start_paused = true)]

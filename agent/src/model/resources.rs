@@ -199,10 +199,16 @@ pub fn is_resizing(pod: &Pod, snapshot: &PodSnapshot, actuated: Option<&PodResou
         let recorded = actuated.and_then(|actuated| actuated.containers.get(container.name()));
         newest.state == ContainerState::Running && in_force(recorded, allocated, newest.resources) != allocated
     };
-    let of_pod = actuated.and_then(|actuated| actuated.pod.as_ref());
+    is_pod_level_behind(pod, actuated)
+        || spec::lasting_containers(pod).filter(|c| c.class != ContainerClass::Init).any(differs)
+}
+
+/// What is allocated to the pod as a whole is not applied to it. A pod that was started without `spec.resources` has none
+/// applied; one without any record is taken for up to date.
+pub fn is_pod_level_behind(pod: &Pod, actuated: Option<&PodResources>) -> bool {
     let wanted = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
-    let pod_differs = of_pod.zip(wanted).is_some_and(|(one, other)| Compute::of(one) != Compute::of(other));
-    pod_differs || spec::lasting_containers(pod).filter(|c| c.class != ContainerClass::Init).any(differs)
+    let Some((actuated, wanted)) = actuated.zip(wanted) else { return false };
+    actuated.pod.as_ref().map(Compute::of).unwrap_or_default() != Compute::of(wanted)
 }
 
 /// A change of this resource needs a restart of the container (`resizePolicy`).

@@ -78,7 +78,7 @@ fn only_running_regular_containers_and_sidecars_are_resizing() {
 }
 
 #[test]
-fn pod_level_resources_are_compared_if_both_are_known() {
+fn pod_level_resources_are_compared_if_there_is_a_record() {
     let resources = |cpu: &str| json!({ "requests": { "cpu": cpu } });
     let pod = pod(json!([]), resources("2"));
     let resizing = |of_pod: Option<Value>| {
@@ -87,8 +87,9 @@ fn pod_level_resources_are_compared_if_both_are_known() {
     };
     assert_eq!(
         [resizing(Some(resources("1"))), resizing(Some(resources("2000m"))), resizing(None)],
-        [true, false, false]
+        [true, false, true]
     );
+    assert!(!is_resizing(&pod, &testing::snapshot(vec![]), None), "what was applied is not known");
 }
 
 #[test]

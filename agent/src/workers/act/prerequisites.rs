@@ -29,6 +29,8 @@ pub(super) async fn prepare(ctx: &ActContext, pass: &PassContext) -> Result<(), 
             return Err(kill::kill_pod(ctx, pod, &pass.snapshot, None).await);
         }
         create_cgroup(ctx, pass).await.map_err(failed)?;
+    } else if ctx.cgroups.is_none() && !runs(pass) {
+        record_pod_level(ctx, pass);
     }
     let created = ctx.volumes.make_pod_dirs(pass.uid());
     created.map_err(|source| failed(PodError::CreatePodDirectories { source }))?;
@@ -61,9 +63,14 @@ async fn create_cgroup(ctx: &ActContext, pass: &PassContext) -> Result<(), PodEr
     let created = cgroups.ensure_pod(class, uid, &values).await;
     ctx.count(|metrics| metrics.runtime.cgroup("create", ctx.clock.now().saturating_duration_since(began)));
     created.map_err(|source| PodError::CreateCgroup { uid: uid.to_owned(), source })?;
+    record_pod_level(ctx, pass);
+    Ok(())
+}
+
+/// Records that the pod is started with its `spec.resources`.
+fn record_pod_level(ctx: &ActContext, pass: &PassContext) {
     let pod_level = pass.pod.spec.as_ref().and_then(|spec| spec.resources.clone());
     ctx.allocations.pod_actuated(&pass.pod_ref.uid, pod_level);
-    Ok(())
 }
 
 /// `cgroup_parent` of the pod's sandbox and containers; empty without QoS cgroups.

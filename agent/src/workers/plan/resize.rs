@@ -44,9 +44,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
             list(&mut resize.cpu, Resizable::Cpu, entry);
         }
     }
-    let recorded = draft.input.actuated.and_then(|actuated| actuated.pod.as_ref());
-    let wanted = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
-    resize.pod_level = recorded.zip(wanted).is_some_and(|(one, other)| Compute::of(one) != Compute::of(other));
+    resize.pod_level = resources::is_pod_level_behind(pod, draft.input.actuated);
     let restarts = draft.starts_with_other_resources();
     resize.checks_memory = !resize.memory.is_empty() || restarts;
     let changes = !resize.memory.is_empty() || !resize.cpu.is_empty() || resize.pod_level;
