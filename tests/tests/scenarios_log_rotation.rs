@@ -4,6 +4,7 @@
 use std::fs;
 use std::fs::File;
 use std::io::Read as _;
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -110,7 +111,9 @@ fn no_line_is_lost_to_the_files_or_to_a_follower() -> Result<()> {
     node.layout.write_manifest("writer", &writer(&node))?;
     node.start()?;
     until_writing(&mut node)?;
-    let port = &config["port"];
+    let port = config["port"].as_u64().context("the main port is configured")?;
+    // Pods may run before the certificate of the main port is made.
+    node.until_true("the agent serves its main port", |_| Ok(TcpStream::connect(format!("127.0.0.1:{port}")).is_ok()))?;
     let url = format!("https://127.0.0.1:{port}/containerLogs/default/writer-{NODE}/main?follow=true");
     let followed = tokio::runtime::Runtime::new()?.block_on(follow(url))?;
     node.until_true("the container has exited", |node| Ok(node.status("writer")["phase"] == "Succeeded"))?;
