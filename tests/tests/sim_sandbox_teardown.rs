@@ -79,23 +79,6 @@ async fn a_sandbox_is_torn_down_as_soon_as_its_pod_has_terminated() {
     }
 }
 
-/// The request with the status of the exited container has the processors to itself, but an API server that does not answer
-/// keeps no sandbox.
-#[tokio::test(start_paused = true)]
-async fn the_teardown_waits_for_the_status_50_ms_at_most() {
-    let ((sim, folder), api) = (node(), Api::default());
-    let pods = names(2).iter().map(|name| api.put(&once(name).own_network().from_api().build())).collect();
-    let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), pods, &api);
-    running(&sim, 2).await;
-    sim.kill("p0", "main", Exit::Code(0)).expect("it runs");
-    let after = torn_down_after(&sim, "p0").await;
-    assert!(after < ms(40), "{after:?}");
-    api.set_unavailable(true);
-    sim.kill("p1", "main", Exit::Code(0)).expect("it runs");
-    let after = torn_down_after(&sim, "p1").await;
-    assert!((ms(50)..ms(100)).contains(&after), "{after:?}");
-}
-
 #[tokio::test(start_paused = true)]
 async fn the_next_agent_tears_down_what_a_killed_one_has_not() {
     let ((sim, folder), api) = (node(), Api::default());

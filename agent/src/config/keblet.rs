@@ -51,7 +51,6 @@ document! {
         stop_limiter "stopLimiter": bool = true, pointer, used, "Limit how many pods are stopped at the same time.";
         held_back_statuses "heldBackStatuses": bool = true, pointer, used, "Hold back the first status of a pod while containers are being started, 200 ms at most.";
         deferred_events "deferredEvents": bool = true, pointer, used, "Defer events while containers are being started or pods stopped, 2 s at most.";
-        status_before_teardown "statusBeforeTeardown": bool = true, pointer, used, "Hold back the teardown of a sandbox until the status of its exited containers is sent, 50 ms at most.";
     }
 }
 

@@ -6,7 +6,6 @@
 //! | [`StopLimiter`] | stops of pods, beyond two per processor | 2 s for the signal, 5 s for the sandbox of a pod that used its grace period |
 //! | [`FirstStatusHold`] | the first status of a pod, while containers are being started | 200 ms |
 //! | [`EventDeferral`] | events, while containers are being started or pods stopped | 2 s |
-//! | [`TeardownHold`] | the teardown of a sandbox, until the API server has the status of its exited containers | 50 ms |
 //!
 //! [`RemovalPermits`] limit how many pods' content is removed at the same time, whatever the policy.
 
@@ -15,7 +14,6 @@ mod first_status_hold;
 mod priority;
 mod removals;
 mod stop_limiter;
-mod teardown_hold;
 
 pub use self::event_deferral::EventDeferral;
 pub use self::first_status_hold::FirstStatusHold;
@@ -24,7 +22,6 @@ pub use self::priority::PriorityGuard;
 pub use self::removals::RemovalPermits;
 pub use self::stop_limiter::StopLimiter;
 pub use self::stop_limiter::StopPermit;
-pub use self::teardown_hold::TeardownHold;
 
 /// Which policies are on. Set by `pacing` of `KebletConfiguration`, for measurements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,13 +32,11 @@ pub struct PacingPolicy {
     pub held_back_statuses: bool,
     /// [`EventDeferral`].
     pub deferred_events: bool,
-    /// [`TeardownHold`].
-    pub status_before_teardown: bool,
 }
 
 impl Default for PacingPolicy {
     fn default() -> Self {
-        Self { stop_limiter: true, held_back_statuses: true, deferred_events: true, status_before_teardown: true }
+        Self { stop_limiter: true, held_back_statuses: true, deferred_events: true }
     }
 }
 
@@ -58,8 +53,6 @@ pub struct Pacing {
     pub first_status: FirstStatusHold,
     /// Defers events.
     pub events: EventDeferral,
-    /// Holds back teardowns of sandboxes.
-    pub teardown: TeardownHold,
 }
 
 impl Pacing {
@@ -72,7 +65,6 @@ impl Pacing {
             stops,
             first_status: FirstStatusHold::new(policy.held_back_statuses, priority.clone()),
             events: EventDeferral::new(policy.deferred_events, priority.clone()),
-            teardown: TeardownHold::new(policy.status_before_teardown),
             priority,
         }
     }

@@ -114,15 +114,6 @@ impl Statuses {
         }
     }
 
-    /// Waits until the API server has the status of the pod as it is cached now. Returns at once without an API server, or
-    /// without a status. Dropping the future has no effect.
-    pub async fn sent(&self, uid: &PodUid) {
-        let version = self.store().get(uid.as_str()).map(|stored| stored.version);
-        if let Some((api, version)) = self.api.as_ref().zip(version) {
-            api.sent(uid, version).await;
-        }
-    }
-
     /// Computes and publishes the status of the pod as of snapshot `view`. Returns true if the phase is now Failed or Succeeded.
     pub fn publish(&self, pod: &Pod, view: &PodSnapshot, observations: PodObservations<'_>, now: SystemTime) -> bool {
         let uid = pod_ref(pod).uid;

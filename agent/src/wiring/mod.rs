@@ -461,7 +461,6 @@ fn pacing_policy(settings: &Settings) -> PacingPolicy {
         stop_limiter: pacing.stop_limiter,
         held_back_statuses: pacing.held_back_statuses,
         deferred_events: pacing.deferred_events,
-        status_before_teardown: pacing.status_before_teardown,
     }
 }
 

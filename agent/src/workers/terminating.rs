@@ -68,9 +68,6 @@ impl Worker {
         if let Some(pass) = pass.as_ref().filter(|pass| finishes_before_sandbox(&pass.pod) && all_exited(&view)) {
             return self.processes_exited(pass, None).await;
         }
-        if let Some(pass) = pass.as_ref().filter(|pass| !pass.terms.immediately && has_run(&view)) {
-            self.context.act.pacing.teardown.released(self.context.statuses.sent(&pass.pod_ref.uid)).await;
-        }
         self.context.pleg.acting(self.uid()).await;
         let killed = match &pass {
             Some(pass) => self.stop(pass).await,
@@ -298,11 +295,6 @@ fn finishes_before_sandbox(pod: &Pod) -> bool {
 
 fn has_ready_sandbox(pass: &PassContext) -> bool {
     pass.snapshot.sandboxes.iter().any(|sandbox| sandbox.ready)
-}
-
-/// True if the pod has only containers that have exited.
-fn has_run(view: &PodSnapshot) -> bool {
-    !view.containers.is_empty() && all_exited(view)
 }
 
 /// True if every container has exited with a known exit code.

@@ -157,7 +157,6 @@ impl Sending {
     fn reconcile(&mut self) {
         let known: HashSet<PodUid> = self.manager.statuses.uids().into_iter().collect();
         self.states.retain(|uid, _| known.contains(uid));
-        self.manager.api_view.retain_sent(|uid| known.contains(uid));
         self.queue.extend(known);
     }
 
@@ -204,10 +203,7 @@ impl Sending {
         }
         let now = manager.clock.wall();
         match action::next(&uid, &stored, &copy, &time::of_wall(now)) {
-            SyncAction::None => {
-                state.set_in_sync(stored.version, &copy);
-                manager.api_view.set_sent(&uid, stored.version);
-            }
+            SyncAction::None => state.set_in_sync(stored.version, &copy),
             SyncAction::DeferrablePatch(_) if now.duration_since(stored.at).is_ok_and(|age| age < RECONCILE) => {}
             SyncAction::FirstPatch(_) if manager.first_status.holds(deadline) => {
                 self.starting.insert(uid, deadline);
@@ -246,7 +242,6 @@ impl Sending {
             Ok(Answered::Pod(pod)) if pod.metadata.uid == asked.copy.metadata.uid => {
                 if let Some(carried) = asked.carries {
                     state.set_patched(carried.version, carried.patch_hash, &pod);
-                    self.manager.api_view.set_sent(&uid, carried.version);
                 }
                 state.answered(*pod);
                 if let Some(carried) = asked.carries.filter(|carried| carried.version > state.measured) {
