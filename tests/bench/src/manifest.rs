@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn manifest_and_messages_describe_the_same_pod() {
-        let pods = workload::batches(WorkloadKind::Chain, 1, "p", Path::new("/host/stamps")).remove(0);
+        let pods = workload::batches(WorkloadKind::Chain, 1, "p", Path::new("/host/stamps"), 0).remove(0);
         let settings = settings(PodNetwork::Host);
         let manifest: Pod = serde_json::from_value(static_pod(&pods[0], &settings)).unwrap();
         let spec = manifest.spec.unwrap();

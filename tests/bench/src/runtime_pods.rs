@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_pod_has_one_sandbox_and_the_expected_attempts() {
-        let pod = &batches(WorkloadKind::Crash, 1, "p", Path::new("/s"))[0][0];
+        let pod = &batches(WorkloadKind::Crash, 1, "p", Path::new("/s"), 0)[0][0];
         let sandboxes = [sandbox("a", "p-0-node"), sandbox("b", "p-01")];
         let good = [container("a", 0), container("a", 1), container("b", 7)];
         assert_eq!(check_pod(pod, &sandboxes, &good), None);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn first_batch(kind: WorkloadKind, count: u32, folder: &Path) -> Vec<BenchPod> {
-        batches(kind, count, "p", folder).remove(0)
+        batches(kind, count, "p", folder, 0).remove(0)
     }
 
     #[test]

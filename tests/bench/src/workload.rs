@@ -112,10 +112,10 @@ pub(crate) struct BenchContainer {
     pub(crate) stamps: PathBuf,
 }
 
-/// Pods that are started together, batch after batch.
-pub(crate) fn batches(kind: WorkloadKind, pods: u32, prefix: &str, folder: &Path) -> Vec<Vec<BenchPod>> {
+/// Pods that are started together `now`, by CLOCK_MONOTONIC in nanoseconds, batch after batch.
+pub(crate) fn batches(kind: WorkloadKind, pods: u32, prefix: &str, folder: &Path, now: u64) -> Vec<Vec<BenchPod>> {
     match kind {
-        WorkloadKind::Crash => vec![crashing(pods, prefix, folder)],
+        WorkloadKind::Crash => vec![crashing(pods, prefix, folder, now)],
         WorkloadKind::Chain => {
             names(CHAIN_REPEATS, prefix).map(|name| vec![init_chain(name, CHAIN_LENGTH, folder)]).collect()
         }
@@ -136,26 +136,29 @@ pub(crate) fn running(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
     names(pods, prefix).map(|name| runs(name, folder)).collect()
 }
 
-/// Pods that crash once, one after the other once all of them run.
-pub(crate) fn crashing(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
+/// Pods that crash once, one after the other once all of them run. They are started `now`, by CLOCK_MONOTONIC in
+/// nanoseconds.
+pub(crate) fn crashing(pods: u32, prefix: &str, folder: &Path, now: u64) -> Vec<BenchPod> {
     let pod = |(name, after): (String, Duration)| {
         let once = format!("{STAMPS_IN_CONTAINER}/{name}.once");
-        let after = after.as_millis().to_string();
-        let args = ["exit", "--code", "1", "--after-ms", &after, "--once-file", &once];
+        let at = time_after(now, after);
+        let args = ["exit", "--code", "1", "--at-ns", &at, "--once-file", &once];
         let main = container(&name, "main", &args, folder);
         BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::CrashesOnce, extras: Extras::default() }
     };
     names(pods, prefix).zip(exit_times(pods)).map(pod).collect()
 }
 
-/// Pods that complete, one after the other once all of them run.
-pub(crate) fn completing(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
-    names(pods, prefix).zip(exit_times(pods)).map(|(name, after)| completes(name, after, folder)).collect()
+/// Pods that complete, one after the other once all of them run. They are started `now`, by CLOCK_MONOTONIC in
+/// nanoseconds.
+pub(crate) fn completing(pods: u32, prefix: &str, folder: &Path, now: u64) -> Vec<BenchPod> {
+    let pod = |(name, after)| completes(name, &["--at-ns", &time_after(now, after)], folder);
+    names(pods, prefix).zip(exit_times(pods)).map(pod).collect()
 }
 
 /// Pods that complete at once.
 pub(crate) fn one_shots(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
-    names(pods, prefix).map(|name| completes(name, Duration::ZERO, folder)).collect()
+    names(pods, prefix).map(|name| completes(name, &[], folder)).collect()
 }
 
 /// Pods with so many init containers that complete at once.
@@ -190,7 +193,8 @@ fn names(pods: u32, prefix: &str) -> impl Iterator<Item = String> {
     (0..pods).map(move |index| format!("{prefix}-{index}"))
 }
 
-/// Times of the exits of `pods` pods after the start of their containers.
+/// Times of the exits of `pods` pods after they are created; not after the start of each container, since starts take turns
+/// and exits would fall together.
 fn exit_times(pods: u32) -> impl Iterator<Item = Duration> {
     let first = BEFORE_FIRST_EXIT + BEFORE_FIRST_EXIT_PER_POD * pods;
     (0..pods).map(move |index| first + BETWEEN_EXITS * index)
@@ -201,8 +205,13 @@ fn runs(name: String, folder: &Path) -> BenchPod {
     BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Runs, extras: Extras::default() }
 }
 
-fn completes(name: String, after: Duration, folder: &Path) -> BenchPod {
-    let args = ["exit", "--code", "0", "--after-ms", &after.as_millis().to_string()];
+/// An argument for this long after `now`, by CLOCK_MONOTONIC in nanoseconds.
+fn time_after(now: u64, after: Duration) -> String {
+    (u128::from(now) + after.as_nanos()).to_string()
+}
+
+fn completes(name: String, when: &[&str], folder: &Path) -> BenchPod {
+    let args = [&["exit", "--code", "0"], when].concat();
     let main = container(&name, "main", &args, folder);
     BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Completes, extras: Extras::default() }
 }
@@ -227,7 +236,7 @@ mod tests {
     #[test]
     fn every_container_has_its_own_stamps() {
         for kind in WorkloadKind::ALL {
-            let pods: Vec<_> = batches(kind, 7, "p", Path::new("/host")).into_iter().flatten().collect();
+            let pods: Vec<_> = batches(kind, 7, "p", Path::new("/host"), 0).into_iter().flatten().collect();
             let containers = pods.iter().flat_map(|pod| pod.init.iter().chain([&pod.main]));
             let mut stamps: Vec<_> = containers.map(|container| &container.stamps).collect();
             let count = stamps.len();
@@ -240,12 +249,12 @@ mod tests {
 
     #[test]
     fn exits_are_spread() {
-        let pods = crashing(3, "p", Path::new("/host"));
-        let after: Vec<_> = pods.iter().map(|pod| pod.main.args[4].as_str()).collect();
-        assert_eq!(after, ["3750", "3900", "4050"]);
+        let pods = crashing(3, "p", Path::new("/host"), 7);
+        let at: Vec<_> = pods.iter().map(|pod| pod.main.args[4].as_str()).collect();
+        assert_eq!(at, ["3750000007", "3900000007", "4050000007"]);
         assert_eq!(pods[1].main.args.last().unwrap(), "/stamps/p-1.main");
         assert_eq!(pods[1].main.stamps, Path::new("/host/p-1.main"));
-        assert_eq!(completing(3, "q", Path::new("/host"))[2].main.args[4], "4050");
+        assert_eq!(completing(3, "q", Path::new("/host"), 0)[2].main.args[4], "4050000000");
         assert_eq!(failing(3, "f", Path::new("/host"))[1].main.args[4], "3900");
     }
 }

@@ -9,8 +9,9 @@ Test program of keblet's images.
 
 Usage:
   probe run [--stamp PATH]                        run until SIGTERM, reap orphans as PID 1, exit 0
-  probe exit [--code K] [--after-ms N] [--stamp PATH] [--once-file PATH]
-                                                  exit with K after N ms; with --once-file only the first time
+  probe exit [--code K] [--after-ms N | --at-ns N] [--stamp PATH] [--once-file PATH]
+                                                  exit with K after N ms, or at N ns of the monotonic clock; with
+                                                  --once-file only the first time
                                                   (the file is created then), later starts run until SIGTERM
   probe oom --mb N [--child]                      touch N MiB; with --child a child does, and the parent keeps running
   probe grow --mb-per-s N                         touch N MiB more every second, until SIGTERM
@@ -79,6 +80,8 @@ pub(crate) struct Exit {
     pub code: u8,
     /// How long to run before.
     pub after: Duration,
+    /// When to exit instead, in nanoseconds of CLOCK_MONOTONIC; at once if that has passed.
+    pub at: Option<u64>,
     /// The stamp file.
     pub stamp: Option<PathBuf>,
     /// Exit only if this file does not exist, and create it.
@@ -165,6 +168,7 @@ impl Exit {
         while let Some(option) = options.next() {
             match option {
                 "--code" => exit.code = options.number(option)?,
+                "--at-ns" => exit.at = Some(options.number(option)?),
                 "--after-ms" => exit.after = Duration::from_millis(options.number(option)?),
                 "--stamp" => exit.stamp = Some(options.path(option)?),
                 "--once-file" => exit.once_file = Some(options.path(option)?),
@@ -211,8 +215,8 @@ mod tests {
 
     #[test]
     fn every_action_parses() {
-        let exit =
-            Exit { code: 3, after: Duration::from_millis(250), stamp: Some("/s".into()), once_file: Some("/o".into()) };
+        let after = Duration::from_millis(250);
+        let exit = Exit { code: 3, after, at: None, stamp: Some("/s".into()), once_file: Some("/o".into()) };
         let fail_after = Some(Duration::from_millis(250));
         let web = Web { port: 80, stamp: Some("/s".into()), fail_after, once_file: Some("/o".into()) };
         let cases = [
@@ -220,6 +224,7 @@ mod tests {
             ("run --stamp /s", Action::Run { stamp: Some("/s".into()) }),
             ("exit", Action::Exit(Exit::default())),
             ("exit --code 3 --after-ms 250 --stamp /s --once-file /o", Action::Exit(exit)),
+            ("exit --at-ns 5", Action::Exit(Exit { at: Some(5), ..Exit::default() })),
             ("oom --mb 64", Action::Oom { megabytes: 64, child: false }),
             ("oom --child --mb 64", Action::Oom { megabytes: 64, child: true }),
             ("grow --mb-per-s 50", Action::Grow { speed: 50 }),

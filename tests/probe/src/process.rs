@@ -55,7 +55,11 @@ pub(crate) fn exit(exit: &Exit) -> Result<u8, String> {
         Some(path) => !create(path)?,
         None => false,
     };
-    let signalled = run_until_signal((!again).then_some(exit.after))?;
+    let after = match exit.at {
+        Some(at) => Duration::from_nanos(at.saturating_sub(stamp::now()?)),
+        None => exit.after,
+    };
+    let signalled = run_until_signal((!again).then_some(after))?;
     stamp::write(&exit.stamp, "exit")?;
     Ok(if signalled { 0 } else { exit.code })
 }

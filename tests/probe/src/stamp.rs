@@ -17,7 +17,17 @@ pub(crate) fn write(path: &Option<PathBuf>, word: &str) -> Result<(), String> {
     let Some(path) = path else { return Ok(()) };
     let fail = |error: std::io::Error| format!("cannot append to stamp file {}: {error}", path.display());
     let mut file = OpenOptions::new().append(true).create(true).open(path).map_err(fail)?;
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|errno| fail(errno.into()))?;
-    let line = format!("{word} {}{:09}\n", now.tv_sec(), now.tv_nsec());
+    let line = format!("{word} {}\n", now()?);
     file.write_all(line.as_bytes()).map_err(fail)
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC.
+///
+/// # Errors
+/// The clock cannot be read.
+pub(crate) fn now() -> Result<u64, String> {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_err(|errno| format!("cannot read the clock: {errno}"))?;
+    // It counts from the boot: neither is negative.
+    let [seconds, nanoseconds] = [now.tv_sec(), now.tv_nsec()].map(i64::unsigned_abs);
+    Ok(seconds * 1_000_000_000 + nanoseconds)
 }

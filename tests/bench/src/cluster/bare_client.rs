@@ -131,7 +131,8 @@ impl Parts<'_> {
     }
 
     async fn exit(&self, row: &mut Row<'_>) -> anyhow::Result<()> {
-        let pods = workload::completing(self.context.args.pods, &self.name("exit"), &self.settings.stamps());
+        let now = monotonic_now()?;
+        let pods = workload::completing(self.context.args.pods, &self.name("exit"), &self.settings.stamps(), now);
         let noticed = self.run(&pods).await?;
         let delays = noticed.iter().map(|(pod, at)| Ok(seconds(stamps::exit_of(&pod.main)?, *at)));
         row.add(Metric::ExitToTerminated, delays.collect::<anyhow::Result<_>>()?);
@@ -139,7 +140,8 @@ impl Parts<'_> {
     }
 
     async fn restart(&self, row: &mut Row<'_>) -> anyhow::Result<()> {
-        let pods = workload::crashing(self.context.args.pods, &self.name("crash"), &self.settings.stamps());
+        let now = monotonic_now()?;
+        let pods = workload::crashing(self.context.args.pods, &self.name("crash"), &self.settings.stamps(), now);
         self.run(&pods).await?;
         stamps::wait_done(&pods, self.context.limit(pods.len())).await?;
         row.add(Metric::ExitToRestarted, pods.iter().map(stamps::restart).collect::<anyhow::Result<_>>()?);

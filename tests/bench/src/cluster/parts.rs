@@ -108,7 +108,8 @@ async fn startup_and_delete(
 
 /// Pods whose processes exit one after the other.
 async fn exit(context: &Context, node: &mut BenchNode, prefix: &str, row: &mut Row<'_>) -> anyhow::Result<()> {
-    let pods = workload::completing(context.args.pods, &format!("{prefix}-exit"), &node.settings.stamps());
+    let now = stamps::monotonic_now()?;
+    let pods = workload::completing(context.args.pods, &format!("{prefix}-exit"), &node.settings.stamps(), now);
     let (_, terminated) = node.create(context, &pods, "terminated", |times| times.terminated).await?;
     let delays = pods.iter().zip(terminated).map(|(pod, seen)| Ok(seconds(stamps::exit_of(&pod.main)?, seen)));
     row.add(Metric::ExitToTerminated, delays.collect::<anyhow::Result<_>>()?);
@@ -117,7 +118,8 @@ async fn exit(context: &Context, node: &mut BenchNode, prefix: &str, row: &mut R
 
 /// Pods whose processes crash one after the other.
 async fn restart(context: &Context, node: &mut BenchNode, prefix: &str, row: &mut Row<'_>) -> anyhow::Result<()> {
-    let pods = workload::crashing(context.args.pods, &format!("{prefix}-crash"), &node.settings.stamps());
+    let now = stamps::monotonic_now()?;
+    let pods = workload::crashing(context.args.pods, &format!("{prefix}-crash"), &node.settings.stamps(), now);
     node.create(context, &pods, "Ready", |times| times.ready).await?;
     let limit = context.limit(pods.len());
     node.agent.while_running(stamps::wait_done(&pods, limit)).await?;

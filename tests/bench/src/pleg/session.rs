@@ -179,7 +179,7 @@ impl Session {
             token: false,
             cgroup_root: None,
         };
-        let batches = workload::batches(kind, self.args.pods, &prefix, &settings.stamps());
+        let batches = workload::batches(kind, self.args.pods, &prefix, &settings.stamps(), stamps::monotonic_now()?);
         let limit = workload::time_limit(self.args.pods);
         let measurement = Measurement { participant, kind, settings, batches, limit };
 
