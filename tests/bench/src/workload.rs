@@ -177,6 +177,7 @@ pub(crate) fn serving(pods: u32, prefix: &str, folder: &Path, check: Check, peri
 }
 
 /// Pods that serve HTTP and are not healthy any more, one after the other once all of them run, until they are restarted.
+/// Timed from the start of each container: a server has no other clock.
 pub(crate) fn failing(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
     let pod = |(name, after): (String, Duration)| {
         let once = format!("{STAMPS_IN_CONTAINER}/{name}.once");
@@ -193,8 +194,7 @@ fn names(pods: u32, prefix: &str) -> impl Iterator<Item = String> {
     (0..pods).map(move |index| format!("{prefix}-{index}"))
 }
 
-/// Times of the exits of `pods` pods after they are created; not after the start of each container, since starts take turns
-/// and exits would fall together.
+/// Times of the exits of `pods` pods after the first of them is created.
 fn exit_times(pods: u32) -> impl Iterator<Item = Duration> {
     let first = BEFORE_FIRST_EXIT + BEFORE_FIRST_EXIT_PER_POD * pods;
     (0..pods).map(move |index| first + BETWEEN_EXITS * index)
@@ -205,7 +205,8 @@ fn runs(name: String, folder: &Path) -> BenchPod {
     BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Runs, extras: Extras::default() }
 }
 
-/// An argument for this long after `now`, by CLOCK_MONOTONIC in nanoseconds.
+/// An argument for this long after `now`, by CLOCK_MONOTONIC in nanoseconds. Timed from the start of each container, exits would
+/// fall together, since starts take turns.
 fn time_after(now: u64, after: Duration) -> String {
     (u128::from(now) + after.as_nanos()).to_string()
 }
