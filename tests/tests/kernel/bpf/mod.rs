@@ -7,3 +7,4 @@ mod oom;
 mod oom_evidence;
 mod overflow;
 mod pids;
+mod verifier;
