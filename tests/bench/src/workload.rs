@@ -25,6 +25,10 @@ const BEFORE_FIRST_EXIT: Duration = Duration::from_secs(3);
 const BEFORE_FIRST_EXIT_PER_POD: Duration = Duration::from_millis(250);
 /// Exits are spread, so that the reaction to each is measured and not the runtime's queue.
 const BETWEEN_EXITS: Duration = Duration::from_millis(150);
+/// The next probe notices a failure, within a second: farther apart than exits, so that few come together.
+const BETWEEN_FAILURES: Duration = Duration::from_millis(500);
+/// Before the first liveness probe, so that it does not fail while the port is not open yet.
+const LIVENESS_DELAY: u32 = 2;
 
 /// A pod that any participant can run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -177,17 +181,18 @@ pub(crate) fn serving(pods: u32, prefix: &str, folder: &Path, check: Check, peri
 }
 
 /// Pods that serve HTTP and are not healthy any more, one after the other once all of them run, until they are restarted.
-/// Timed from the start of each container: a server has no other clock.
-pub(crate) fn failing(pods: u32, prefix: &str, folder: &Path) -> Vec<BenchPod> {
+/// They are started `now`, by CLOCK_MONOTONIC in nanoseconds.
+pub(crate) fn failing(pods: u32, prefix: &str, folder: &Path, now: u64) -> Vec<BenchPod> {
     let pod = |(name, after): (String, Duration)| {
         let once = format!("{STAMPS_IN_CONTAINER}/{name}.once");
-        let after = after.as_millis().to_string();
-        let args = ["web", "--port", &PORT.to_string(), "--fail-after-ms", &after, "--once-file", &once];
+        let args = ["web", "--port", &PORT.to_string(), "--fail-at-ns", &time_after(now, after), "--once-file", &once];
         let main = container(&name, "main", &args, folder);
-        let extras = Extras::main("livenessProbe", Check::Http.probe(1));
+        let mut probe = Check::Http.probe(1);
+        probe["initialDelaySeconds"] = json!(LIVENESS_DELAY);
+        let extras = Extras::main("livenessProbe", probe);
         BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::CrashesOnce, extras }
     };
-    names(pods, prefix).zip(exit_times(pods)).map(pod).collect()
+    names(pods, prefix).zip(times(pods, BETWEEN_FAILURES)).map(pod).collect()
 }
 
 fn names(pods: u32, prefix: &str) -> impl Iterator<Item = String> {
@@ -196,8 +201,12 @@ fn names(pods: u32, prefix: &str) -> impl Iterator<Item = String> {
 
 /// Times of the exits of `pods` pods after the first of them is created.
 fn exit_times(pods: u32) -> impl Iterator<Item = Duration> {
+    times(pods, BETWEEN_EXITS)
+}
+
+fn times(pods: u32, between: Duration) -> impl Iterator<Item = Duration> {
     let first = BEFORE_FIRST_EXIT + BEFORE_FIRST_EXIT_PER_POD * pods;
-    (0..pods).map(move |index| first + BETWEEN_EXITS * index)
+    (0..pods).map(move |index| first + between * index)
 }
 
 fn runs(name: String, folder: &Path) -> BenchPod {
@@ -256,6 +265,6 @@ mod tests {
         assert_eq!(pods[1].main.args.last().unwrap(), "/stamps/p-1.main");
         assert_eq!(pods[1].main.stamps, Path::new("/host/p-1.main"));
         assert_eq!(completing(3, "q", Path::new("/host"), 0)[2].main.args[4], "4050000000");
-        assert_eq!(failing(3, "f", Path::new("/host"))[1].main.args[4], "3900");
+        assert_eq!(failing(3, "f", Path::new("/host"), 7)[1].main.args[4], "4250000007");
     }
 }

@@ -17,9 +17,10 @@ Usage:
   probe grow --mb-per-s N                         touch N MiB more every second, until SIGTERM
   probe obey --commands PATH                      execute the lines of a FIFO: `main N` touches N MiB, `child N` forks
                                                   a child that does and waits for its end, `exit K` exits with K
-  probe web [--port P] [--stamp PATH] [--fail-after-ms N] [--once-file PATH]
-                                                  answer every HTTP request with 200 (port 8080), from N ms on with 500;
-                                                  with --once-file only the first process fails
+  probe web [--port P] [--stamp PATH] [--fail-at-ns N] [--once-file PATH]
+                                                  answer every HTTP request with 200 (port 8080), from N ns of the
+                                                  monotonic clock on with 500; with --once-file only the first process
+                                                  fails
   probe fork-exit                                 fork a child that keeps running, then exit 0
 
 A stamp file gets one line `start NANOSECONDS` at the start and `exit NANOSECONDS` just before the exit, both of
@@ -67,8 +68,8 @@ pub(crate) struct Web {
     pub port: u16,
     /// The stamp file.
     pub stamp: Option<PathBuf>,
-    /// How long to answer with success.
-    pub fail_after: Option<Duration>,
+    /// When to begin to fail, in nanoseconds of CLOCK_MONOTONIC.
+    pub fail_at: Option<u64>,
     /// Fail only if this file does not exist, and create it.
     pub once_file: Option<PathBuf>,
 }
@@ -148,12 +149,12 @@ impl Action {
 
 impl Web {
     fn parse(mut options: Options<'_>) -> Result<Self, String> {
-        let mut web = Self { port: 8080, stamp: None, fail_after: None, once_file: None };
+        let mut web = Self { port: 8080, stamp: None, fail_at: None, once_file: None };
         while let Some(option) = options.next() {
             match option {
                 "--port" => web.port = options.number(option)?,
                 "--stamp" => web.stamp = Some(options.path(option)?),
-                "--fail-after-ms" => web.fail_after = Some(Duration::from_millis(options.number(option)?)),
+                "--fail-at-ns" => web.fail_at = Some(options.number(option)?),
                 "--once-file" => web.once_file = Some(options.path(option)?),
                 _ => return Err(unknown("web", option)),
             }
@@ -217,8 +218,7 @@ mod tests {
     fn every_action_parses() {
         let after = Duration::from_millis(250);
         let exit = Exit { code: 3, after, at: None, stamp: Some("/s".into()), once_file: Some("/o".into()) };
-        let fail_after = Some(Duration::from_millis(250));
-        let web = Web { port: 80, stamp: Some("/s".into()), fail_after, once_file: Some("/o".into()) };
+        let web = Web { port: 80, stamp: Some("/s".into()), fail_at: Some(250), once_file: Some("/o".into()) };
         let cases = [
             ("run", Action::Run { stamp: None }),
             ("run --stamp /s", Action::Run { stamp: Some("/s".into()) }),
@@ -229,8 +229,8 @@ mod tests {
             ("oom --child --mb 64", Action::Oom { megabytes: 64, child: true }),
             ("grow --mb-per-s 50", Action::Grow { speed: 50 }),
             ("obey --commands /c", Action::Obey { commands: "/c".into() }),
-            ("web", Action::Web(Web { port: 8080, stamp: None, fail_after: None, once_file: None })),
-            ("web --port 80 --stamp /s --fail-after-ms 250 --once-file /o", Action::Web(web)),
+            ("web", Action::Web(Web { port: 8080, stamp: None, fail_at: None, once_file: None })),
+            ("web --port 80 --stamp /s --fail-at-ns 250 --once-file /o", Action::Web(web)),
             ("fork-exit", Action::ForkExit),
         ];
         for (line, expected) in cases {

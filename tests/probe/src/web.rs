@@ -8,7 +8,6 @@ use std::net::TcpListener;
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::Duration;
-use std::time::Instant;
 
 use crate::arguments::Web;
 use crate::process;
@@ -29,7 +28,7 @@ pub(crate) fn serve(web: &Web) -> Result<u8, String> {
         Some(path) => !process::create(path)?,
         None => false,
     };
-    let fails_at = web.fail_after.filter(|_| !failed_before).map(|after| Instant::now() + after);
+    let fails_at = web.fail_at.filter(|_| !failed_before);
     let port = web.port;
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
         .map_err(|error| format!("cannot listen on port {port}: {error}"))?;
@@ -45,7 +44,8 @@ pub(crate) fn serve(web: &Web) -> Result<u8, String> {
 
 /// Which answer is due.
 struct Health {
-    fails_at: Option<Instant>,
+    /// Nanoseconds of CLOCK_MONOTONIC.
+    fails_at: Option<u64>,
     stamp: Option<PathBuf>,
     has_failed: bool,
 }
@@ -53,7 +53,8 @@ struct Health {
 impl Health {
     /// The answer; stamps the first failure.
     fn answer(&mut self) -> std::io::Result<&'static [u8]> {
-        if self.fails_at.is_none_or(|at| Instant::now() < at) {
+        let now = stamp::now().map_err(std::io::Error::other)?;
+        if self.fails_at.is_none_or(|at| now < at) {
             return Ok(ANSWER);
         }
         if !self.has_failed {
@@ -93,13 +94,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_fail_after_the_time_and_the_first_failure_is_stamped() {
+    fn answers_fail_from_a_time_on_and_the_first_failure_is_stamped() {
         let stamp = std::env::temp_dir().join(format!("probe-web-{}", std::process::id()));
         let health = |fails_at| Health { fails_at, stamp: Some(stamp.clone()), has_failed: false };
         assert_eq!(health(None).answer().unwrap(), ANSWER);
-        assert_eq!(health(Some(Instant::now() + TIMEOUT)).answer().unwrap(), ANSWER);
+        assert_eq!(health(Some(u64::MAX)).answer().unwrap(), ANSWER);
         assert!(!stamp.exists());
-        let mut failing = health(Some(Instant::now()));
+        let mut failing = health(Some(0));
         assert_eq!((failing.answer().unwrap(), failing.answer().unwrap()), (FAILURE, FAILURE));
         let written = std::fs::read_to_string(&stamp).unwrap();
         std::fs::remove_file(&stamp).unwrap();

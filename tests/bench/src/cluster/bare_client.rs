@@ -173,7 +173,8 @@ impl Parts<'_> {
 
     /// Containers that are stopped and started again, one after the other: from the decision to the next process.
     async fn liveness(&self, row: &mut Row<'_>) -> anyhow::Result<()> {
-        let pods = workload::failing(self.context.args.pods, &self.name("fail"), &self.settings.stamps());
+        let now = monotonic_now()?;
+        let pods = workload::failing(self.context.args.pods, &self.name("fail"), &self.settings.stamps(), now);
         let (_, running) = self.start(&pods, pods.len()).await?;
         tokio::time::sleep(UP_SETTLE).await;
         let client = self.client(1);

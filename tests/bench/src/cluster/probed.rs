@@ -100,7 +100,8 @@ pub(super) async fn liveness(
     prefix: &str,
     row: &mut Row<'_>,
 ) -> anyhow::Result<()> {
-    let pods = workload::failing(context.args.pods, &format!("{prefix}-fail"), &node.settings.stamps());
+    let now = stamps::monotonic_now()?;
+    let pods = workload::failing(context.args.pods, &format!("{prefix}-fail"), &node.settings.stamps(), now);
     node.create(context, &pods, "Ready", |times| times.ready).await?;
     let limit = context.limit(pods.len());
     node.agent.while_running(stamps::wait_done(&pods, limit)).await?;
