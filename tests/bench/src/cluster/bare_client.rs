@@ -98,6 +98,7 @@ impl Parts<'_> {
             let name = self.name(&format!("up{parallelism}"));
             let pods = workload::running(self.context.args.pods, &name, &self.settings.stamps());
             let (took, running) = self.start(&pods, parallelism).await?;
+            eprintln!("  {parallelism} pods at a time: all {} run after {took:.2} s", pods.len());
             starts.push(took);
             tokio::time::sleep(UP_SETTLE).await;
             deletions.push(self.client(parallelism).stop(&running, parallelism).await?);
@@ -229,7 +230,9 @@ impl Parts<'_> {
             runtime_pods::sweep(&self.context.runtime).await?;
             let name = self.name(&format!("many{parallelism}"));
             let pods = workload::running(args.density_pods, &name, &self.settings.stamps());
-            starts.push(self.start(&pods, parallelism).await?.0);
+            let (took, _) = self.start(&pods, parallelism).await?;
+            eprintln!("  {parallelism} pods at a time: all {} run after {took:.2} s", pods.len());
+            starts.push(took);
             if !args.includes(Part::Density) {
                 break;
             }
