@@ -7,6 +7,7 @@ use clap::Parser;
 use clap::Subcommand;
 use keblet::cli::process;
 use keblet_bench::ClusterArgs;
+use keblet_bench::FloodArgs;
 use keblet_bench::PlegArgs;
 use keblet_bench::PressureArgs;
 
@@ -28,6 +29,9 @@ enum Command {
     Pressure(Box<PressureArgs>),
     /// Merge the JSON of several runs into one report
     Merge(MergeArgs),
+    /// Start processes that exit at once, for `cluster --only exit-flood`
+    #[command(hide = true)]
+    Flood(FloodArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -51,11 +55,16 @@ fn main() -> ExitCode {
 }
 
 fn perform(command: Command) -> anyhow::Result<()> {
+    // Without the threads of a runtime.
+    if let Command::Flood(args) = &command {
+        return keblet_bench::run_flood(args);
+    }
     let runtime = process::runtime()?;
     match command {
         Command::Pleg(args) => runtime.block_on(keblet_bench::run_pleg(*args)),
         Command::Cluster(args) => runtime.block_on(keblet_bench::run_cluster(*args)),
         Command::Pressure(args) => runtime.block_on(keblet_bench::run_pressure(*args)),
         Command::Merge(args) => keblet_bench::merge(&args.files, &args.output),
+        Command::Flood(args) => keblet_bench::run_flood(&args),
     }
 }

@@ -64,6 +64,10 @@ pub(crate) enum Metric {
     OomWrongVerdicts,
     /// Containers whose termination has a wrong reason, percent.
     OomWrongReasons,
+    /// An OOM kill of a main process to the agent's event on the pod in a watch.
+    OomKillToEvent,
+    /// The same to its container being terminated with the reason OOMKilled in a watch.
+    OomKillToTerminated,
     /// Races of a growing pod in which it was evicted before the kernel killed, percent.
     RaceWon,
     /// How fast the pod really grew before, MiB per second.
@@ -96,6 +100,12 @@ pub(crate) enum Metric {
     ObserveCpu,
     /// Its resident memory, MiB.
     ObserveRss,
+    /// Processes outside of pods that exit beside an idle agent, per second.
+    ExitFloodRate,
+    /// CPU time of the agent for 10,000 of these exits.
+    ExitFloodAgentCpu,
+    /// CPU time of `keblet observe` for 10,000 of these exits.
+    ExitFloodObserveCpu,
     /// CPU time of the agent for one scrape of `/metrics`.
     ScrapeMetrics,
     /// The same of `/metrics/cadvisor`.
@@ -113,6 +123,7 @@ pub(crate) enum Unit {
     Seconds,
     CpuSecondsPerMinute,
     PerMinute,
+    PerSecond,
     Mebibytes,
     MebibytesPerSecond,
     Percent,
@@ -127,7 +138,7 @@ pub(crate) struct PodCounts {
 
 impl Metric {
     /// All, in the order of the report.
-    pub(crate) const ALL: [Self; 49] = [
+    pub(crate) const ALL: [Self; 54] = [
         Self::AgentStartToNodeReady,
         Self::AgentStartToHealthy,
         Self::AgentStartToAllRunning,
@@ -157,6 +168,8 @@ impl Metric {
         Self::OomKillToStatus,
         Self::OomWrongVerdicts,
         Self::OomWrongReasons,
+        Self::OomKillToEvent,
+        Self::OomKillToTerminated,
         Self::RaceWon,
         Self::RaceGrowth,
         Self::RaceCrossingToEvicted,
@@ -173,6 +186,9 @@ impl Metric {
         Self::HttpProbesRss,
         Self::ObserveCpu,
         Self::ObserveRss,
+        Self::ExitFloodRate,
+        Self::ExitFloodAgentCpu,
+        Self::ExitFloodObserveCpu,
         Self::ScrapeMetrics,
         Self::ScrapeCadvisor,
         Self::ScrapeResource,
@@ -218,6 +234,8 @@ impl Metric {
             Self::OomKillToStatus => format!("{pods} OOM kills, kill of a main process to its terminated status"),
             Self::OomWrongVerdicts => format!("{pods} OOM kills without the right process and limit in the report"),
             Self::OomWrongReasons => format!("{pods} OOM kills, containers that terminated with a wrong reason"),
+            Self::OomKillToEvent => format!("{pods} OOM kills, kill to the agent's event on the pod in a watch"),
+            Self::OomKillToTerminated => format!("{pods} OOM kills, kill to terminated (OOMKilled) in a watch"),
             Self::RaceWon => format!("{pods} races, pod evicted before the kernel killed"),
             Self::RaceGrowth => format!("{pods} races, growth of the pod just above the threshold (median)"),
             Self::RaceCrossingToEvicted => {
@@ -242,6 +260,11 @@ impl Metric {
             Self::HttpProbesRss => format!("{idle} idle pods with HTTP readiness probes, resident memory of the agent"),
             Self::ObserveCpu => format!("{idle} idle pods, CPU of keblet observe per minute"),
             Self::ObserveRss => format!("{idle} idle pods, resident memory of keblet observe"),
+            Self::ExitFloodRate => "flood of exiting processes, exits per second".to_owned(),
+            Self::ExitFloodAgentCpu => "flood of exiting processes, CPU of the agent for 10,000 exits".to_owned(),
+            Self::ExitFloodObserveCpu => {
+                "flood of exiting processes, CPU of keblet observe for 10,000 exits".to_owned()
+            }
             Self::ScrapeMetrics => format!("{idle} pods, CPU of the agent for one scrape of /metrics"),
             Self::ScrapeCadvisor => format!("{idle} pods, CPU of the agent for one scrape of /metrics/cadvisor"),
             Self::ScrapeResource => format!("{idle} pods, CPU of the agent for one scrape of /metrics/resource"),
@@ -258,6 +281,7 @@ impl Metric {
             | Self::HttpProbesAgentCpu
             | Self::ObserveCpu => Unit::CpuSecondsPerMinute,
             Self::IdleCriCalls | Self::IdleApiRequests => Unit::PerMinute,
+            Self::ExitFloodRate => Unit::PerSecond,
             Self::IdleRssAnon | Self::IdleRss | Self::TcpProbesRss | Self::HttpProbesRss | Self::ObserveRss => {
                 Unit::Mebibytes
             }
@@ -283,7 +307,7 @@ impl Unit {
     pub(crate) fn show(self, value: f64) -> String {
         match self {
             Self::CpuSecondsPerMinute => format!("{value:.2} s"),
-            Self::PerMinute => format!("{value:.0}"),
+            Self::PerMinute | Self::PerSecond => format!("{value:.0}"),
             Self::Percent => format!("{value:.2} %"),
             Self::Mebibytes => format!("{value:.1} MiB"),
             Self::MebibytesPerSecond => format!("{value:.0} MiB/s"),

@@ -64,6 +64,23 @@ pub(crate) async fn uids(runtime: &Runtime) -> anyhow::Result<BTreeSet<String>> 
     Ok(sandboxes.into_iter().filter_map(|sandbox| sandbox.metadata).map(|metadata| metadata.uid).collect())
 }
 
+/// The main process of each of these pods, which have one container and no earlier ones; in the same order.
+///
+/// # Errors
+/// A pod has no container, or no process of it is known.
+pub(crate) async fn main_pids(runtime: &Runtime, pods: &[String]) -> anyhow::Result<Vec<u32>> {
+    let containers = runtime.list_containers(Default::default()).await?;
+    let mut pids = Vec::new();
+    for pod in pods {
+        let is_its = |container: &&cri::Container| container.labels.get("io.kubernetes.pod.name") == Some(pod);
+        let container = containers.iter().find(is_its).with_context(|| format!("pod {pod} has no container"))?;
+        let inspection = runtime.container_status(&container.id, true).await?;
+        let pid = inspection.pid();
+        pids.push(pid.with_context(|| format!("the runtime reports no PID of container {}", container.id))?);
+    }
+    Ok(pids)
+}
+
 async fn ours(runtime: &Runtime) -> Result<Vec<cri::PodSandbox>, RuntimeError> {
     let label_selector = BTreeMap::from([(LABEL.0.to_owned(), LABEL.1.to_owned())]);
     runtime.list_pod_sandboxes(cri::PodSandboxFilter { label_selector, ..Default::default() }).await

@@ -20,6 +20,10 @@ pub(crate) const CHAIN_REPEATS: u32 = 5;
 /// Port of pods that serve HTTP.
 const PORT: u16 = 8080;
 
+/// Memory that a hungry process touches, in MiB, and the limit of its container.
+const HUNGER: u32 = 96;
+const MEMORY_LIMIT: &str = "32Mi";
+
 /// Time until all pods run before the first one exits; the slowest known agent needs 0.23 s per pod.
 const BEFORE_FIRST_EXIT: Duration = Duration::from_secs(3);
 const BEFORE_FIRST_EXIT_PER_POD: Duration = Duration::from_millis(250);
@@ -84,7 +88,7 @@ pub(crate) enum Behaviour {
     Runs,
     /// Exits once with an error and runs after its restart.
     CrashesOnce,
-    /// Exits with success and is not restarted.
+    /// Exits with success, or is killed, and is not restarted.
     Completes,
 }
 
@@ -157,6 +161,19 @@ pub(crate) fn crashing(pods: u32, prefix: &str, folder: &Path, now: u64) -> Vec<
 /// nanoseconds.
 pub(crate) fn completing(pods: u32, prefix: &str, folder: &Path, now: u64) -> Vec<BenchPod> {
     let pod = |(name, after)| completes(name, &["--at-ns", &time_after(now, after)], folder);
+    names(pods, prefix).zip(exit_times(pods)).map(pod).collect()
+}
+
+/// Pods whose main process exceeds the memory limit of its container, one after the other once all of them run. They are
+/// started `now`, by CLOCK_MONOTONIC in nanoseconds.
+pub(crate) fn hungry(pods: u32, prefix: &str, folder: &Path, now: u64) -> Vec<BenchPod> {
+    let pod = |(name, after): (String, Duration)| {
+        let args = ["oom", "--mb", &HUNGER.to_string(), "--at-ns", &time_after(now, after)];
+        let main = container(&name, "main", &args, folder);
+        let resources = json!({ "requests": { "memory": "4Mi" }, "limits": { "memory": MEMORY_LIMIT } });
+        let extras = Extras::main("resources", resources);
+        BenchPod { name, init: Vec::new(), main, behaviour: Behaviour::Completes, extras }
+    };
     names(pods, prefix).zip(exit_times(pods)).map(pod).collect()
 }
 
@@ -265,6 +282,10 @@ mod tests {
         assert_eq!(pods[1].main.args.last().unwrap(), "/stamps/p-1.main");
         assert_eq!(pods[1].main.stamps, Path::new("/host/p-1.main"));
         assert_eq!(completing(3, "q", Path::new("/host"), 0)[2].main.args[4], "4050000000");
+        assert_eq!(
+            hungry(3, "h", Path::new("/host"), 7)[1].main.args[..5],
+            ["oom", "--mb", "96", "--at-ns", "3900000007"]
+        );
         assert_eq!(failing(3, "f", Path::new("/host"), 7)[1].main.args[4], "4250000007");
     }
 }

@@ -13,7 +13,9 @@ Usage:
                                                   exit with K after N ms, or at N ns of the monotonic clock; with
                                                   --once-file only the first time
                                                   (the file is created then), later starts run until SIGTERM
-  probe oom --mb N [--child]                      touch N MiB; with --child a child does, and the parent keeps running
+  probe oom --mb N [--child] [--at-ns N] [--stamp PATH]
+                                                  touch N MiB, or wait until N ns of the monotonic clock first; with
+                                                  --child a child does, and the parent keeps running
   probe grow --mb-per-s N                         touch N MiB more every second, until SIGTERM
   probe obey --commands PATH                      execute the lines of a FIFO: `main N` touches N MiB, `child N` forks
                                                   a child that does and waits for its end, `exit K` exits with K
@@ -39,12 +41,7 @@ pub(crate) enum Action {
     /// Exit after a time.
     Exit(Exit),
     /// Allocate memory and touch it.
-    Oom {
-        /// How much, in MiB.
-        megabytes: usize,
-        /// Whether a forked child does it.
-        child: bool,
-    },
+    Oom(Oom),
     /// Touch more and more memory.
     Grow {
         /// MiB per second.
@@ -59,6 +56,19 @@ pub(crate) enum Action {
     Web(Web),
     /// Exit and leave an orphan.
     ForkExit,
+}
+
+/// How to touch memory.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Oom {
+    /// How much, in MiB.
+    pub megabytes: usize,
+    /// Whether a forked child does it.
+    pub child: bool,
+    /// When to begin, in nanoseconds of CLOCK_MONOTONIC; at once if that has passed.
+    pub at: Option<u64>,
+    /// The stamp file.
+    pub stamp: Option<PathBuf>,
 }
 
 /// How to serve HTTP.
@@ -109,17 +119,7 @@ impl Action {
                 Ok(Self::Run { stamp })
             }
             "exit" => Exit::parse(options).map(Self::Exit),
-            "oom" => {
-                let (mut megabytes, mut child) = (None, false);
-                while let Some(option) = options.next() {
-                    match option {
-                        "--mb" => megabytes = Some(options.number(option)?),
-                        "--child" => child = true,
-                        _ => return Err(unknown(name, option)),
-                    }
-                }
-                Ok(Self::Oom { megabytes: megabytes.ok_or("oom: --mb is missing")?, child })
-            }
+            "oom" => Oom::parse(options).map(Self::Oom),
             "grow" => {
                 let mut speed = None;
                 while let Some(option) = options.next() {
@@ -144,6 +144,22 @@ impl Action {
             "fork-exit" => options.next().map_or(Ok(Self::ForkExit), |option| Err(unknown(name, option))),
             _ => Err(format!("unknown action {name:?}")),
         }
+    }
+}
+
+impl Oom {
+    fn parse(mut options: Options<'_>) -> Result<Self, String> {
+        let (mut oom, mut megabytes) = (Self::default(), None);
+        while let Some(option) = options.next() {
+            match option {
+                "--mb" => megabytes = Some(options.number(option)?),
+                "--child" => oom.child = true,
+                "--at-ns" => oom.at = Some(options.number(option)?),
+                "--stamp" => oom.stamp = Some(options.path(option)?),
+                _ => return Err(unknown("oom", option)),
+            }
+        }
+        Ok(Self { megabytes: megabytes.ok_or("oom: --mb is missing")?, ..oom })
     }
 }
 
@@ -219,14 +235,16 @@ mod tests {
         let after = Duration::from_millis(250);
         let exit = Exit { code: 3, after, at: None, stamp: Some("/s".into()), once_file: Some("/o".into()) };
         let web = Web { port: 80, stamp: Some("/s".into()), fail_at: Some(250), once_file: Some("/o".into()) };
+        let timed = Oom { megabytes: 64, child: false, at: Some(5), stamp: Some("/s".into()) };
         let cases = [
             ("run", Action::Run { stamp: None }),
             ("run --stamp /s", Action::Run { stamp: Some("/s".into()) }),
             ("exit", Action::Exit(Exit::default())),
             ("exit --code 3 --after-ms 250 --stamp /s --once-file /o", Action::Exit(exit)),
             ("exit --at-ns 5", Action::Exit(Exit { at: Some(5), ..Exit::default() })),
-            ("oom --mb 64", Action::Oom { megabytes: 64, child: false }),
-            ("oom --child --mb 64", Action::Oom { megabytes: 64, child: true }),
+            ("oom --mb 64", Action::Oom(Oom { megabytes: 64, ..Oom::default() })),
+            ("oom --child --mb 64", Action::Oom(Oom { megabytes: 64, child: true, ..Oom::default() })),
+            ("oom --mb 64 --at-ns 5 --stamp /s", Action::Oom(timed)),
             ("grow --mb-per-s 50", Action::Grow { speed: 50 }),
             ("obey --commands /c", Action::Obey { commands: "/c".into() }),
             ("web", Action::Web(Web { port: 8080, stamp: None, fail_at: None, once_file: None })),

@@ -41,7 +41,7 @@ fn perform(action: Action) -> Result<u8, String> {
     match action {
         Action::Run { stamp } => process::run(&stamp),
         Action::Exit(exit) => process::exit(&exit),
-        Action::Oom { megabytes, child } => memory::exhaust(megabytes, child),
+        Action::Oom(oom) => memory::exhaust(&oom),
         Action::Grow { speed } => memory::grow(speed),
         Action::Obey { commands } => obey::execute(&commands),
         Action::Web(web) => web::serve(&web),

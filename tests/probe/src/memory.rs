@@ -6,19 +6,29 @@ use std::time::Instant;
 use nix::unistd::ForkResult;
 use nix::unistd::fork;
 
+use crate::arguments::Oom;
 use crate::process;
+use crate::stamp;
 
 /// Interval at which memory is touched.
 const STEP: Duration = Duration::from_millis(5);
 /// Most memory of one step, in bytes.
 const MAX_STEP: usize = 32 << 20;
 
-/// Touches the memory and keeps it; with `child` in a child process, whose end the parent reports.
+/// Touches the memory when it is time, and keeps it; with `child` in a child process, whose end the parent reports.
 ///
 /// # Errors
-/// The process cannot fork, or cannot reserve the memory.
-pub(crate) fn exhaust(megabytes: usize, child: bool) -> Result<u8, String> {
-    if !child {
+/// The stamp file cannot be written, the process cannot fork, or cannot reserve the memory.
+pub(crate) fn exhaust(oom: &Oom) -> Result<u8, String> {
+    stamp::write(&oom.stamp, "start")?;
+    if let Some(at) = oom.at {
+        let remaining = Duration::from_nanos(at.saturating_sub(stamp::now()?));
+        if process::run_until_signal(Some(remaining))? {
+            return Ok(0);
+        }
+    }
+    let megabytes = oom.megabytes;
+    if !oom.child {
         return hold(megabytes);
     }
     // SAFETY: the process has one thread, so the child may execute ordinary code.

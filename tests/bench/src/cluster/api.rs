@@ -9,6 +9,7 @@ use futures_util::TryStreamExt;
 use futures_util::stream;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Secret;
@@ -42,6 +43,9 @@ const POLL: Duration = Duration::from_millis(200);
 /// Concurrent requests.
 const PARALLEL: usize = 64;
 
+/// Selects events of OOM kills.
+const OOM_EVENTS: &str = "involvedObject.kind=Pod,reason=OOMKilled";
+
 /// A client of the API server. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterClient {
@@ -51,6 +55,7 @@ pub(crate) struct ClusterClient {
     deployments: Api<Deployment>,
     replica_sets: Api<ReplicaSet>,
     secrets: Api<Secret>,
+    events: Api<Event>,
     node: String,
 }
 
@@ -71,7 +76,8 @@ impl ClusterClient {
             accounts: Api::namespaced(client.clone(), NAMESPACE),
             deployments: Api::namespaced(client.clone(), NAMESPACE),
             replica_sets: Api::namespaced(client.clone(), NAMESPACE),
-            secrets: Api::namespaced(client, NAMESPACE),
+            secrets: Api::namespaced(client.clone(), NAMESPACE),
+            events: Api::namespaced(client, NAMESPACE),
             node: node.to_owned(),
         })
     }
@@ -95,6 +101,13 @@ impl ClusterClient {
         let events = watcher(self.pods.clone(), config).default_backoff();
         let task = tokio::spawn(observed.clone().follow(events));
         (observed, AbortOnDropHandle::new(task))
+    }
+
+    /// Watches events of OOM kills of pods for as long as the handle is kept.
+    pub(super) fn watch_oom_events(&self, observed: &ObservedPods) -> AbortOnDropHandle<()> {
+        let config = watcher::Config::default().fields(OOM_EVENTS);
+        let events = watcher(self.events.clone(), config).default_backoff().applied_objects();
+        AbortOnDropHandle::new(tokio::spawn(observed.clone().follow_oom_events(events)))
     }
 
     /// Waits until the node is Ready; returns when the watch reported it (CLOCK_MONOTONIC nanoseconds).

@@ -61,6 +61,9 @@ pub struct ClusterArgs {
     /// Pods created in a second for `churn`
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
     pub churn_rate: u32,
+    /// How long processes exit for `exit-flood`
+    #[arg(long, default_value = "20s", value_parser = duration)]
+    pub flood_time: Duration,
 }
 
 impl ClusterArgs {
@@ -111,6 +114,11 @@ pub enum Part {
     Volumes,
     /// A container whose CPU limit is changed in place: from the request to the limit in its cgroup and in the status
     Resize,
+    /// Pods whose processes exceed their memory limit one after the other: from the kernel's kill to `OOMKilled` in a
+    /// watch, and to the event on the pod
+    Oom,
+    /// Processes outside of pods that exit at a high rate beside an idle agent: what each exit costs the agent
+    ExitFlood,
     /// One-shot pods created at a fixed rate, each deleted once it has succeeded
     Churn,
     /// Many pods bound to the node at once: from the first creation to all Ready
@@ -123,7 +131,7 @@ pub enum Part {
 
 impl Part {
     /// All, in the order they are measured.
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::Startup,
         Self::Delete,
         Self::Exit,
@@ -135,6 +143,8 @@ impl Part {
         Self::Rollout,
         Self::Volumes,
         Self::Resize,
+        Self::Oom,
+        Self::ExitFlood,
         Self::Churn,
         Self::Density,
         Self::Idle,
@@ -173,6 +183,8 @@ mod tests {
         assert!(args.includes(Part::Exit) && !args.includes(Part::Idle));
         assert!(parse(&[]).unwrap().includes(Part::Idle));
         assert_eq!(parse(&[]).unwrap().churn_pods(), 180);
+        let flood = parse(&["--only", "exit-flood,oom", "--flood-time", "5s"]).unwrap();
+        assert!(flood.includes(Part::Oom) && flood.flood_time == Duration::from_secs(5));
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub(super) struct BenchNode {
     pub(super) settings: PodSettings,
     /// Start of the agent to its node being Ready, in seconds.
     pub(super) ready: f64,
+    /// Whether it is keblet, in any configuration.
+    pub(super) is_keblet: bool,
     node: String,
 }
 
@@ -80,7 +82,8 @@ impl BenchNode {
         let ready = ready.await?;
         let ready = seconds(agent.begun(), ready);
         tokio::time::sleep(START_SETTLE).await;
-        Ok(Self { ready, agent, observed, settings, node: context.args.node_name.clone() })
+        let is_keblet = matches!(participant, Participant::Keblet { .. });
+        Ok(Self { ready, is_keblet, agent, observed, settings, node: context.args.node_name.clone() })
     }
 
     /// The object of a pod.

@@ -8,7 +8,7 @@
 //!  args ─▶ session ─▶ each run: one participant after the other
 //!                        │ bare_client: startup · delete · exit · restart · chains · churn · density ─┐
 //!                        │ agent: node Ready ─▶ the same parts · probed · rollout · volumes · resize  │
-//!                        │                                           (watch: observed)                ├─▶ results
+//!                        │                      · oom · exit_flood   (watch: observed)                ├─▶ results
 //!                        │ new agent: density ─▶ idle                                                 │
 //!                        │ new agent: probed pods ─▶ idle                                             ┘
 //!                        └ sweep: no agent, no pods, no Node, no sandboxes
@@ -19,7 +19,9 @@ mod args;
 mod bare_client;
 mod bench_node;
 mod churn;
+mod exit_flood;
 mod observed;
+mod oom;
 mod parts;
 mod probed;
 mod remains;

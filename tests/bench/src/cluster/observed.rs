@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::bail;
 use futures_util::Stream;
 use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodCondition;
 use kube::runtime::watcher;
@@ -24,6 +25,10 @@ pub(crate) struct PodTimes {
     pub(crate) uid: Option<String>,
     pub(crate) ready: Option<u64>,
     pub(crate) terminated: Option<u64>,
+    /// A container terminated with the reason OOMKilled.
+    pub(crate) oom_killed: Option<u64>,
+    /// The agent's event of an OOM kill.
+    pub(crate) oom_event: Option<u64>,
     pub(crate) succeeded: Option<u64>,
     pub(crate) failed: Option<u64>,
     /// The agent has ended it (condition DisruptionTarget): an eviction, but not a rejection by admission.
@@ -48,9 +53,10 @@ impl PodTimes {
         }
         let Some(status) = &pod.status else { return };
         let is_ready = || status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
-        let ended = || {
-            let mut all = status.container_statuses.iter().flatten();
-            all.any(|container| container.state.as_ref().is_some_and(|state| state.terminated.is_some()))
+        let ended = |reason: Option<&str>| {
+            let states = status.container_statuses.iter().flatten().filter_map(|container| container.state.as_ref());
+            let mut ends = states.filter_map(|state| state.terminated.as_ref());
+            ends.any(|end| reason.is_none() || end.reason.as_deref() == reason)
         };
         let first = |time: &mut Option<u64>, holds: bool| {
             if holds && time.is_none() {
@@ -58,7 +64,8 @@ impl PodTimes {
             }
         };
         first(&mut self.ready, is_ready());
-        first(&mut self.terminated, ended());
+        first(&mut self.terminated, ended(None));
+        first(&mut self.oom_killed, ended(Some("OOMKilled")));
         first(&mut self.succeeded, status.phase.as_deref() == Some("Succeeded"));
         first(&mut self.failed, status.phase.as_deref() == Some("Failed"));
         let by_agent = |c: &PodCondition| {
@@ -91,6 +98,31 @@ impl ObservedPods {
                 Err(error) => tracing::warn!(%error, "the watch of the benchmark's pods failed"),
             }
         }
+    }
+
+    /// Reads a watch of events of OOM kills until the stream ends.
+    pub(crate) async fn follow_oom_events(self, events: impl Stream<Item = watcher::Result<Event>>) {
+        let mut events = std::pin::pin!(events);
+        while let Some(event) = events.next().await {
+            let Ok(now) = monotonic_now() else { return };
+            match event {
+                Ok(event) => self.take_oom_event(&event, now),
+                Err(error) => tracing::warn!(%error, "the watch of events failed"),
+            }
+        }
+    }
+
+    /// Events outlive their pods, whose names may have been used before.
+    fn take_oom_event(&self, event: &Event, now: u64) {
+        let object = &event.involved_object;
+        let Some(uid) = &object.uid else { return };
+        let mut times = self.lock();
+        let pod = object.name.as_ref().and_then(|name| times.get_mut(name));
+        if let Some(pod) = pod.filter(|pod| pod.uid.as_ref() == Some(uid)) {
+            pod.oom_event.get_or_insert(now);
+        }
+        drop(times);
+        self.changed.notify_waiters();
     }
 
     fn take(&self, event: &watcher::Event<Pod>, now: u64) {
@@ -202,6 +234,30 @@ mod tests {
         let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"});
         let evicted = times(json!({"phase": "Succeeded", "conditions": [condition]}));
         assert_eq!((evicted.ended(), evicted.disrupted), (Some(1), Some(1)));
+    }
+
+    #[test]
+    fn an_oom_kill_is_known_by_its_reason_and_by_an_event_of_the_same_pod() {
+        let observed = ObservedPods::default();
+        let ended = |reason: &str| {
+            let mut pod =
+                pod(json!({"containerStatuses": [{"name": "main", "image": "", "imageID": "", "ready": false,
+                "restartCount": 0, "state": {"terminated": {"exitCode": 137, "reason": reason}}}]}));
+            pod.metadata.uid = Some("u".to_owned());
+            watcher::Event::Apply(pod)
+        };
+        let event = |uid: &str| {
+            let object = json!({"metadata": {}, "reason": "OOMKilled", "involvedObject": {"name": "p", "uid": uid}});
+            serde_json::from_value::<Event>(object).unwrap()
+        };
+        observed.take(&ended("Error"), 1);
+        observed.take(&ended("OOMKilled"), 2);
+        observed.take_oom_event(&event("earlier"), 3);
+        assert_eq!(observed.of("p").oom_event, None);
+        observed.take_oom_event(&event("u"), 4);
+        observed.take_oom_event(&event("u"), 5);
+        let times = observed.of("p");
+        assert_eq!((times.terminated, times.oom_killed, times.oom_event), (Some(1), Some(2), Some(4)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,6 +7,8 @@ use super::bench_node::BenchNode;
 use super::bench_node::Context;
 use super::bench_node::names;
 use super::churn;
+use super::exit_flood;
+use super::oom;
 use super::probed;
 use super::resize;
 use super::rollout;
@@ -80,6 +82,12 @@ pub(super) async fn measure(
     }
     if args.includes(Part::Resize) {
         resize::measure(context, node, prefix, row).await?;
+    }
+    if args.includes(Part::Oom) {
+        oom::measure(context, node, prefix, row).await?;
+    }
+    if args.includes(Part::ExitFlood) {
+        exit_flood::measure(context, node, prefix, row).await?;
     }
     if args.includes(Part::Churn) {
         churn::measure(context, node, prefix, row).await?;

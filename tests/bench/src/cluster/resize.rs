@@ -11,6 +11,7 @@ use super::bench_node::BenchNode;
 use super::bench_node::Context;
 use super::parts::Row;
 use crate::metric::Metric;
+use crate::runtime_pods;
 use crate::stamps::monotonic_now;
 use crate::stamps::seconds;
 use crate::workload;
@@ -95,12 +96,8 @@ fn quota_of_limit(limit: u32) -> i64 {
 
 /// The file with the CPU quota of the pod's container.
 async fn quota_of(context: &Context, pod: &str) -> anyhow::Result<PathBuf> {
-    let containers = context.runtime.list_containers(Default::default()).await?;
-    let is_its =
-        |container: &&cri::Container| container.labels.get("io.kubernetes.pod.name").is_some_and(|name| name == pod);
-    let container = containers.iter().find(is_its).with_context(|| format!("pod {pod} has no container"))?;
-    let inspection = context.runtime.container_status(&container.id, true).await?;
-    let pid = inspection.pid().with_context(|| format!("the runtime reports no PID of container {}", container.id))?;
+    let pids = runtime_pods::main_pids(&context.runtime, &[pod.to_owned()]).await?;
+    let pid = pids.first().with_context(|| format!("pod {pod} has no process"))?;
     let file = format!("/proc/{pid}/cgroup");
     let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
     quota_file(&text).with_context(|| format!("{file} has no cgroup with a CPU controller: {text}"))

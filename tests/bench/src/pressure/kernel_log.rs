@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::Duration;
 
@@ -9,6 +10,8 @@ use anyhow::Context as _;
 use anyhow::bail;
 use nix::libc::O_NONBLOCK;
 use tokio::time::Instant;
+
+use crate::stamps::monotonic_now;
 
 const DEVICE: &str = "/dev/kmsg";
 /// The kernel returns one record for each read and fails if it does not fit.
@@ -26,18 +29,42 @@ pub(crate) struct Kill {
 
 /// Reads kills from the kernel log, from the time of its opening.
 #[derive(Debug)]
-pub(crate) struct KernelLog(File);
+pub(crate) struct KernelLog {
+    device: File,
+    /// What CLOCK_MONOTONIC is ahead of the log's clock, in nanoseconds.
+    ahead: i64,
+}
 
 impl KernelLog {
     /// Opens the log behind its last record.
     ///
     /// # Errors
-    /// The log cannot be opened or read.
+    /// The log cannot be opened, read or written.
     pub(crate) fn open() -> anyhow::Result<Self> {
-        let options = File::options().read(true).custom_flags(O_NONBLOCK).open(DEVICE);
-        let mut log = Self(options.with_context(|| format!("cannot open {DEVICE}"))?);
+        let device = File::options().read(true).write(true).custom_flags(O_NONBLOCK).open(DEVICE);
+        let mut log = Self { device: device.with_context(|| format!("cannot open {DEVICE}"))?, ahead: 0 };
         while log.record()?.is_some() {}
+        log.ahead = log.compare_clocks()?;
         Ok(log)
+    }
+
+    /// Writes a record and compares its time with CLOCK_MONOTONIC, from which the log's clock departs by milliseconds an
+    /// hour: it is not adjusted.
+    fn compare_clocks(&mut self) -> anyhow::Result<i64> {
+        let at = monotonic_now()?;
+        let mark = format!("keblet-bench compares clocks at {at}");
+        // 7: for debugging, so that consoles do not show it.
+        let written = self.device.write_all(format!("<7>{mark}\n").as_bytes());
+        written.with_context(|| format!("cannot write to {DEVICE}"))?;
+        while let Some(record) = self.record()? {
+            if let Some((prefix, text)) = record.split_once(';')
+                && text.starts_with(&mark)
+            {
+                let logged = logged_at(prefix).with_context(|| format!("{DEVICE}: no time in {record:?}"))?;
+                return Ok(at.cast_signed() - logged.cast_signed());
+            }
+        }
+        bail!("{DEVICE} has no record that was just written to it")
     }
 
     /// Waits until at least one process was killed, and then until none was for a moment: a group is killed at once.
@@ -50,7 +77,7 @@ impl KernelLog {
         let mut quiet_since = Instant::now();
         loop {
             while let Some(record) = self.record()? {
-                if let Some(kill) = parse(&record) {
+                if let Some(kill) = self.kill(&record) {
                     quiet_since = Instant::now();
                     // The chosen process of a group is logged once as such, and once more with its group.
                     if kills.iter().all(|known: &Kill| known.pid != kill.pid) {
@@ -68,11 +95,43 @@ impl KernelLog {
         }
     }
 
+    /// Waits until each of these processes was killed; returns when, in the same order.
+    ///
+    /// # Errors
+    /// One was not killed in time, or the log cannot be read.
+    pub(crate) async fn kills_of(&mut self, pids: &[u32], limit: Duration) -> anyhow::Result<Vec<u64>> {
+        let deadline = Instant::now() + limit;
+        let mut times = vec![None; pids.len()];
+        loop {
+            while let Some(record) = self.record()? {
+                let Some(kill) = self.kill(&record) else { continue };
+                if let Some(index) = pids.iter().position(|pid| *pid == kill.pid) {
+                    times[index].get_or_insert(kill.at);
+                }
+            }
+            if let Some(all) = times.iter().copied().collect::<Option<Vec<u64>>>() {
+                return Ok(all);
+            }
+            if Instant::now() > deadline {
+                let missing = times.iter().filter(|time| time.is_none()).count();
+                let limit = humantime::format_duration(limit);
+                bail!("the kernel did not kill {missing} of {} processes within {limit}", pids.len());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// The kill that a record reports, by CLOCK_MONOTONIC.
+    fn kill(&self, record: &str) -> Option<Kill> {
+        let kill = parse(record)?;
+        Some(Kill { at: kill.at.saturating_add_signed(self.ahead), ..kill })
+    }
+
     /// The next record; `None` at the end.
     fn record(&mut self) -> anyhow::Result<Option<String>> {
         let mut buffer = [0; RECORD];
         loop {
-            match self.0.read(&mut buffer) {
+            match self.device.read(&mut buffer) {
                 Ok(length) => return Ok(Some(String::from_utf8_lossy(&buffer[..length]).into_owned())),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
                 // Records were overwritten before they were read; the next read continues behind them.
@@ -84,14 +143,20 @@ impl KernelLog {
 }
 
 /// `PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;... Killed process PID (NAME) ...`, which is logged for every victim, unlike the
-/// report of the OOM killer, which is rate-limited.
+/// report of the OOM killer, which is rate-limited. The time is by the log's clock.
 fn parse(record: &str) -> Option<Kill> {
     let (prefix, text) = record.split_once(';')?;
-    let microseconds: u64 = prefix.split(',').nth(2)?.parse().ok()?;
+    let at = logged_at(prefix)?;
     let (_, rest) = text.split_once("Killed process ")?;
     let (pid, rest) = rest.split_once(" (")?;
     let comm = rest.split_once(") total-vm")?.0.to_owned();
-    Some(Kill { at: microseconds * 1000, pid: pid.parse().ok()?, comm })
+    Some(Kill { at, pid: pid.parse().ok()?, comm })
+}
+
+/// The time of a record in nanoseconds, from the part before its text.
+fn logged_at(prefix: &str) -> Option<u64> {
+    let microseconds: u64 = prefix.split(',').nth(2)?.parse().ok()?;
+    microseconds.checked_mul(1000)
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ pub use args::ClusterAccess;
 pub use args::PressureArgs;
 pub use args::PressurePart;
 
+pub(crate) use kernel_log::KernelLog;
+
 use session::Session;
 
 /// Measures, prints and writes the report. SIGINT and SIGTERM stop it early; pods and files are removed either way.
