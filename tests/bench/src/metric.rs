@@ -76,6 +76,20 @@ pub(crate) enum Metric {
     RaceCrossingToEvicted,
     /// What woke the agent to its decision to evict, from its own histogram.
     RaceTriggerToDecision,
+    /// The threshold of a pressure policy held to all tasks waiting for less than 5 % of a second.
+    ThrashHeldToRelieved,
+    /// The threshold held to the final status of the evicted pod in a watch.
+    ThrashHeldToEvicted,
+    /// What woke the agent to its decision to evict, from its own histogram.
+    ThrashTriggerToDecision,
+    /// Stalls that did not end with the eviction of the thrashing pod and no other, percent.
+    ThrashMissed,
+    /// A request to a pod that does not thrash, before another one does.
+    ThrashBystanderBefore,
+    /// The same within 30 s after the threshold held.
+    ThrashBystanderDuring,
+    /// The same once the thrashing pod is gone.
+    ThrashBystanderAfter,
     /// Processor seconds of the idle agent, per minute.
     IdleAgentCpu,
     /// Processor seconds of the runtime meanwhile, per minute.
@@ -138,7 +152,7 @@ pub(crate) struct PodCounts {
 
 impl Metric {
     /// All, in the order of the report.
-    pub(crate) const ALL: [Self; 54] = [
+    pub(crate) const ALL: [Self; 61] = [
         Self::AgentStartToNodeReady,
         Self::AgentStartToHealthy,
         Self::AgentStartToAllRunning,
@@ -174,6 +188,13 @@ impl Metric {
         Self::RaceGrowth,
         Self::RaceCrossingToEvicted,
         Self::RaceTriggerToDecision,
+        Self::ThrashHeldToRelieved,
+        Self::ThrashHeldToEvicted,
+        Self::ThrashTriggerToDecision,
+        Self::ThrashMissed,
+        Self::ThrashBystanderBefore,
+        Self::ThrashBystanderDuring,
+        Self::ThrashBystanderAfter,
         Self::IdleAgentCpu,
         Self::IdleRuntimeCpu,
         Self::IdleCriCalls,
@@ -244,6 +265,21 @@ impl Metric {
                 )
             }
             Self::RaceTriggerToDecision => "races, trigger to decision (agents: from their own histogram)".to_owned(),
+            Self::ThrashHeldToRelieved => {
+                format!("{pods} stalls, 20 % of both windows held to less than 5 % of a second stalled")
+            }
+            Self::ThrashHeldToEvicted => {
+                format!("{pods} stalls, 20 % of both windows held to the status of the evicted pod in a watch")
+            }
+            Self::ThrashTriggerToDecision => {
+                "stalls, trigger to decision (agents: from their own histogram)".to_owned()
+            }
+            Self::ThrashMissed => format!("{pods} stalls, not ended by evicting the thrashing pod and no other"),
+            Self::ThrashBystanderBefore => format!("{pods} stalls, request to a bystander before"),
+            Self::ThrashBystanderDuring => {
+                format!("{pods} stalls, request to a bystander in the 30 s from the threshold on")
+            }
+            Self::ThrashBystanderAfter => format!("{pods} stalls, request to a bystander afterwards"),
             Self::IdleAgentCpu => format!("{idle} idle pods, CPU of the agent per minute"),
             Self::IdleRuntimeCpu => format!("{idle} idle pods, CPU of the runtime per minute"),
             Self::IdleCriCalls => format!("{idle} idle pods, CRI calls per minute"),
@@ -286,7 +322,7 @@ impl Metric {
                 Unit::Mebibytes
             }
             Self::RaceGrowth => Unit::MebibytesPerSecond,
-            Self::OomWrongVerdicts | Self::OomWrongReasons | Self::RaceWon => Unit::Percent,
+            Self::OomWrongVerdicts | Self::OomWrongReasons | Self::RaceWon | Self::ThrashMissed => Unit::Percent,
             _ => Unit::Seconds,
         }
     }

@@ -83,6 +83,20 @@ impl Participant {
         choose(&args.common, [Self::keblet()], &args.peers)
     }
 
+    /// Participants of a node that is stalled: keblet with a pressure policy, and as it is without.
+    ///
+    /// # Errors
+    /// As for [`Self::of_pleg`].
+    pub(crate) fn of_thrash(args: &PressureArgs) -> anyhow::Result<Vec<Self>> {
+        let policy = json!({
+            "name": "thrash", "mode": "Enforce", "kind": "full", "scope": "node", "threshold": 20,
+            "shortWindow": "1s", "longWindow": "5s",
+        });
+        let with_policy = Self::configured("keblet", json!({"pressure": {"policies": [policy]}}));
+        let without = Self::Keblet { name: "keblet without policy".to_owned(), configuration: None };
+        choose(&args.common, [with_policy, without], &args.peers)
+    }
+
     /// Name of its row.
     pub(crate) fn name(&self) -> &str {
         match self {

@@ -17,6 +17,8 @@ Usage:
                                                   touch N MiB, or wait until N ns of the monotonic clock first; with
                                                   --child a child does, and the parent keeps running
   probe grow --mb-per-s N                         touch N MiB more every second, until SIGTERM
+  probe thrash --file PATH --leave-mb N           touch memory until N MiB are available on the machine, then read pages
+                                                  of a larger file in random order, until SIGTERM
   probe obey --commands PATH                      execute the lines of a FIFO: `main N` touches N MiB, `child N` forks
                                                   a child that does and waits for its end, `exit K` exits with K
   probe web [--port P] [--stamp PATH] [--fail-at-ns N] [--once-file PATH]
@@ -46,6 +48,13 @@ pub(crate) enum Action {
     Grow {
         /// MiB per second.
         speed: usize,
+    },
+    /// Read a file that does not fit in the memory that is left.
+    Thrash {
+        /// The file.
+        file: PathBuf,
+        /// How much memory to leave, in MiB.
+        leave: u64,
     },
     /// Execute commands.
     Obey {
@@ -129,6 +138,20 @@ impl Action {
                     }
                 }
                 Ok(Self::Grow { speed: speed.ok_or("grow: --mb-per-s is missing")? })
+            }
+            "thrash" => {
+                let (mut file, mut leave) = (None, None);
+                while let Some(option) = options.next() {
+                    match option {
+                        "--file" => file = Some(options.path(option)?),
+                        "--leave-mb" => leave = Some(options.number(option)?),
+                        _ => return Err(unknown(name, option)),
+                    }
+                }
+                Ok(Self::Thrash {
+                    file: file.ok_or("thrash: --file is missing")?,
+                    leave: leave.ok_or("thrash: --leave-mb is missing")?,
+                })
             }
             "obey" => {
                 let mut commands = None;
@@ -246,6 +269,7 @@ mod tests {
             ("oom --child --mb 64", Action::Oom(Oom { megabytes: 64, child: true, ..Oom::default() })),
             ("oom --mb 64 --at-ns 5 --stamp /s", Action::Oom(timed)),
             ("grow --mb-per-s 50", Action::Grow { speed: 50 }),
+            ("thrash --file /f --leave-mb 200", Action::Thrash { file: "/f".into(), leave: 200 }),
             ("obey --commands /c", Action::Obey { commands: "/c".into() }),
             ("web", Action::Web(Web { port: 8080, stamp: None, fail_at: None, once_file: None })),
             ("web --port 80 --stamp /s --fail-at-ns 250 --once-file /o", Action::Web(web)),
@@ -266,6 +290,8 @@ mod tests {
             ("exit --stamp", "--stamp needs a value"),
             ("oom --child", "oom: --mb is missing"),
             ("grow", "grow: --mb-per-s is missing"),
+            ("thrash --file /f", "thrash: --leave-mb is missing"),
+            ("thrash --leave-mb 5", "thrash: --file is missing"),
             ("obey", "obey: --commands is missing"),
             ("web --code 1", "web: unknown option \"--code\""),
             ("fork-exit now", "fork-exit: unknown option \"now\""),

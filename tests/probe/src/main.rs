@@ -1,6 +1,6 @@
 //! The one program of the test images.
 //!
-//! Runs, exits, exhausts memory, executes commands, serves HTTP or leaves an orphan, as a container of tests, the demo or the benchmark.
+//! Runs, exits, exhausts memory, thrashes, executes commands, serves HTTP or leaves an orphan, as a container of tests, the demo or the benchmark.
 //! Writes timestamps of the monotonic clock, so that latency is measured by the containers themselves.
 
 mod arguments;
@@ -8,6 +8,7 @@ mod memory;
 mod obey;
 mod process;
 mod stamp;
+mod thrash;
 mod web;
 
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ fn perform(action: Action) -> Result<u8, String> {
         Action::Exit(exit) => process::exit(&exit),
         Action::Oom(oom) => memory::exhaust(&oom),
         Action::Grow { speed } => memory::grow(speed),
+        Action::Thrash { file, leave } => thrash::thrash(&file, leave),
         Action::Obey { commands } => obey::execute(&commands),
         Action::Web(web) => web::serve(&web),
         Action::ForkExit => process::fork_and_exit(),

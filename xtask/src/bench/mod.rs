@@ -57,6 +57,8 @@ enum Benchmark {
     Pressure,
     /// Pods that grow towards an eviction threshold, in a private cluster in the virtual machine.
     Race,
+    /// A pod that stalls the node, in a private cluster in the virtual machine.
+    Thrash,
 }
 
 /// Runs a benchmark of a release, or compares results with promises, or both.
@@ -90,12 +92,16 @@ fn measure(benchmark: Benchmark, arguments: &Arguments) -> Result<ExitCode> {
             let around = &["xtask", "containerd", "--", "sh", "-c", ON_CONTAINERD, "sh"];
             in_machine(arguments, &program, peers, around, &["--node-oom", "--only", "oom"])
         }
-        Benchmark::Race => {
-            peers::control_plane()?;
-            let around = &["xtask", "cluster", "run", "--no-node", "--", "sh", "-c", IN_CLUSTER, "sh"];
-            in_machine(arguments, &program, peers(arguments, KUBELET_FLAGS)?, around, &["--only", "race"])
-        }
+        Benchmark::Race => in_cluster_of_machine(arguments, &program, "race"),
+        Benchmark::Thrash => in_cluster_of_machine(arguments, &program, "thrash"),
     }
+}
+
+/// A part of the benchmark of pressure in a cluster in a machine.
+fn in_cluster_of_machine(arguments: &Arguments, program: &Path, part: &str) -> Result<ExitCode> {
+    peers::control_plane()?;
+    let around = &["xtask", "cluster", "run", "--no-node", "--", "sh", "-c", IN_CLUSTER, "sh"];
+    in_machine(arguments, program, peers(arguments, KUBELET_FLAGS)?, around, &["--only", part])
 }
 
 /// In the machine, variables are expanded by its shell.

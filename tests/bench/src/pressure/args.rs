@@ -32,7 +32,7 @@ pub struct PressureArgs {
     /// How long an agent may take to report a kill
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub report_time: Duration,
-    /// The cluster of the race; without it there is no race
+    /// The cluster of race and thrash; without it there is neither
     #[command(flatten)]
     pub cluster: ClusterAccess,
     /// How fast pods of the race grow, in MiB per second
@@ -44,8 +44,17 @@ pub struct PressureArgs {
     /// Threshold of memory.available in the race, in MiB
     #[arg(long, default_value_t = 300)]
     pub threshold: u32,
+    /// How often a pod stalls the node, one time after the other
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub stalls: u32,
+    /// Memory that the pod leaves to the rest of the node and to the file that it reads, in MiB
+    #[arg(long, default_value_t = 100)]
+    pub leave_mb: u32,
+    /// Size of the file, in MiB: more than is left, so that pages that were just evicted are read again
+    #[arg(long, default_value_t = 6144, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub thrash_mb: u32,
     /// Another node agent: a shell command in which {root} and {config} stand for a folder for its state and a
-    /// KubeletConfiguration file; for the race also {kubeconfig}, {node} and {ip}
+    /// KubeletConfiguration file; for race and thrash also {kubeconfig}, {node} and {ip}
     #[arg(long = "peer", value_name = "NAME=COMMAND")]
     pub peers: Vec<Peer>,
 }
@@ -74,11 +83,18 @@ pub enum PressurePart {
     Oom,
     /// A pod that grows towards a threshold of memory.available: evicted, or killed by the kernel before
     Race,
+    /// A pod that stalls the node: relieved by a pressure policy, or not
+    Thrash,
 }
 
 impl PressurePart {
     /// All, in the order they are measured.
-    pub const ALL: [Self; 2] = [Self::Oom, Self::Race];
+    pub const ALL: [Self; 3] = [Self::Oom, Self::Race, Self::Thrash];
+
+    /// The agent is a node of a cluster.
+    pub fn needs_cluster(self) -> bool {
+        self != Self::Oom
+    }
 }
 
 #[cfg(test)]

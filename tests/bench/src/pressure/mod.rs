@@ -7,15 +7,18 @@
 //! kernel_log.rs what the kernel did         ─┐
 //! oom/reports.rs what the agent says of it  ─┴▶ oom/judge.rs ─▶ oom/matrix.rs
 //! race.rs       a pod that grows towards an eviction threshold, as a node of a cluster
+//! thrash/       a pod that stalls the node, as a node of a cluster
 //! ```
 
 mod args;
 mod cgroups;
+mod cluster_node;
 mod kernel_log;
 mod node;
 mod oom;
 mod race;
 mod session;
+mod thrash;
 
 pub use args::ClusterAccess;
 pub use args::PressureArgs;

@@ -11,11 +11,10 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::PressureArgs;
+use super::cluster_node;
 use super::kernel_log::KernelLog;
 use super::node::NodeRuntime;
-use crate::agent;
 use crate::agent::Agent;
-use crate::agent::Ports;
 use crate::cluster::ClusterClient;
 use crate::cluster::ObservedPods;
 use crate::cluster::PodTimes;
@@ -26,8 +25,6 @@ use crate::participant::Participant;
 use crate::stamps::monotonic_now;
 use crate::stamps::seconds;
 
-const KEBLET_FLAGS: &str = "run --config={config} --root-dir={root} --cert-dir={root}/pki --kubeconfig={kubeconfig} \
-                            --hostname-override={node} --node-ip={ip}";
 const NODE_LIMIT: Duration = Duration::from_secs(300);
 /// Until the pod runs and has grown to the end of all memory, in emulation.
 const RACE_LIMIT: Duration = Duration::from_secs(300);
@@ -112,26 +109,17 @@ pub(crate) async fn measure(
     let client = ClusterClient::connect(kubeconfig, node).await?;
     client.until_usable().await?;
     client.sweep().await?;
-    let agent = launch(participant, node_runtime, args, folder)?;
+    let available = format!("{}Mi", args.threshold);
+    let agent = cluster_node::launch(participant, node_runtime, &args.cluster, &available, folder)?;
     let (observed, watching) = client.watch();
     let mut racing = RaceNode { agent, client, observed, _watching: watching, args, node };
     let measured = racing.all(node_runtime.image, prefix).await;
     racing.client.sweep().await?;
     racing.agent.stop().await?;
     if !measured.as_ref().is_ok_and(Outcome::is_clean) {
-        keep_log(folder, &args.common.output, prefix)?;
+        cluster_node::keep_log(folder, &args.common.output, &format!("race-{prefix}"))?;
     }
     measured
-}
-
-/// The agent's log says why a race was lost.
-fn keep_log(folder: &Path, output: &Path, prefix: &str) -> anyhow::Result<()> {
-    let (log, kept) = (folder.join("agent.log"), output.join(format!("race-{prefix}-agent.log")));
-    std::fs::create_dir_all(output)
-        .and_then(|()| std::fs::copy(&log, &kept))
-        .with_context(|| format!("cannot copy {} to {}", log.display(), kept.display()))?;
-    eprintln!("  the agent's log is in {}", kept.display());
-    Ok(())
 }
 
 impl RaceNode<'_> {
@@ -214,36 +202,6 @@ impl RaceNode<'_> {
             tokio::time::sleep(POLL).await;
         }
     }
-}
-
-fn launch(
-    participant: &Participant,
-    node_runtime: &NodeRuntime<'_>,
-    args: &PressureArgs,
-    folder: &Path,
-) -> anyhow::Result<Agent> {
-    let ports = Ports::free();
-    let mut config = agent::kubelet_configuration(folder, node_runtime.endpoint, 100, &ports);
-    config["staticPodPath"] = json!("");
-    config["cgroupsPerQOS"] = json!(true);
-    config["cgroupRoot"] = json!(node_runtime.cgroup_root);
-    config["evictionHard"] = json!({"memory.available": format!("{}Mi", args.threshold)});
-    // So that the next pod is admitted soon.
-    config["evictionPressureTransitionPeriod"] = json!("1s");
-    config["logging"] = json!({"format": "json", "verbosity": 2});
-    let config = agent::write_configuration(participant, &config, folder)?;
-    let cluster = &args.cluster;
-    let kubeconfig = cluster.node_kubeconfig.as_deref().context("no --node-kubeconfig")?;
-    let flags = if cluster.node_ip.is_some() { KEBLET_FLAGS } else { KEBLET_FLAGS.trim_end_matches(" --node-ip={ip}") };
-    let placeholders = [
-        ("{config}", agent::quoted(&config)),
-        ("{root}", agent::quoted(&folder.join("root"))),
-        ("{kubeconfig}", agent::quoted(kubeconfig)),
-        ("{node}", cluster.node_name.clone().unwrap_or_default()),
-        ("{ip}", cluster.node_ip.map(|ip| ip.to_string()).unwrap_or_default()),
-    ];
-    let command = agent::command(participant, node_runtime.keblet, flags, &placeholders);
-    Agent::launch(participant.name(), command, folder, &ports)
 }
 
 /// A pod without requests that grows.

@@ -16,6 +16,7 @@ use super::node::PressureNode;
 use super::oom;
 use super::race;
 use super::race::Race;
+use super::thrash;
 use crate::common::Prerequisites;
 use crate::folder;
 use crate::metric::Metric;
@@ -32,7 +33,8 @@ use crate::runtime_pods;
 #[derive(Debug)]
 pub(super) struct Session {
     args: PressureArgs,
-    participants: Vec<Participant>,
+    /// The parts, each with its participants.
+    parts: Vec<(PressurePart, Vec<Participant>)>,
     keblet: PathBuf,
     endpoint: RuntimeEndpoint,
     runtime: Runtime,
@@ -49,15 +51,15 @@ impl Session {
     pub(super) async fn prepare(args: PressureArgs) -> anyhow::Result<Self> {
         cgroups::check()?;
         keblet::apiserver::tls::install_crypto();
-        let participants = Participant::of_pressure(&args)?;
-        if participants.is_empty() {
+        let parts = parts(&args)?;
+        if parts.iter().all(|(_, participants)| participants.is_empty()) {
             bail!("no participant is selected");
         }
         let Prerequisites { endpoint, runtime, environment, keblet } = args.common.prerequisites().await?;
         let work = tempfile::Builder::new().prefix("keblet-bench-").tempdir().context("cannot create a folder")?;
         runtime_pods::sweep(&runtime).await?;
-        let report = Report::new(setup(&args, &participants, environment));
-        Ok(Self { args, participants, keblet, endpoint, runtime, work, results: Results::default(), report })
+        let report = Report::new(setup(&args, &parts, environment));
+        Ok(Self { args, parts, keblet, endpoint, runtime, work, results: Results::default(), report })
     }
 
     /// Measures everything. May be dropped at any point; [`Self::clean_up`] removes what exists then.
@@ -65,15 +67,9 @@ impl Session {
     /// # Errors
     /// The runtime cannot be cleaned, or a run's JSON cannot be written. Failures of participants are results.
     pub(super) async fn measure(&mut self) -> anyhow::Result<()> {
-        let has_cluster = self.args.cluster.kubeconfig.is_some();
-        let selected = |part: &PressurePart| match self.args.parts.is_empty() {
-            true => has_cluster || *part != PressurePart::Race,
-            false => self.args.parts.contains(part),
-        };
-        let parts: Vec<_> = PressurePart::ALL.into_iter().filter(selected).collect();
         for run in 0..self.args.common.runs {
-            for part in &parts {
-                for (index, participant) in self.participants.clone().iter().enumerate() {
+            for (part, participants) in &self.parts.clone() {
+                for (index, participant) in participants.iter().enumerate() {
                     eprintln!("run {}/{}: {part:?}: {}", run + 1, self.args.common.runs, participant.name());
                     let prefix = format!("p{run}{index}");
                     if let Err(error) = self.one(*part, participant, &prefix).await {
@@ -127,6 +123,11 @@ impl Session {
                 self.results.add(Metric::RaceTriggerToDecision, participant.name(), decisions);
                 Ok(())
             }
+            PressurePart::Thrash => {
+                let outcome = thrash::measure(participant, &node_runtime, &self.args, &folder, prefix).await?;
+                self.add_thrash(participant, outcome);
+                Ok(())
+            }
         }
     }
 
@@ -140,6 +141,26 @@ impl Session {
         self.results.add(Metric::RaceGrowth, &name, Series::Values(race.growth));
         self.results.add(Metric::RaceCrossingToEvicted, &name, Series::Values(race.to_evicted));
         race.failures.into_iter().for_each(|failure| self.fail(participant, failure));
+    }
+
+    fn add_thrash(&mut self, participant: &Participant, outcome: thrash::Outcome) {
+        let name = participant.name();
+        let thrash::Outcome { runs, evicted, wrong, .. } = outcome;
+        println!("{name}: the pod that thrashed was evicted in {evicted} of {runs} stalls, another one in {wrong}");
+        let missed = outcome.missed_percent();
+        let series = [
+            (Metric::ThrashHeldToRelieved, outcome.to_relief),
+            (Metric::ThrashHeldToEvicted, outcome.to_evicted),
+            (Metric::ThrashMissed, missed.into_iter().collect()),
+            (Metric::ThrashBystanderBefore, outcome.before),
+            (Metric::ThrashBystanderDuring, outcome.during),
+            (Metric::ThrashBystanderAfter, outcome.after),
+        ];
+        for (metric, values) in series {
+            self.results.add(metric, name, Series::Values(values));
+        }
+        self.results.add(Metric::ThrashTriggerToDecision, name, Series::Buckets(outcome.to_decision));
+        outcome.failures.into_iter().for_each(|failure| self.fail(participant, failure));
     }
 
     fn add_oom(&mut self, participant: &Participant, outcome: oom::Outcome) -> anyhow::Result<()> {
@@ -176,17 +197,46 @@ fn row(participant: &Participant, speed: u32) -> String {
     format!("{}, {speed} MiB/s", participant.name())
 }
 
-fn setup(args: &PressureArgs, participants: &[Participant], environment: Environment) -> Setup {
-    let races = args.parts == [PressurePart::Race];
+/// The selected parts with their participants.
+fn parts(args: &PressureArgs) -> anyhow::Result<Vec<(PressurePart, Vec<Participant>)>> {
+    let has_cluster = args.cluster.kubeconfig.is_some();
+    let is_selected = |part: &PressurePart| match args.parts.is_empty() {
+        true => has_cluster || !part.needs_cluster(),
+        false => args.parts.contains(part),
+    };
+    let with_participants = |part| {
+        let participants = match part {
+            PressurePart::Oom | PressurePart::Race => Participant::of_pressure(args)?,
+            PressurePart::Thrash => Participant::of_thrash(args)?,
+        };
+        Ok((part, participants))
+    };
+    PressurePart::ALL.into_iter().filter(is_selected).map(with_participants).collect()
+}
+
+fn setup(args: &PressureArgs, parts: &[(PressurePart, Vec<Participant>)], environment: Environment) -> Setup {
+    // The results of a part that is measured alone in a cluster are in files of their own.
+    let (benchmark, pods) = match parts {
+        [(PressurePart::Race, _)] => ("race", args.races),
+        [(PressurePart::Thrash, _)] => ("thrash", args.stalls),
+        _ => ("pressure", args.kills),
+    };
     let of_speeds = |participant| args.speeds.iter().map(move |speed| row(participant, *speed));
-    let names = participants.iter().map(|participant| participant.name().to_owned());
+    let names =
+        parts.iter().flat_map(|(_, participants)| participants).map(|participant| participant.name().to_owned());
+    let races = parts.iter().filter(|(part, _)| *part == PressurePart::Race).flat_map(|(_, participants)| participants);
+    let mut rows: Vec<String> = Vec::new();
+    for name in names.chain(races.flat_map(of_speeds)) {
+        if !rows.contains(&name) {
+            rows.push(name);
+        }
+    }
     Setup {
-        // Its results are in files of their own.
-        benchmark: if races { "race" } else { "pressure" },
+        benchmark,
         commit: args.common.commit.clone(),
         references: Vec::new(),
-        participants: names.chain(participants.iter().flat_map(of_speeds)).collect(),
-        counts: PodCounts { pods: if races { args.races } else { args.kills }, idle: 0 },
+        participants: rows,
+        counts: PodCounts { pods, idle: 0 },
         environment,
         output: args.common.output.clone(),
     }

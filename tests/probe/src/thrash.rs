@@ -1,0 +1,117 @@
+//! Thrashes: pages of a file that were just evicted from memory are needed again, because the file is larger than the
+//! memory that is left. Needs no swap.
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::mman::MapFlags;
+use nix::sys::mman::ProtFlags;
+use nix::sys::mman::mmap;
+
+use crate::process;
+
+/// Memory is touched in steps of so many bytes, between which the kernel is asked what is left.
+const STEP: usize = 8 << 20;
+/// Distance of the pages that are needed: further than the kernel reads around a fault, so that it soon stops doing that,
+/// and every page is waited for on its own.
+const DISTANCE: usize = 256 << 10;
+/// Pages between two looks at the signals.
+const BATCH: u32 = 64;
+
+/// Touches memory until `leave` MiB are available on the machine, then needs pages of the file in random order until
+/// SIGTERM, each by a page fault as code of programs is.
+///
+/// # Errors
+/// The file cannot be opened or mapped or is too small, the memory cannot be reserved, or signals cannot be read.
+pub(crate) fn thrash(path: &Path, leave: u64) -> Result<u8, String> {
+    let cannot = |what: &str, error: &dyn std::fmt::Display| format!("cannot {what} {}: {error}", path.display());
+    let file = File::open(path).map_err(|error| cannot("open", &error))?;
+    let size = file.metadata().map_err(|error| cannot("measure", &error))?.len() as usize;
+    let pages = size / DISTANCE;
+    let Some(length) = NonZeroUsize::new(pages * DISTANCE) else {
+        return Err(format!("{} is smaller than {DISTANCE} bytes", path.display()));
+    };
+    // SAFETY: the mapping is new, at an address that the kernel chooses, and is never unmapped.
+    let mapped = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, &file, 0) };
+    let mapped = mapped.map_err(|errno| cannot("map", &errno))?.cast::<u8>();
+    let held = fill(leave)?;
+    println!("{} MiB touched, {pages} pages follow", held.len() * (STEP >> 20));
+    let mut random = Random(1);
+    while !process::run_until_signal(Some(Duration::ZERO))? {
+        for _ in 0..BATCH {
+            let page = (random.next() % pages as u64) as usize;
+            // SAFETY: it is within the mapping, and nobody shortens the file.
+            std::hint::black_box(unsafe { mapped.add(page * DISTANCE).read_volatile() });
+        }
+    }
+    std::hint::black_box(&held);
+    Ok(0)
+}
+
+/// Touches memory until so many MiB are left.
+fn fill(leave: u64) -> Result<Vec<Vec<u8>>, String> {
+    let mut held: Vec<Vec<u8>> = Vec::new();
+    while available()? > leave {
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(STEP).map_err(|error| format!("cannot reserve {STEP} bytes: {error}"))?;
+        // Not zero: the allocator can return zeroed pages without touching them.
+        memory.resize(STEP, 1);
+        std::hint::black_box(&memory);
+        held.push(memory);
+    }
+    Ok(held)
+}
+
+/// Memory that is available without evicting what is in use, in MiB.
+fn available() -> Result<u64, String> {
+    let path = "/proc/meminfo";
+    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+    parse_available(&text).ok_or_else(|| format!("{path} has no usable MemAvailable"))
+}
+
+fn parse_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? >> 10)
+}
+
+/// Numbers that no cache foresees (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_that_is_left_is_read() {
+        assert_eq!(parse_available("MemFree: 5 kB\nMemAvailable:    204800 kB\n"), Some(200));
+        assert_eq!(parse_available("MemFree: 5 kB\n"), None);
+    }
+
+    #[test]
+    fn a_file_that_is_too_small_is_an_error() {
+        let path = std::env::temp_dir().join(format!("probe-thrash-{}", std::process::id()));
+        std::fs::write(&path, "short").unwrap();
+        let result = thrash(&path, 0);
+        std::fs::remove_file(&path).unwrap();
+        assert!(result.unwrap_err().contains("is smaller than"));
+    }
+
+    #[test]
+    fn pages_are_spread_over_the_whole_file() {
+        let mut random = Random(1);
+        let mut reached = [false; 64];
+        (0..2000).for_each(|_| reached[(random.next() % 64) as usize] = true);
+        assert_eq!(reached, [true; 64]);
+    }
+}
