@@ -2,6 +2,7 @@
 //! memory that is left. Needs no swap.
 
 use std::fs::File;
+use std::io::Read as _;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
@@ -12,38 +13,39 @@ use nix::sys::mman::mmap;
 
 use crate::process;
 
-/// Memory is touched in steps of so many bytes, between which the kernel is asked what is left.
+/// Memory is touched, and the file read for the first time, in steps of so many bytes.
 const STEP: usize = 8 << 20;
-/// Distance of the pages that are needed: further than the kernel reads around a fault, so that it soon stops doing that,
-/// and every page is waited for on its own.
-const DISTANCE: usize = 256 << 10;
+const PAGE: usize = 4096;
 /// Pages between two looks at the signals.
 const BATCH: u32 = 64;
 
-/// Touches memory until `leave` MiB are available on the machine, then needs pages of the file in random order until
-/// SIGTERM, each by a page fault as code of programs is.
+/// Touches memory until `leave` MiB are available on the machine, reads the file once, then needs its pages in random
+/// order until SIGTERM, each by a page fault as code of programs is.
 ///
 /// # Errors
-/// The file cannot be opened or mapped or is too small, the memory cannot be reserved, or signals cannot be read.
+/// The file cannot be read or mapped or has no page, the memory cannot be reserved, or signals cannot be read.
 pub(crate) fn thrash(path: &Path, leave: u64) -> Result<u8, String> {
     let cannot = |what: &str, error: &dyn std::fmt::Display| format!("cannot {what} {}: {error}", path.display());
-    let file = File::open(path).map_err(|error| cannot("open", &error))?;
+    let mut file = File::open(path).map_err(|error| cannot("open", &error))?;
     let size = file.metadata().map_err(|error| cannot("measure", &error))?.len() as usize;
-    let pages = size / DISTANCE;
-    let Some(length) = NonZeroUsize::new(pages * DISTANCE) else {
-        return Err(format!("{} is smaller than {DISTANCE} bytes", path.display()));
+    let pages = size / PAGE;
+    let Some(length) = NonZeroUsize::new(pages * PAGE) else {
+        return Err(format!("{} is smaller than a page", path.display()));
     };
     // SAFETY: the mapping is new, at an address that the kernel chooses, and is never unmapped.
     let mapped = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, &file, 0) };
     let mapped = mapped.map_err(|errno| cannot("map", &errno))?.cast::<u8>();
     let held = fill(leave)?;
     println!("{} MiB touched, {pages} pages follow", held.len() * (STEP >> 20));
+    // In order, which fills the memory that is left soon.
+    let mut buffer = vec![0; STEP];
+    while file.read(&mut buffer).map_err(|error| cannot("read", &error))? > 0 {}
     let mut random = Random(1);
     while !process::run_until_signal(Some(Duration::ZERO))? {
         for _ in 0..BATCH {
             let page = (random.next() % pages as u64) as usize;
             // SAFETY: it is within the mapping, and nobody shortens the file.
-            std::hint::black_box(unsafe { mapped.add(page * DISTANCE).read_volatile() });
+            std::hint::black_box(unsafe { mapped.add(page * PAGE).read_volatile() });
         }
     }
     std::hint::black_box(&held);
@@ -99,12 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_too_small_is_an_error() {
+    fn a_file_without_a_page_is_an_error() {
         let path = std::env::temp_dir().join(format!("probe-thrash-{}", std::process::id()));
         std::fs::write(&path, "short").unwrap();
         let result = thrash(&path, 0);
         std::fs::remove_file(&path).unwrap();
-        assert!(result.unwrap_err().contains("is smaller than"));
+        assert!(result.unwrap_err().contains("smaller than a page"));
     }
 
     #[test]

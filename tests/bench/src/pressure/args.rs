@@ -48,10 +48,10 @@ pub struct PressureArgs {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub stalls: u32,
     /// Memory that the pod leaves to the rest of the node and to the file that it reads, in MiB
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 40)]
     pub leave_mb: u32,
     /// Size of the file, in MiB: more than is left, so that pages that were just evicted are read again
-    #[arg(long, default_value_t = 6144, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub thrash_mb: u32,
     /// Another node agent: a shell command in which {root} and {config} stand for a folder for its state and a
     /// KubeletConfiguration file; for race and thrash also {kubeconfig}, {node} and {ip}

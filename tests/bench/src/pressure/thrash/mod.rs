@@ -319,8 +319,8 @@ mod tests {
 
     #[test]
     fn the_file_exists_as_long_as_it_is_needed() {
-        // The target folder of the build is on a disk, where the folder for temporary files may be in memory.
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path();
         let kind = statfs(folder).unwrap().filesystem_type();
         let created = SparseFile::create(folder, 1);
         if kind == TMPFS_MAGIC || kind == OVERLAYFS_SUPER_MAGIC {
