@@ -5,6 +5,7 @@
 //! mount has the device number of its source, and a check before opening would race with mounting.
 
 mod bounded;
+mod mount_table;
 mod mounts;
 mod openat2;
 mod propagation;
@@ -16,12 +17,14 @@ use std::io;
 
 pub use bounded::holds_exactly;
 pub use bounded::read_bounded;
+pub use mount_table::MountTable;
 pub use mounts::force_unmount_at;
 pub use mounts::is_mount_point;
 pub use mounts::is_mount_point_at;
 pub use mounts::lies_in_memory;
 pub use mounts::unmount;
 pub use mounts::unmount_at;
+pub use mounts::unmount_flushed;
 pub use openat2::open_dir;
 pub use openat2::open_path;
 pub use openat2::open_root;

@@ -69,6 +69,14 @@ pub fn unmount(target: &Path) -> io::Result<()> {
     Ok(umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?)
 }
 
+/// Unmounts the topmost mount, unless it is in use. What was written to it is on its device then.
+///
+/// # Errors
+/// Nothing is mounted there, it is in use, or the process may not unmount.
+pub fn unmount_flushed(target: &Path) -> io::Result<()> {
+    Ok(umount2(target, MntFlags::UMOUNT_NOFOLLOW)?)
+}
+
 /// Unmounts the topmost mount on `name` in `dir`; with `lazily` also one in use, as [`unmount`] does.
 ///
 /// # Errors

@@ -11,6 +11,8 @@ use nix::mount::MsFlags;
 use nix::mount::mount;
 use nix::sys::stat::Mode;
 
+use super::mount_table::escaped;
+
 /// What was found or done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
@@ -62,11 +64,6 @@ fn has_mounts_below(table: &str, path: &Path) -> bool {
     let path = Path::new(&path);
     let points = table.lines().filter_map(|line| line.split(' ').nth(4));
     points.map(Path::new).any(|point| point != path && point.starts_with(path))
-}
-
-/// A path as the table of mounts has it (proc_pid_mountinfo(5)).
-fn escaped(path: &str) -> String {
-    path.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011").replace('\n', "\\012")
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod desired;
 pub mod downward;
 mod hash;
 mod ids;
+pub mod iscsi;
 mod lifecycle;
 mod limiter;
 pub(crate) mod node_selector;

@@ -1,5 +1,5 @@
-//! Claims and persistent volumes, read when a pod is to use them, and the Node. Nothing is cached: what a pod needs of a
-//! claim is needed once.
+//! Claims and persistent volumes with their secrets, read when a pod is to use them, and the Node. Nothing is cached: what a
+//! pod needs of a claim is needed once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
+use tokio::sync::watch;
 
 use super::Objects;
 use super::error::ObjectError;
@@ -35,10 +37,27 @@ impl Objects {
     /// The persistent volume, as it is now.
     ///
     /// # Errors
-    /// As [`Self::claim`].
+    /// As [`Self::persistent_volume_claim`].
     pub async fn persistent_volume(&self, name: &str) -> Result<PersistentVolume, ObjectError> {
         let inner = self.inner.as_ref().ok_or(ObjectError::Standalone)?;
         read(Api::all(inner.client.clone()), "persistentvolumes", name).await
+    }
+
+    /// A Secret as it is now, which a volume names: it may be in another namespace than the pod's.
+    ///
+    /// # Errors
+    /// As [`Self::persistent_volume_claim`].
+    pub async fn secret_now(&self, namespace: &str, name: &str) -> Result<Secret, ObjectError> {
+        let inner = self.inner.as_ref().ok_or(ObjectError::Standalone)?;
+        if !is_name(namespace) {
+            return Err(ObjectError::BadName { kind: "namespaces", name: namespace.to_owned() });
+        }
+        read(Api::namespaced(inner.client.clone(), namespace), "secrets", name).await
+    }
+
+    /// The Node object as it changes; `None` without an API server.
+    pub fn node_changes(&self) -> Option<watch::Receiver<Option<Arc<Node>>>> {
+        self.inner.as_ref()?.node.clone()
     }
 
     /// The Node object, if it was received.

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::DownwardAPIVolumeFile;
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
+use k8s_openapi::api::core::v1::ISCSIVolumeSource;
 use k8s_openapi::api::core::v1::KeyToPath;
 use k8s_openapi::api::core::v1::ProjectedVolumeSource;
 use k8s_openapi::api::core::v1::Volume;
@@ -17,6 +18,7 @@ use super::resources::QUANTITY_FORM;
 use super::spec::first_of_its_name;
 use super::text;
 use crate::model::Amount;
+use crate::model::iscsi;
 
 /// As far as mounts care.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,6 +138,9 @@ fn source(volume: &Volume, path: &Path, findings: &mut Findings) {
             findings.invalid(&path.child("path"), &nfs.path, "must be an absolute path");
         }
     }
+    if let Some(source) = &volume.iscsi {
+        check_iscsi(source, &path.child("iscsi"), findings);
+    }
     if volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.claim_name.is_empty()) {
         findings.required(&path.child("persistentVolumeClaim").child("claimName"), "");
     }
@@ -148,6 +153,31 @@ fn check_host_path(host_path: &HostPathVolumeSource, path: &Path, findings: &mut
         super::no_backsteps(&host_path.path, &path.child("path"), findings);
     }
     findings.one_of(&path.child("type"), text(&host_path.type_), &HOST_PATH_TYPES);
+}
+
+fn check_iscsi(source: &ISCSIVolumeSource, path: &Path, findings: &mut Findings) {
+    let mut check =
+        |path: &Path, value: &str, is_required: bool, check: fn(&str) -> Result<(), &'static str>| match check(value) {
+            _ if value.is_empty() && !is_required => {}
+            Err(_) if value.is_empty() => findings.required(path, ""),
+            Err(problem) => findings.invalid(path, value, problem),
+            Ok(()) => {}
+        };
+    let portal = |text: &str| iscsi::portal(text).map(|_| ());
+    check(&path.child("targetPortal"), &source.target_portal, true, portal);
+    for (i, other) in source.portals.iter().flatten().enumerate() {
+        check(&path.child("portals").index(i), other, true, portal);
+    }
+    check(&path.child("iqn"), &source.iqn, true, iscsi::check_name);
+    check(&path.child("initiatorName"), text(&source.initiator_name), false, iscsi::check_name);
+    check(&path.child("iscsiInterface"), text(&source.iscsi_interface), false, iscsi::check_interface);
+    if let Err(problem) = iscsi::check_lun(source.lun) {
+        findings.invalid(&path.child("lun"), &source.lun, problem);
+    }
+    let has_chap = source.chap_auth_discovery == Some(true) || source.chap_auth_session == Some(true);
+    if has_chap && source.secret_ref.is_none() {
+        findings.required(&path.child("secretRef"), "");
+    }
 }
 
 fn mode(mode: Option<i32>, path: &Path, findings: &mut Findings) {

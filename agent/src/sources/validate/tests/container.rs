@@ -291,6 +291,31 @@ fn volumes_and_mounts() {
 }
 
 #[test]
+fn iscsi_volumes() {
+    let at = "spec.volumes[1].iscsi";
+    for (change, expected) in [
+        (json!({}), ""),
+        (json!({"targetPortal": "[fd00::1]", "portals": ["storage:861"], "lun": 255, "iscsiInterface": "iser"}), ""),
+        (json!({"targetPortal": ""}), ".targetPortal: Required value"),
+        (json!({"targetPortal": "-p"}), ".targetPortal: Invalid value: \"-p\": must be an IP address or host name"),
+        (json!({"portals": ["192.0.2.2", "a/b"]}), ".portals[1]: Invalid value: \"a/b\": must be an IP address"),
+        (json!({"iqn": ""}), ".iqn: Required value"),
+        (json!({"iqn": "iqn.2001-04.com.example:a/../b"}), ".iqn: Invalid value: \"iqn.2001-04.com.example:a/../b\""),
+        (json!({"initiatorName": "me"}), ".initiatorName: Invalid value: \"me\": must begin with iqn., eui. or naa."),
+        (json!({"iscsiInterface": "../x"}), ".iscsiInterface: Invalid value: \"../x\": must be a name"),
+        (json!({"lun": -1}), ".lun: Invalid value: -1: must be between 0 and 255, inclusive"),
+        (json!({"lun": 256}), ".lun: Invalid value: 256: must be between 0 and 255, inclusive"),
+        (json!({"chapAuthSession": true}), ".secretRef: Required value"),
+        (json!({"chapAuthDiscovery": true}), ".secretRef: Required value"),
+    ] {
+        let mut source = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:a", "lun": 0});
+        source.as_object_mut().expect("an object").extend(change.as_object().expect("an object").clone());
+        let expected = if expected.is_empty() { String::new() } else { format!("{at}{expected}") };
+        check(&[("/spec/volumes", json!([{"name": "v"}, {"name": "w", "iscsi": source}]), &expected)]);
+    }
+}
+
+#[test]
 fn resource_amounts() {
     let at = "/spec/containers/0/resources";
     check(&[

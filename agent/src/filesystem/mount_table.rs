@@ -1,0 +1,100 @@
+//! The table of mounts (proc_pid_mountinfo(5)).
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// The mounts of this process.
+#[derive(Clone, Debug, Default)]
+pub struct MountTable(Vec<Entry>);
+
+#[derive(Clone, Debug)]
+struct Entry {
+    /// Device number of the file system, `major:minor`.
+    number: String,
+    /// The mount point, escaped as in the table.
+    point: String,
+    /// The device's file, or what else the file system is made from; escaped.
+    source: String,
+}
+
+impl MountTable {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// The kernel does not show it.
+    pub fn read() -> io::Result<Self> {
+        // Of the thread: one of a test may have mounts of its own.
+        Ok(Self::parse(&fs::read_to_string("/proc/thread-self/mountinfo")?))
+    }
+
+    fn parse(text: &str) -> Self {
+        let entry = |line: &str| {
+            let (left, right) = line.split_once(" - ")?;
+            let mut left = left.split(' ');
+            let (number, point) = (left.nth(2)?, left.nth(1)?);
+            let source = right.split(' ').nth(1)?;
+            Some(Entry { number: number.to_owned(), point: point.to_owned(), source: source.to_owned() })
+        };
+        Self(text.lines().filter_map(entry).collect())
+    }
+
+    /// True if the file system that is mounted on `point`, a path without links, is also mounted somewhere below `dir`.
+    pub fn is_mounted_below(&self, point: &Path, dir: &Path) -> bool {
+        let (point, dir) = (escaped(&point.to_string_lossy()), escaped(&dir.to_string_lossy()));
+        let of_point = self.0.iter().rev().find(|entry| entry.point == point).map(|entry| &entry.number);
+        let is_below = |entry: &Entry| entry.point != point && Path::new(&entry.point).starts_with(&dir);
+        of_point.is_some_and(|number| self.0.iter().any(|entry| entry.number == *number && is_below(entry)))
+    }
+
+    /// True if the block device of this number (`major:minor`) and file is mounted. The file systems of some are known by
+    /// the file only.
+    pub fn has_device(&self, number: &str, file: &Path) -> bool {
+        let file = escaped(&file.to_string_lossy());
+        self.0.iter().any(|entry| entry.number == number || entry.source == file)
+    }
+}
+
+/// A path as the table has it.
+pub(super) fn escaped(path: &str) -> String {
+    path.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011").replace('\n', "\\012")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 22 8:0 / /srv/a\\040b/plugins/x rw shared:4 - ext4 /dev/sda rw
+41 22 8:0 / /srv/a\\040b/pods/u/volumes/x ro shared:5 - ext4 /dev/sda rw
+42 22 8:16 / /srv/a\\040b/plugins/y rw - ext4 /dev/sdb rw
+43 22 8:16 / /mnt rw - ext4 /dev/sdb rw
+44 22 0:40 / /data rw - btrfs /dev/sdc rw
+broken
+";
+
+    #[test]
+    fn mounts_of_the_same_file_system() {
+        let table = MountTable::parse(TABLE);
+        let root = Path::new("/srv/a b");
+        let below = |point: &str, dir: &str| table.is_mounted_below(&root.join(point), &root.join(dir));
+        assert!(below("plugins/x", "pods"));
+        assert!(!below("plugins/x", "pod") && !below("plugins/x", "plugins"), "neither a part of a name nor itself");
+        assert!(!below("plugins/y", "pods") && !below("plugins/z", "pods"));
+    }
+
+    #[test]
+    fn devices_by_number_or_file() {
+        let table = MountTable::parse(TABLE);
+        assert!(table.has_device("8:0", Path::new("/dev/other")));
+        assert!(table.has_device("8:32", Path::new("/dev/sdc")), "the number is the file system's");
+        assert!(!table.has_device("8:48", Path::new("/dev/sdd")));
+    }
+
+    #[test]
+    fn the_mounts_of_this_process() {
+        let table = MountTable::read().expect("a table");
+        assert!(table.0.iter().any(|entry| entry.point == "/proc"), "{table:?}");
+    }
+}
