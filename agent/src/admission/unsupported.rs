@@ -84,6 +84,7 @@ impl Fields {
             || volume.persistent_volume_claim.is_some()
             || volume.ephemeral.is_some()
             || volume.nfs.is_some()
+            || volume.iscsi.is_some()
             || volume.config_map.is_some()
             || volume.secret.is_some()
             || volume.downward_api.is_some()
@@ -139,9 +140,11 @@ mod tests {
 
     #[test]
     fn unsupported_volumes_are_named() {
-        for (volume, path) in
-            [(json!({ "name": "v", "csi": { "driver": "d" } }), "csi"), (json!({ "name": "v" }), "(no source)")]
-        {
+        for (volume, path) in [
+            (json!({ "name": "v", "csi": { "driver": "d" } }), "csi"),
+            (json!({ "name": "v", "fc": { "targetWWNs": ["w"], "lun": 0 } }), "fc"),
+            (json!({ "name": "v" }), "(no source)"),
+        ] {
             let spec =
                 json!({ "containers": [container(json!({}))], "volumes": [{ "name": "e", "emptyDir": {} }, volume] });
             assert_eq!(unsupported(&pod(spec)), [format!("spec.volumes[1].{path}")]);
@@ -193,6 +196,7 @@ mod tests {
                 { "name": "k", "persistentVolumeClaim": { "claimName": "n" } },
                 { "name": "g", "ephemeral": { "volumeClaimTemplate": { "spec": {} } } },
                 { "name": "n", "nfs": { "server": "s", "path": "/" } },
+                { "name": "t", "iscsi": { "targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:a", "lun": 0 } },
                 { "name": "c", "configMap": { "name": "n" } },
                 { "name": "s", "secret": { "secretName": "n" } },
                 { "name": "d", "downwardAPI": { "items": [] } },

@@ -131,7 +131,7 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         let row = json["fields"].as_array().unwrap().iter().find(|row| row["field"] == field).unwrap();
         (row["honoured"].as_bool().unwrap(), row["part"].is_string())
     };
-    for partly in ["volumeStatsAggPeriod", "enableControllerAttachDetach", "syncFrequency"] {
+    for partly in ["volumeStatsAggPeriod", "syncFrequency"] {
         assert_eq!(honoured(partly), (true, true), "{partly}");
     }
     assert_eq!((honoured("evictionHard"), honoured("imageMinimumGCAge")), ((true, false), (true, false)));

@@ -118,7 +118,7 @@ document! {
         eviction_minimum_reclaim "evictionMinimumReclaim": StringMap, value, used, "How much to reclaim at least, by signal.";
         merge_default_eviction_settings "mergeDefaultEvictionSettings": bool, pointer, used, "Fill in defaults for hard signals not named.";
         pods_per_core "podsPerCore": i32, value, used, "Pods per CPU at most; 0 means no such limit.";
-        enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, part("the Node's annotation is set; no volume is attached here yet"), "Let the control plane attach volumes.";
+        enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, used, "Let the control plane attach volumes.";
         protect_kernel_defaults "protectKernelDefaults": bool, value, used, "Fail on unexpected kernel settings instead of changing them.";
         make_iptables_util_chains "makeIPTablesUtilChains": bool = true, pointer, later, "Create the iptables chains others rely on.";
         iptables_masquerade_bit "iptablesMasqueradeBit": i32 = 14, pointer, later, "Ignored.";

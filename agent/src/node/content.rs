@@ -1,5 +1,7 @@
 //! Desired Node: sets the fields that a kubelet owns on a copy of the present Node. Pure; other fields are kept.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::ContainerImage;
 use k8s_openapi::api::core::v1::DaemonEndpoint;
 use k8s_openapi::api::core::v1::Node;
@@ -24,6 +26,7 @@ use super::machine::Machine;
 use super::resources;
 use super::runtime_view::RuntimeView;
 use crate::model::Pressures;
+use crate::model::iscsi;
 
 /// Annotation with `--node-ip` for the cloud controller manager.
 const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
@@ -37,6 +40,8 @@ pub(super) struct NodeInfo<'a> {
     /// `None` before the first list.
     pub(super) images: Option<&'a [ContainerImage]>,
     pub(super) pressures: Pressures,
+    /// `None` until the volumes that another agent has left are known.
+    pub(super) volumes_in_use: Option<&'a BTreeSet<String>>,
     pub(super) readiness: Readiness<'a>,
     pub(super) at: Instant,
     pub(super) now: &'a Time,
@@ -55,6 +60,9 @@ pub(super) fn apply(node: &mut Node, node_info: &NodeInfo<'_>) -> Vec<String> {
         status.images = Some(images.to_vec()).filter(|images| !images.is_empty());
     }
     set_offer(status, node_info.runtime);
+    if let Some(in_use) = node_info.volumes_in_use {
+        set_volumes_in_use(status, in_use);
+    }
     conditions::set_pressures(status, node_info.pressures, node_info.now);
     conditions::set_ready(status, node_info.runtime, &node_info.readiness, node_info.at, node_info.now);
     if let Some(features) = &node_info.config.declared_features {
@@ -113,6 +121,15 @@ fn set_versions(info: &mut NodeSystemInfo, node_info: &NodeInfo<'_>) {
     };
 }
 
+/// Volumes that the control plane must not attach elsewhere. Those of plugins that this agent does not have stay: another
+/// kubelet has left them mounted.
+fn set_volumes_in_use(status: &mut NodeStatus, in_use: &BTreeSet<String>) {
+    let is_own = |name: &String| name.strip_prefix(iscsi::PLUGIN).is_some_and(|rest| rest.starts_with('/'));
+    let others = status.volumes_in_use.take().into_iter().flatten().filter(|name| !is_own(name));
+    let all: BTreeSet<String> = others.chain(in_use.iter().cloned()).collect();
+    status.volumes_in_use = Some(all.into_iter().collect()).filter(|all: &Vec<String>| !all.is_empty());
+}
+
 /// Runtime handlers and features, once the runtime has reported them.
 fn set_offer(status: &mut NodeStatus, runtime: &RuntimeView) {
     let Some(offer) = runtime.offer() else { return };
@@ -126,5 +143,26 @@ fn set_offer(status: &mut NodeStatus, runtime: &RuntimeView) {
     status.runtime_handlers = Some(handlers.collect::<Vec<_>>()).filter(|handlers| !handlers.is_empty());
     if let Some(policy) = offer.supplemental_groups_policy {
         status.features = Some(NodeFeatures { supplemental_groups_policy: Some(policy) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_in_use_are_those_of_this_agent_and_of_plugins_that_it_does_not_have() {
+        let disk = |name: &str| format!("kubernetes.io/iscsi/{name}");
+        let csi = "kubernetes.io/csi/d.example^h".to_owned();
+        for (before, in_use, expected) in [
+            (vec![], vec![], None),
+            (vec![disk("a")], vec![], None),
+            (vec![csi.clone(), disk("a")], vec![disk("b")], Some(vec![csi.clone(), disk("b")])),
+            (vec![disk("a")], vec![disk("b"), disk("a")], Some(vec![disk("a"), disk("b")])),
+        ] {
+            let mut status = NodeStatus { volumes_in_use: Some(before), ..NodeStatus::default() };
+            set_volumes_in_use(&mut status, &in_use.into_iter().collect());
+            assert_eq!(status.volumes_in_use, expected);
+        }
     }
 }

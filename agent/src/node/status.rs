@@ -1,5 +1,6 @@
 //! The loop that updates the Node's status: registers, computes, sends differences. `report` decides when, `content` what.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
@@ -72,6 +73,8 @@ pub struct Inputs<H> {
     pub health: watch::Receiver<Vec<String>>,
     /// Resources under pressure.
     pub pressures: watch::Receiver<Pressures>,
+    /// Names of volumes in use; `None` until they are known.
+    pub volumes_in_use: watch::Receiver<Option<BTreeSet<String>>>,
     /// The node is shutting down.
     pub shutting_down: watch::Receiver<bool>,
     /// Incremented with every pulled or removed image.
@@ -180,6 +183,7 @@ impl<H: Host> StatusLoop<H> {
             Ok(()) = inputs.runtime.changed() => {}
             Ok(()) = inputs.health.changed() => {}
             Ok(()) = inputs.pressures.changed() => {}
+            Ok(()) = inputs.volumes_in_use.changed() => {}
             Ok(()) = inputs.shutting_down.changed() => {}
             true = until_changed(own, known) => {}
             else => std::future::pending().await,
@@ -341,6 +345,7 @@ impl<H: Host> StatusLoop<H> {
     /// Sets the fields of the agent, and publishes the addresses.
     fn fill(&mut self, node: &mut Node, host: &HostReading) {
         let health = self.inputs.health.borrow_and_update().clone();
+        let volumes_in_use = self.inputs.volumes_in_use.borrow_and_update().clone();
         let now = time::seconds(self.inputs.clock.wall());
         let failed = content::apply(
             node,
@@ -351,6 +356,7 @@ impl<H: Host> StatusLoop<H> {
                 runtime: &self.runtime,
                 images: self.images.as_deref(),
                 pressures: *self.inputs.pressures.borrow_and_update(),
+                volumes_in_use: volumes_in_use.as_ref(),
                 readiness: Readiness {
                     health: &health,
                     shutting_down: *self.inputs.shutting_down.borrow_and_update(),

@@ -41,6 +41,8 @@ impl Leftovers for OrphanCleanup {
             // A pod is desired before anything of it is made: listing first and asking then spares one that has come since.
             let known = |uid: &str| keep.contains(uid) || pods.by_uid(&PodUid::from(uid)).is_some();
             remove_orphans(&context, &known).await;
+            // Also what an earlier agent has left without a pod.
+            context.act.volumes.look_for_unused();
             remove_logs(&context, &known).await;
             report_image_usage(&context).await;
         });

@@ -10,6 +10,7 @@
 //! Joins and decides nothing: whatever differs between nodes is a field of [`Services`].
 
 mod dead_containers;
+mod devices;
 mod garbage;
 mod housekeeping;
 mod observation;
@@ -83,6 +84,7 @@ use crate::workers::worker::NoWorkerObserver;
 use crate::workers::worker::WorkerContext;
 use crate::workers::worker::WorkerObserver;
 use dead_containers::DeadContainerLimits;
+use devices::DeviceRelease;
 use housekeeping::OrphanCleanup;
 
 /// What the pipeline works with. [`Services::new`] is a standalone node with the defaults of a kubelet; every field can
@@ -272,6 +274,8 @@ impl Services {
         let garbage = NodeGarbage::new(context.clone(), running.registry.clone(), images.clone());
         let collecting = shutdown.clone();
         tasks.spawn(async move { _ = collecting.run_until_cancelled(images.run()).await });
+        let (releasing, devices) = (shutdown.clone(), DeviceRelease::new(context.clone()));
+        tasks.spawn(async move { _ = releasing.run_until_cancelled(devices.run()).await });
         if let Some(limits) = DeadContainerLimits::new(context.clone(), running.registry.clone(), pods.clone()) {
             let limiting = shutdown.clone();
             tasks.spawn(async move { _ = limiting.run_until_cancelled(limits.run()).await });

@@ -44,6 +44,8 @@ pub enum Operation {
     RemoveOrphan,
     /// Removing log folders of pods that are gone.
     CollectLogs,
+    /// Unmounting and detaching a device that no pod uses any more.
+    ReleaseDevice,
     /// Limiting the cgroup of all pods.
     EnforceAllocatable,
 }
@@ -60,6 +62,7 @@ impl Operation {
             Self::RemovePod => "remove_pod",
             Self::RemoveOrphan => "remove_orphan",
             Self::CollectLogs => "collect_logs",
+            Self::ReleaseDevice => "release_device",
             Self::EnforceAllocatable => "enforce_allocatable",
         }
     }
@@ -72,7 +75,7 @@ impl Operation {
             Self::AwaitNetwork => (1_000, 10_000),
             Self::CollectGarbage => (60_000, 300_000),
             Self::RemovePod => (1_000, 300_000),
-            Self::RemoveOrphan | Self::CollectLogs => (500, 122_000),
+            Self::RemoveOrphan | Self::CollectLogs | Self::ReleaseDevice => (500, 122_000),
             Self::EnforceAllocatable => (60_000, 60_000),
         };
         (Duration::from_millis(first), Duration::from_millis(longest))

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::api::InvalidPath;
 use super::claims::ClaimError;
@@ -60,31 +61,108 @@ pub enum VolumeError {
     /// A claim that cannot be used.
     #[error(transparent)]
     Claim(Box<ClaimError>),
-    /// A step on the persistent volume behind a claim failed.
+    /// A step on a volume failed that takes several, as those of claims.
     #[error("{source}")]
-    PersistentVolume {
-        /// Its name.
+    Step {
+        /// Its name: of a claim that of the persistent volume.
         name: String,
-        /// What was tried: `SetUp`.
-        step: &'static str,
+        /// What was tried.
+        step: Step,
         /// The cause.
         source: Box<VolumeError>,
     },
-    /// A step on the persistent volume behind a claim for a raw device failed.
-    #[error("{source}")]
-    BlockVolume {
-        /// Its name.
-        name: String,
-        /// The cause.
-        source: Box<VolumeError>,
-    },
-    /// losetup(8) failed.
-    #[error("losetup {arguments} failed: {problem}")]
-    LoopDevice {
-        /// Its arguments.
-        arguments: String,
+    /// A program of the node failed.
+    #[error("{call} failed: {problem}")]
+    Program {
+        /// Its name and arguments, without secrets.
+        call: String,
         /// How it ended.
         problem: String,
+    },
+    /// A field of an iSCSI volume that cannot be used.
+    #[error("iscsi: {field} {value:?}: {problem}")]
+    IscsiField {
+        /// Its name.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it has to be.
+        problem: &'static str,
+    },
+    /// CHAP without a secret.
+    #[error("iscsi: CHAP needs a secretRef with a name")]
+    NoChapSecret,
+    /// A value of a secret that iscsiadm(8) cannot be given.
+    #[error("iscsi: {key} of secret {namespace}/{name} is no text, or has control characters")]
+    ChapValue {
+        /// Its key.
+        key: &'static str,
+        /// The secret's namespace.
+        namespace: String,
+        /// The secret's name.
+        name: String,
+    },
+    /// No portal leads to an iSCSI disk.
+    #[error("iscsi: no portal leads to unit {lun} of {target}: {}", .problems.join("; "))]
+    NoPath {
+        /// The target.
+        target: String,
+        /// The unit.
+        lun: u8,
+        /// What happened at each portal.
+        problems: Vec<String>,
+    },
+    /// A portal whose session has no device.
+    #[error("portal {portal}: {problem}")]
+    Portal {
+        /// The portal.
+        portal: String,
+        /// What is missing.
+        problem: String,
+    },
+    /// The control plane does not let this node have the volume.
+    #[error("volume {name} was not attached to this node within {waited:?}: {lack}")]
+    NotAttached {
+        /// Its name in the status of the Node.
+        name: String,
+        /// How long it was waited for.
+        waited: Duration,
+        /// What is missing in the status of the Node.
+        lack: &'static str,
+    },
+    /// An earlier attempt goes on.
+    #[error("attaching, formatting and mounting takes longer than {0:?} and goes on in the background")]
+    GoesOn(Duration),
+    /// A type of file system that is no name of one.
+    #[error("fsType {0:?} must be a name of at most 32 lowercase letters, digits, dashes and underscores")]
+    FileSystemType(String),
+    /// A device whose first blocks cannot be read: whether it has a file system is not known.
+    #[error("cannot determine what disk {device} holds: {problem}")]
+    UnknownFormat {
+        /// The device.
+        device: PathBuf,
+        /// How that was found.
+        problem: String,
+    },
+    /// A device without a file system that must not be written.
+    #[error("disk {device} has no file system, and is not formatted since the volume is read-only")]
+    Unformatted {
+        /// The device.
+        device: PathBuf,
+    },
+    /// A file system that is damaged.
+    #[error("fsck cannot repair the file system on {device}: {output}")]
+    Damaged {
+        /// The device.
+        device: PathBuf,
+        /// What it said, in part.
+        output: String,
+    },
+    /// A device with a file system of another type than the volume has.
+    #[error("{source}")]
+    OtherFormat {
+        /// Why it cannot be mounted.
+        source: Box<VolumeError>,
     },
     /// A persistent volume that only one pod may use at a time (KEP-2485).
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
@@ -225,9 +303,11 @@ impl FailedVolume {
 
     /// Reason of its event.
     pub fn reason(&self) -> &'static str {
-        match &self.error {
-            VolumeError::BlockVolume { .. } => "FailedMapVolume",
-            _ => "FailedMount",
+        let VolumeError::Step { step, source, .. } = &self.error else { return "FailedMount" };
+        match (step, &**source) {
+            (Step::Map(_), _) => "FailedMapVolume",
+            (Step::Mount(_), VolumeError::OtherFormat { .. }) => "FailedMountOnFilesystemMismatch",
+            (Step::Mount(_), _) => "FailedMount",
         }
     }
 }
@@ -236,13 +316,28 @@ impl fmt::Display for FailedVolume {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.error {
             VolumeError::Claim(error) => write!(f, "{error}"),
-            VolumeError::PersistentVolume { name, step, source } => {
-                write!(f, "MountVolume.{step} failed for volume {name:?} : {source}")
-            }
-            VolumeError::BlockVolume { name, source } => {
-                write!(f, "MapVolume.MapPodDevice failed for volume {name:?} : {source}")
+            VolumeError::Step { name, step, source } => {
+                write!(f, "{step} failed for volume {name:?} : {source}")
             }
             error => write!(f, "MountVolume.SetUp failed for volume {:?} : {error}", self.volume),
+        }
+    }
+}
+
+/// A step on a volume with files, or on one that is a raw device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Such as `SetUp`.
+    Mount(&'static str),
+    /// Such as `MapPodDevice`.
+    Map(&'static str),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mount(step) => write!(f, "MountVolume.{step}"),
+            Self::Map(step) => write!(f, "MapVolume.{step}"),
         }
     }
 }
@@ -254,6 +349,11 @@ impl From<ClaimError> for VolumeError {
 }
 
 impl VolumeError {
+    /// This error in a step on the volume of this name.
+    pub(super) fn in_step(self, name: &str, step: Step) -> Self {
+        Self::Step { name: name.to_owned(), step, source: Box::new(self) }
+    }
+
     /// One error for several: as it is if it is one, in brackets and without repetition if there are more.
     pub(super) fn all_of(mut failed: Vec<Self>) -> Option<Self> {
         if failed.len() <= 1 {

@@ -10,10 +10,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::fcntl::OFlag;
@@ -29,7 +31,10 @@ use tokio::time::Instant;
 
 use super::VolumeError;
 use super::error::OnPath as _;
+use super::plugin::blocking;
 use crate::filesystem;
+use crate::recorder::EventType;
+use crate::recorder::Recorder;
 
 /// When a walk is reported for the first time, and how often then.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
@@ -54,6 +59,11 @@ impl ChangePolicy {
         if policy == Some("OnRootMismatch") { Self::OnRootMismatch } else { Self::Always }
     }
 
+    pub(super) fn of_pod(pod: &Pod) -> Self {
+        let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+        Self::of(context.and_then(|context| context.fs_group_change_policy.as_deref()))
+    }
+
     /// True if the walk is not needed for a directory of this group and mode.
     fn is_satisfied(self, group: u32, found_group: u32, found_mode: u32) -> bool {
         let wanted = FILE | DIRECTORY;
@@ -70,7 +80,7 @@ fn changed(mode: u32, is_dir: bool) -> u32 {
 ///
 /// # Errors
 /// The directory cannot be opened.
-pub(super) fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &AtomicU64) -> Result<(), VolumeError> {
+fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &AtomicU64) -> Result<(), VolumeError> {
     let dir = filesystem::open_root(root).on("open", root)?;
     let held = fstat(&dir).on("inspect", root)?;
     if policy.is_satisfied(group, held.st_gid, held.st_mode) {
@@ -82,6 +92,37 @@ pub(super) fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &Atomi
         tracing::warn!(root = %root.display(), group, first = %path.display(), %error, "cannot apply fsGroup to every file");
     }
     Ok(())
+}
+
+/// As [`apply`], without blocking; a walk that takes long is reported as one of the volume at `shown`.
+///
+/// # Errors
+/// As [`apply`]; the directory cannot be resolved.
+pub(super) async fn give(
+    root: &Path,
+    group: u32,
+    policy: ChangePolicy,
+    shown: &Path,
+    notify: impl Fn(EventType, &str, &str),
+) -> Result<(), VolumeError> {
+    let (count, root) = (Arc::new(AtomicU64::new(0)), root.to_owned());
+    let counted = count.clone();
+    let walk = blocking(move || {
+        // The operator's path may be a link.
+        let root = root.canonicalize().on("resolve", &root)?;
+        apply(&root, group, policy, &counted)
+    });
+    let notify = |message: String| notify(EventType::Warning, "VolumePermissionChangeInProgress", &message);
+    with_reports(walk, shown, &count, notify).await
+}
+
+/// Records events on a pod: type, reason and message.
+pub(super) fn notices<'a>(recorder: Option<&'a Recorder>, pod: &'a Pod) -> impl Fn(EventType, &str, &str) + use<'a> {
+    move |kind, reason, message| {
+        if let Some(recorder) = recorder {
+            recorder.pod_event(pod, "", kind, reason, message);
+        }
+    }
 }
 
 struct Walk<'a> {
@@ -164,12 +205,7 @@ fn kind(held: &FileStat) -> SFlag {
 }
 
 /// Waits for a walk through `dir`, and reports with `notify` that it takes long: `count` is how many files it has changed.
-pub(super) async fn with_reports<T>(
-    walk: impl Future<Output = T>,
-    dir: &Path,
-    count: &AtomicU64,
-    notify: impl Fn(String),
-) -> T {
+async fn with_reports<T>(walk: impl Future<Output = T>, dir: &Path, count: &AtomicU64, notify: impl Fn(String)) -> T {
     let mut walk = std::pin::pin!(walk);
     let mut next = Instant::now() + FIRST_REPORT;
     let mut is_first = true;

@@ -94,6 +94,11 @@ impl PodDirs {
         Ok(self.root.join(PLUGINS).join(plugin).join(DEVICES).join(plain(volume)?).join(plain(uid)?))
     }
 
+    /// What a volume plugin keeps for the node; `plugin` is its directory.
+    pub(super) fn plugin(&self, plugin: &str) -> PathBuf {
+        self.root.join(PLUGINS).join(plugin)
+    }
+
     /// The file that marks an emptyDir as set up.
     ///
     /// # Errors
@@ -123,6 +128,14 @@ fn plain(name: &str) -> Result<&str, VolumeError> {
         return Err(VolumeError::NotAFileName { name: name.to_owned() });
     }
     Ok(name)
+}
+
+/// What is in a directory; nothing if there is none.
+pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>, VolumeError> {
+    match fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => Ok(entries.on("list", dir)?.flatten().map(|entry| entry.path()).collect()),
+    }
 }
 
 /// Makes a directory that only the agent's user and group can enter, unless it exists.

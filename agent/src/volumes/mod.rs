@@ -5,23 +5,31 @@
 //!
 //! ```text
 //!  <root>/pods/<uid>/volumes/kubernetes.io~empty-dir/<volume>   content, or a tmpfs or hugetlbfs
-//!                   /volumes/kubernetes.io~{local-volume,nfs}/<persistent volume>   mounts, see `claims`
+//!                   /volumes/kubernetes.io~{local-volume,nfs,iscsi}/<persistent volume>   mounts, see `claims`
 //!                   /volumes/kubernetes.io~{configmap,secret,downward-api,projected}/<volume>   see `api/atomic.rs`
 //!                   /plugins/kubernetes.io~empty-dir/<volume>/ready
-//!                   /volumeDevices/kubernetes.io~local-volume/<persistent volume>   links to devices, see `claims/block.rs`
+//!                   /volumeDevices/kubernetes.io~{local-volume,iscsi}/<persistent volume>   links to devices, see `block.rs`
 //!                   /volume-subpaths/<volume>/<container>/<index>   bind mounts
 //!                   /containers/<container>/<8 hex>   termination messages
 //!                   /etc-hosts
+//!  <root>/plugins/kubernetes.io/{local-volume,iscsi}/...   mounts of devices that pods use together, see `global_mounts.rs`
 //! ```
 
 mod actual_state;
 mod api;
+mod attachment;
+mod bind_mount;
+mod block;
 mod claims;
 mod empty_dir;
 mod error;
+mod format;
 mod fs_group;
+mod global_mounts;
 mod host_path;
+mod host_program;
 mod image;
+mod iscsi;
 mod layout;
 mod mount_only;
 mod mount_program;
@@ -33,7 +41,10 @@ mod storage_medium;
 mod sub_path;
 mod teardown;
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
+mod unused;
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -48,11 +59,14 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::api::core::v1::VolumeDevice;
 use k8s_openapi::api::core::v1::VolumeMount;
+use tokio::sync::watch;
 
 pub use api::InvalidPath;
+pub use attachment::VolumesInUse;
 pub use claims::ClaimError;
 pub use claims::ClaimProblem;
 pub use error::FailedVolume;
+pub use error::Step;
 pub use error::VolumeError;
 pub use layout::PodDirs;
 pub use storage_medium::StorageMediumError;
@@ -63,7 +77,9 @@ use crate::model::spec;
 use crate::objects::Objects;
 use crate::recorder::Recorder;
 use actual_state::ActualState;
+use attachment::Attachment;
 use error::OnPath as _;
+use plugin::NodeVolumes;
 use plugin::Plugins;
 use plugin::Ready;
 use plugin::Target;
@@ -77,7 +93,7 @@ pub struct Volumes {
     objects: Objects,
     plugins: Plugins,
     actual: ActualState,
-    claims: claims::Known,
+    node: NodeVolumes,
     recorder: Option<Recorder>,
 }
 
@@ -106,15 +122,22 @@ pub struct MeasurableVolume {
 impl Volumes {
     /// Volumes below `root`, without an API server.
     pub fn new(root: &Path) -> Self {
-        let objects = Objects::standalone();
-        let claims = claims::Known::default();
-        let plugins = Plugins::new(&objects, &Arc::default(), &claims, None);
-        Self { dirs: PodDirs::new(root), objects, plugins, actual: ActualState::default(), claims, recorder: None }
+        let (objects, dirs) = (Objects::standalone(), PodDirs::new(root));
+        let node = NodeVolumes::new(&dirs);
+        let plugins = Plugins::new(&objects, &Arc::default(), &node, None);
+        Self { dirs, objects, plugins, actual: ActualState::default(), node, recorder: None }
+    }
+
+    /// Reports volumes in use that the control plane has to know of, and uses them once they are attached if it attaches
+    /// volumes. To be called before [`Self::with_objects`].
+    pub fn with_attachments(mut self, in_use: watch::Sender<VolumesInUse>, by_control_plane: bool) -> Self {
+        self.node.disks = self.node.disks.with_attachment(Attachment::new(in_use, by_control_plane));
+        self
     }
 
     /// Makes volumes from these objects; `allocatable` is what containers without limits may use of the node.
     pub fn with_objects(mut self, objects: Objects, allocatable: BTreeMap<String, Amount>) -> Self {
-        self.plugins = Plugins::new(&objects, &Arc::new(allocatable), &self.claims, self.recorder.as_ref());
+        self.plugins = Plugins::new(&objects, &Arc::new(allocatable), &self.node, self.recorder.as_ref());
         self.objects = objects;
         self
     }
@@ -139,7 +162,7 @@ impl Volumes {
         for uid in self.pods_on_disk()? {
             self.actual.reconstruct(&uid, &self.dirs.pod(&uid)?.join(layout::VOLUMES), &self.plugins);
         }
-        Ok(())
+        self.node.disks.report_in_use()
     }
 
     /// True if the machine swaps and its kernel cannot keep volumes in memory out of that, as kernels before 6.4. Blocking.
@@ -334,6 +357,12 @@ impl Volumes {
     /// The first volume that stays.
     pub async fn tear_down(&self, uid: &str) -> Result<(), VolumeError> {
         self.forget(uid);
+        let done = self.tear_down_all(uid).await;
+        self.look_for_unused();
+        done
+    }
+
+    async fn tear_down_all(&self, uid: &str) -> Result<(), VolumeError> {
         let (dirs, of_pod) = (self.dirs.clone(), uid.to_owned());
         let Some(found) = blocking(move || teardown::begin(&dirs, &of_pod)).await? else { return Ok(()) };
         let mut all = found.failed;
@@ -351,7 +380,7 @@ impl Volumes {
             self.actual.unmounted(uid, name, &volume.volume(), began.elapsed(), done.is_ok());
             all = all.and(done);
         }
-        all = all.and(claims::unmap_all(&self.dirs, uid).await);
+        all = all.and(block::unmap_all(&self.dirs, uid).await);
         let (dirs, of_pod, plugins) = (self.dirs.clone(), uid.to_owned(), self.plugins.clone());
         let owns = move |directory: &str| plugins.of_directory(directory).is_some_and(|p| p.attributes().owns_content);
         let ended = blocking(move || teardown::end(&dirs, &of_pod, owns)).await;
@@ -363,14 +392,17 @@ impl Volumes {
     /// Forgets which persistent volumes the pod uses.
     fn forget(&self, uid: &str) {
         self.plugins.all().for_each(|plugin| plugin.forget(uid));
+        self.node.globals.forget(uid);
     }
 
     /// True if nothing of the pod's volumes is left.
     pub fn is_torn_down(&self, uid: &str) -> bool {
         let Ok(pod) = self.dirs.pod(uid) else { return true };
         let is_empty = |dir: PathBuf| std::fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none());
-        let devices = pod.join(layout::DEVICES).join(layout::escaped(claims::LOCAL));
-        !pod.join(layout::SUB_PATHS).exists() && is_empty(pod.join(layout::VOLUMES)) && is_empty(devices)
+        let devices = |plugin: &str| is_empty(pod.join(layout::DEVICES).join(layout::escaped(plugin)));
+        !pod.join(layout::SUB_PATHS).exists()
+            && is_empty(pod.join(layout::VOLUMES))
+            && [claims::LOCAL, iscsi::NAME].into_iter().all(devices)
     }
 
     /// UIDs of pods that have a directory.

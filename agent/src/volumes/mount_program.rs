@@ -1,17 +1,14 @@
 //! Mounts by mount(8), which knows the helpers of file systems (mount.nfs) and turns options into flags.
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
-use tokio::process::Command;
-
 use super::VolumeError;
+use super::host_program::Call;
+use super::host_program::Programs;
 
 /// A mount that takes longer is given up: its server does not answer.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Bytes of output that are quoted.
-const MAX_QUOTED: usize = 1024;
 
 /// What to mount, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +21,7 @@ pub(super) struct MountCall<'a> {
 }
 
 impl MountCall<'_> {
-    fn arguments(&self) -> Vec<String> {
+    fn call(&self) -> Call {
         let mut arguments = Vec::new();
         if let Some(kind) = self.kind {
             arguments.extend(["-t".to_owned(), kind.to_owned()]);
@@ -34,38 +31,28 @@ impl MountCall<'_> {
         }
         // A source may begin with a dash.
         arguments.extend(["--".to_owned(), self.source.to_owned(), self.target.to_string_lossy().into_owned()]);
-        arguments
+        Call::new("mount", arguments).within(TIMEOUT)
     }
 
-    /// Runs `program`, which is `mount` but for tests. A dropped future kills it.
+    /// Runs mount(8). A dropped future kills it.
     ///
     /// # Errors
     /// There is no such program, it fails, or it does not end within two minutes.
-    pub(super) async fn run(&self, program: &str) -> Result<(), VolumeError> {
-        let arguments = self.arguments();
-        let failed = |status: String, output: &str| VolumeError::MountProgram {
-            status,
-            arguments: arguments.join(" "),
-            output: output.chars().take(MAX_QUOTED).collect(),
-        };
-        let mut command = Command::new(program);
-        command.args(&arguments).stdin(Stdio::null()).kill_on_drop(true);
-        let output = match tokio::time::timeout(TIMEOUT, command.output()).await {
-            Ok(Ok(output)) => output,
-            Ok(Err(error)) => return Err(failed(error.to_string(), "")),
-            Err(_) => return Err(failed(format!("timed out after {TIMEOUT:?}"), "")),
-        };
-        if output.status.success() {
+    pub(super) async fn run(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
+        let call = self.call();
+        let ended = programs.run(&call).await?;
+        if ended.is_success() {
             return Ok(());
         }
-        let text = [output.stdout, output.stderr].concat();
-        Err(failed(output.status.to_string(), String::from_utf8_lossy(&text).trim()))
+        let output = ended.said();
+        Err(VolumeError::MountProgram { status: ended.status, arguments: call.arguments().join(" "), output })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volumes::host_program::testing::ScriptedPrograms;
 
     fn call(source: &str) -> MountCall<'_> {
         let options = ["ro".to_owned(), "nfsvers=4".to_owned()].into();
@@ -74,19 +61,18 @@ mod tests {
 
     #[test]
     fn options_and_types_are_optional_and_a_source_is_no_option() {
-        assert_eq!(call("-x:/e").arguments(), ["-t", "nfs", "-o", "ro,nfsvers=4", "--", "-x:/e", "/t"]);
+        assert_eq!(call("-x:/e").call().arguments(), ["-t", "nfs", "-o", "ro,nfsvers=4", "--", "-x:/e", "/t"]);
         let bind = MountCall { kind: None, options: Vec::new(), ..call("/s") };
-        assert_eq!(bind.arguments(), ["--", "/s", "/t"]);
+        assert_eq!(bind.call().arguments(), ["--", "/s", "/t"]);
     }
 
     #[tokio::test]
     async fn a_failure_says_what_was_tried() {
-        call("s:/e").run("true").await.expect("it succeeds");
-        let error = call("s:/e").run("false").await.expect_err("it fails").to_string();
-        let expected = "mount failed: exit status: 1\nMounting command: mount\nMounting arguments: -t nfs -o ro,nfsvers=4 -- \
-                        s:/e /t\nOutput: \n";
+        call("s:/e").run(&ScriptedPrograms::new(|_| None)).await.expect("it succeeds");
+        let refusing = ScriptedPrograms::new(|_| Some((32, "mount: refused\n".to_owned())));
+        let error = call("s:/e").run(&refusing).await.expect_err("it fails").to_string();
+        let expected = "mount failed: exit status: 32\nMounting command: mount\nMounting arguments: -t nfs -o \
+                        ro,nfsvers=4 -- s:/e /t\nOutput: mount: refused\n";
         assert_eq!(error, expected);
-        let error = call("s:/e").run("/no/such/program").await.expect_err("there is none").to_string();
-        assert!(error.starts_with("mount failed: No such file or directory"), "{error}");
     }
 }

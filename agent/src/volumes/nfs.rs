@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Volume;
 
 use super::VolumeError;
 use super::error::OnPath as _;
+use super::host_program::HostPrograms;
 use super::layout::make_dirs;
 use super::mount_program::MountCall;
 use super::plugin::Attributes;
@@ -86,7 +87,7 @@ pub(super) async fn mount(
     }
     let export = export(source);
     let call = MountCall { kind: Some("nfs"), source: &export, target: dir, options: all };
-    let mounted = call.run("mount").await;
+    let mounted = call.run(&HostPrograms).await;
     if mounted.is_err() {
         let target = dir.to_owned();
         // Stays if the mount was made all the same: the next attempt uses it.

@@ -19,8 +19,11 @@ use super::api;
 use super::claims::Claims;
 use super::claims::Known;
 use super::empty_dir::EmptyDir;
+use super::global_mounts::GlobalMounts;
 use super::host_path::HostPath;
 use super::image::Image;
+use super::iscsi::Disks;
+use super::iscsi::Iscsi;
 use super::layout;
 use super::mount_only::MountOnly;
 use super::nfs::Nfs;
@@ -138,18 +141,43 @@ pub(super) struct Ready {
 #[derive(Clone, Debug)]
 pub(super) struct Plugins(Arc<[Box<dyn VolumePlugin>]>);
 
+/// What plugins remember of the node's volumes. It outlives them: they are made again with other objects.
+#[derive(Clone, Debug)]
+pub(super) struct NodeVolumes {
+    /// The persistent volumes of pods.
+    pub(super) claims: Known,
+    pub(super) globals: GlobalMounts,
+    pub(super) disks: Disks,
+}
+
+impl NodeVolumes {
+    pub(super) fn new(dirs: &PodDirs) -> Self {
+        let globals = GlobalMounts::new(dirs.clone());
+        let disks = Disks::new(dirs.clone(), globals.clone());
+        Self { claims: Known::default(), globals, disks }
+    }
+}
+
 impl Plugins {
-    /// All plugins. Volumes are made from these objects; `allocatable` is what containers without limits may use; `known` are
-    /// the persistent volumes of pods; events on pods go to `recorder`.
+    /// All plugins. Volumes are made from these objects; `allocatable` is what containers without limits may use; events on
+    /// pods go to `recorder`.
     pub(super) fn new(
         objects: &Objects,
         allocatable: &Arc<BTreeMap<String, Amount>>,
-        known: &Known,
+        node: &NodeVolumes,
         recorder: Option<&Recorder>,
     ) -> Self {
-        let claims = Claims::new(objects.clone(), known.clone(), recorder.cloned());
-        let mut all: Vec<Box<dyn VolumePlugin>> =
-            vec![Box::new(EmptyDir), Box::new(HostPath), Box::new(Image), Box::new(Nfs), Box::new(claims)];
+        let NodeVolumes { claims, globals, disks } = node.clone();
+        let iscsi = Iscsi::new(disks.clone(), objects.clone(), recorder.cloned());
+        let claims = Claims::new(objects.clone(), claims, globals, disks, recorder.cloned());
+        let mut all: Vec<Box<dyn VolumePlugin>> = vec![
+            Box::new(EmptyDir),
+            Box::new(HostPath),
+            Box::new(Image),
+            Box::new(Nfs),
+            Box::new(iscsi),
+            Box::new(claims),
+        ];
         for kind in api::Kind::ALL {
             let (objects, allocatable) = (objects.clone(), allocatable.clone());
             all.push(Box::new(api::ObjectVolumes::new(kind, objects, allocatable, recorder.cloned())));

@@ -87,6 +87,7 @@ use crate::status::manager::PodApi;
 use crate::sync::SharedPods;
 use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
+use crate::volumes::VolumesInUse;
 use node_object::NodeHandles;
 pub use observers::Observers;
 use recording::Recording;
@@ -117,6 +118,8 @@ struct Bootstrap {
     down: watch::Sender<bool>,
     /// Resources under pressure.
     pressures: watch::Sender<Pressures>,
+    /// Volumes that the control plane must not attach elsewhere.
+    volumes_in_use: watch::Sender<VolumesInUse>,
 }
 
 /// What the pipeline needs beside [`Bootstrap`], once the runtime answers.
@@ -242,6 +245,7 @@ impl Bootstrap {
             shared,
             down,
             pressures,
+            volumes_in_use: watch::Sender::new(None),
         };
         Ok((bootstrap, connection))
     }
@@ -256,6 +260,7 @@ impl Bootstrap {
             sensor_states: self.sensor_states.clone(),
             images: images.changes(),
             pressures: self.pressures.subscribe(),
+            volumes_in_use: self.volumes_in_use.subscribe(),
             shutting_down: self.down.subscribe(),
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),
@@ -337,7 +342,10 @@ impl Bootstrap {
 
     /// The volumes on disk, and a warning if volumes in memory may be swapped.
     async fn volumes(&self) -> anyhow::Result<Volumes> {
-        let volumes = Volumes::new(&self.settings.flags.root_dir).with_metrics(self.metrics.clone());
+        let by_control_plane = self.settings.kubelet.enable_controller_attach_detach;
+        let volumes = Volumes::new(&self.settings.flags.root_dir)
+            .with_metrics(self.metrics.clone())
+            .with_attachments(self.volumes_in_use.clone(), by_control_plane);
         let (found, recorder) = (volumes.clone(), self.recorder.clone());
         let reading = tokio::task::spawn_blocking(move || {
             if let Err(error) = found.reconstruct() {

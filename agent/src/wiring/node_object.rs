@@ -33,6 +33,7 @@ use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
+use crate::volumes::VolumesInUse;
 
 /// Services of the Node object's tasks.
 pub(super) struct Parts<'a> {
@@ -50,6 +51,8 @@ pub(super) struct Parts<'a> {
     pub images: watch::Receiver<u64>,
     /// Resources under pressure.
     pub pressures: watch::Receiver<Pressures>,
+    /// Names of volumes in use; `None` until they are known.
+    pub volumes_in_use: watch::Receiver<VolumesInUse>,
     /// True while the machine shuts down.
     pub shutting_down: watch::Receiver<bool>,
     /// Events of the node.
@@ -105,6 +108,7 @@ pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: Cancell
         runtime: parts.state,
         health: health(parts.sensor_states, shutdown.clone()),
         pressures: parts.pressures,
+        volumes_in_use: parts.volumes_in_use,
         shutting_down: parts.shutting_down,
         images: parts.images,
         addresses: addresses_sender,

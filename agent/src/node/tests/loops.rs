@@ -152,6 +152,23 @@ async fn readiness_is_updated_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn volumes_in_use_are_reported_at_once() {
+    let bench = Bench::settled(|_| {}).await;
+    let reported = || bench.server.get(NODE)["status"]["volumesInUse"].clone();
+    let moment = Duration::from_millis(100);
+    bench
+        .volumes_in_use
+        .send_replace(Some(["kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.com.example:a:0".to_owned()].into()));
+    pass(moment).await;
+    assert_eq!(reported(), serde_json::json!(["kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.com.example:a:0"]));
+    let known = bench.cache.current().and_then(|node| node.status.clone()?.volumes_in_use);
+    assert_eq!(known.map(|names| names.len()), Some(1), "what the API server has is known to pods");
+    bench.volumes_in_use.send_replace(Some([].into()));
+    pass(moment).await;
+    assert!(reported().is_null(), "{}", reported());
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unreachable_runtime_counts_after_half_a_minute() {
     let bench = Bench::settled(|_| {}).await;
     bench.runtime.send_replace(RuntimeState::Unreachable("refused".to_owned()));

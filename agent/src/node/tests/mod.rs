@@ -4,6 +4,7 @@ mod lease;
 mod loops;
 mod server;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
@@ -109,6 +110,7 @@ struct Bench {
     runtime: watch::Sender<RuntimeState>,
     health: watch::Sender<Vec<String>>,
     shutting_down: watch::Sender<bool>,
+    volumes_in_use: watch::Sender<Option<BTreeSet<String>>>,
     images: watch::Sender<u64>,
     addresses: watch::Receiver<NodeAddresses>,
     events: Mutex<RecordedEvents>,
@@ -126,6 +128,7 @@ impl Bench {
         let runtime = watch::Sender::new(RuntimeState::Unknown);
         let health = watch::Sender::new(Vec::new());
         let (shutting_down, images) = (watch::Sender::new(false), watch::Sender::new(0));
+        let volumes_in_use = watch::Sender::new(None);
         let (addresses_sender, addresses) = watch::channel(NodeAddresses::default());
         let ((recorder, events), metrics) = (listening(), Metrics::new());
         let retired = Arc::new(AtomicUsize::new(0));
@@ -138,6 +141,7 @@ impl Bench {
             runtime: runtime.subscribe(),
             health: health.subscribe(),
             pressures: watch::channel(Pressures::default()).1,
+            volumes_in_use: volumes_in_use.subscribe(),
             shutting_down: shutting_down.subscribe(),
             images: images.subscribe(),
             addresses: addresses_sender,
@@ -156,6 +160,7 @@ impl Bench {
             runtime,
             health,
             shutting_down,
+            volumes_in_use,
             images,
             addresses,
             events: Mutex::new(events),

@@ -12,6 +12,8 @@ use k8s_openapi::api::core::v1::LocalVolumeSource;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
+use crate::volumes::iscsi::Asked;
+
 const GID_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
 const OPTIONS_ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
 
@@ -39,6 +41,7 @@ pub(super) enum Source {
     HostPath(HostPathVolumeSource),
     Local(LocalVolumeSource),
     Nfs(NFSVolumeSource),
+    Iscsi(Box<Asked>),
     /// The driver's name. No driver is registered at this agent.
     Csi(String),
     Other,
@@ -53,6 +56,8 @@ impl Source {
             Self::Local(source.clone())
         } else if let Some(source) = &spec.nfs {
             Self::Nfs(source.clone())
+        } else if let Some(source) = &spec.iscsi {
+            Self::Iscsi(Box::new(source.into()))
         } else if let Some(source) = &spec.csi {
             Self::Csi(source.driver.clone())
         } else {
@@ -144,6 +149,10 @@ mod tests {
         assert!(matches!(Source::of(&volume(json!({"hostPath": {"path": "/p"}}))), Source::HostPath(_)));
         assert!(matches!(Source::of(&volume(json!({"local": {"path": "/p"}}))), Source::Local(_)));
         assert!(matches!(Source::of(&volume(json!({"nfs": {"server": "s", "path": "/p"}}))), Source::Nfs(_)));
+        let iscsi = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:a", "lun": 1,
+            "secretRef": {"name": "s", "namespace": "storage"}});
+        let Source::Iscsi(asked) = Source::of(&volume(json!({"iscsi": iscsi}))) else { panic!("another source") };
+        assert_eq!((asked.lun, asked.secret), (1, ("s".to_owned(), "storage".to_owned())));
         let csi = volume(json!({"csi": {"driver": "d", "volumeHandle": "h"}, "mountOptions": ["noatime"]}));
         assert_eq!((Source::of(&csi), options(&csi)), (Source::Csi("d".to_owned()), vec!["noatime".to_owned()]));
         let mut annotated = csi;

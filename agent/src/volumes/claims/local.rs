@@ -1,4 +1,5 @@
-//! Local persistent volumes: a directory of the node, bind mounted into the pod's directory.
+//! Local persistent volumes: a directory of the node, bind mounted into the pod's directory; or a device of the node with a
+//! file system, which is mounted for the node first.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
@@ -6,31 +7,36 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Component;
 use std::path::Path;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-
-use nix::mount::MsFlags;
-use nix::mount::mount;
 
 use crate::filesystem;
 use crate::recorder::EventType;
 use crate::volumes::PodDirs;
 use crate::volumes::VolumeError;
+use crate::volumes::bind_mount;
 use crate::volumes::error::OnPath as _;
+use crate::volumes::error::Step;
+use crate::volumes::format::DeviceMount;
 use crate::volumes::fs_group;
 use crate::volumes::fs_group::ChangePolicy;
+use crate::volumes::global_mounts::GlobalMounts;
+use crate::volumes::host_program::HostPrograms;
 use crate::volumes::layout;
 use crate::volumes::layout::make_dirs;
 use crate::volumes::mount_program::MountCall;
 use crate::volumes::plugin::blocking;
+
+/// Directory of global mounts, in that of the plugin.
+const MOUNTS: &str = "mounts";
 
 /// A local volume that is about to be mounted.
 #[derive(Clone, Debug)]
 pub(super) struct LocalMount {
     /// Name of the persistent volume.
     pub(super) name: String,
-    /// The directory on the node.
+    /// The directory or device on the node.
     pub(super) source: PathBuf,
+    /// `fsType` of a device.
+    pub(super) kind: String,
     pub(super) target: PathBuf,
     pub(super) read_only: bool,
     pub(super) options: Vec<String>,
@@ -43,8 +49,8 @@ pub(super) struct LocalMount {
 enum Found {
     /// It is mounted for this pod.
     Mounted,
-    /// It is not; `shared`: it is mounted for another pod. `group`: of its directory.
-    Absent { shared: bool, group: u32 },
+    /// It is not. `device`: it is a device with a file system.
+    Absent { device: bool },
 }
 
 impl LocalMount {
@@ -52,13 +58,45 @@ impl LocalMount {
     /// the volume. `notify`: events on the pod, with type, reason and message.
     ///
     /// # Errors
-    /// The directory does not exist or is none; the mount fails. Nothing is left of it then.
-    pub(super) async fn run(&self, dirs: &PodDirs, notify: impl Fn(EventType, &str, &str)) -> Result<(), VolumeError> {
-        let (own, dirs) = (self.clone(), dirs.clone());
-        let Found::Absent { shared, group: held } = blocking(move || own.inspect(&dirs)).await? else { return Ok(()) };
+    /// The directory does not exist or is none; a device cannot be formatted; the mount fails: the step that did. Nothing is
+    /// left of it then.
+    pub(super) async fn run(
+        &self,
+        dirs: &PodDirs,
+        globals: &GlobalMounts,
+        uid: &str,
+        notify: impl Fn(EventType, &str, &str),
+    ) -> Result<(), VolumeError> {
+        let failed = |step| move |error: VolumeError| error.in_step(&self.name, Step::Mount(step));
+        let own = self.clone();
+        let Found::Absent { device } = blocking(move || own.inspect()).await.map_err(failed("SetUp"))? else {
+            return Ok(());
+        };
+        let mut source = self.source.clone();
+        if device {
+            source = place(dirs, &self.name);
+            globals.register(uid, &source);
+            self.mount_device(globals, &source).await.map_err(failed("MountDevice"))?;
+        }
+        self.mount(dirs, &source, device, notify).await.map_err(failed("SetUp"))
+    }
+
+    async fn mount(
+        &self,
+        dirs: &PodDirs,
+        source: &Path,
+        has_options: bool,
+        notify: impl Fn(EventType, &str, &str),
+    ) -> Result<(), VolumeError> {
+        let (dirs, target, from) = (dirs.clone(), self.target.clone(), source.to_owned());
+        let look = move || {
+            let group = fs::metadata(&from).on("inspect", &from)?.gid();
+            Ok((group, is_mounted_elsewhere(&dirs, &target)))
+        };
+        let (held, shared) = blocking(look).await?;
         if let Some((group, policy)) = self.group.filter(|_| !self.read_only) {
             if !shared {
-                self.give_to(group, policy, &notify).await?;
+                fs_group::give(source, group, policy, &self.target, &notify).await?;
             } else if held != group {
                 let name = &self.name;
                 let message = format!(
@@ -67,16 +105,17 @@ impl LocalMount {
                 notify(EventType::Warning, "AlreadyMountedVolume", &message);
             }
         }
-        if self.options.is_empty() {
-            let own = self.clone();
-            return blocking(move || own.bind()).await;
+        if self.options.is_empty() || has_options {
+            return bind_mount::make(source, &self.target, self.read_only).await;
         }
+        let target = self.target.clone();
+        blocking(move || make_dirs(&target)).await?;
         let mut options = vec!["bind".to_owned()];
         options.extend(self.read_only.then(|| "ro".to_owned()));
         options.extend(self.options.iter().cloned());
-        let source = self.source.to_string_lossy();
+        let source = source.to_string_lossy();
         let call = MountCall { kind: None, source: &source, target: &self.target, options };
-        let mounted = call.run("mount").await;
+        let mounted = call.run(&HostPrograms).await;
         if mounted.is_err() {
             let target = self.target.clone();
             let _ = blocking(move || fs::remove_dir(&target).on("remove", &target)).await;
@@ -84,72 +123,69 @@ impl LocalMount {
         mounted
     }
 
-    fn inspect(&self, dirs: &PodDirs) -> Result<Found, VolumeError> {
-        make_dirs(&self.target)?;
-        if is_mount_point(&self.target)? {
-            return Ok(Found::Mounted);
+    fn inspect(&self) -> Result<Found, VolumeError> {
+        match filesystem::is_mount_point(&self.target) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            result if result.as_ref().is_ok_and(|is| !is) => {}
+            result => return result.on("inspect", &self.target).map(|_| Found::Mounted),
         }
-        let checked = self.check_source();
-        if checked.is_err() {
-            let _ = fs::remove_dir(&self.target);
-        }
-        Ok(Found::Absent { group: checked?, shared: is_mounted_elsewhere(dirs, &self.target) })
-    }
-
-    /// Checks the directory on the node and returns its group.
-    fn check_source(&self) -> Result<u32, VolumeError> {
         let wrong = |problem: &str| VolumeError::LocalPath { path: self.source.clone(), problem: problem.to_owned() };
         if self.source.components().any(|component| component == Component::ParentDir) {
             return Err(wrong("must not contain '..'"));
         }
-        let found = fs::metadata(&self.source).on("inspect", &self.source)?;
-        if found.file_type().is_block_device() {
-            return Err(wrong("is a block device, which this node cannot format and mount yet"));
-        }
-        match found.is_dir() {
-            true => Ok(found.gid()),
+        let found = fs::metadata(&self.source).on("inspect", &self.source)?.file_type();
+        match found.is_dir() || found.is_block_device() {
+            true => Ok(Found::Absent { device: found.is_block_device() }),
             false => Err(wrong("only directory and block device are supported")),
         }
     }
 
-    async fn give_to(
-        &self,
-        group: u32,
-        policy: ChangePolicy,
-        notify: impl Fn(EventType, &str, &str),
-    ) -> Result<(), VolumeError> {
-        let (count, source) = (Arc::new(AtomicU64::new(0)), self.source.clone());
-        let counted = count.clone();
-        let walk = blocking(move || {
-            // The operator's path may be a link.
-            let root = source.canonicalize().on("resolve", &source)?;
-            fs_group::apply(&root, group, policy, &counted)
-        });
-        let notify = |message: String| notify(EventType::Warning, "VolumePermissionChangeInProgress", &message);
-        fs_group::with_reports(walk, &self.target, &count, notify).await
-    }
-
-    fn bind(&self) -> Result<(), VolumeError> {
-        let bound = mount(Some(&self.source), &self.target, None::<&str>, MsFlags::MS_BIND, None::<&str>);
-        if let Err(error) = bound.on("bind mount the volume on", &self.target) {
-            let _ = fs::remove_dir(&self.target);
-            return Err(error);
-        }
-        if !self.read_only {
-            return Ok(());
-        }
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-        let remounted = mount(None::<&str>, &self.target, None::<&str>, flags, None::<&str>);
-        if remounted.is_err() {
-            let _ = filesystem::unmount(&self.target);
-            let _ = fs::remove_dir(&self.target);
-        }
-        remounted.on("make read-only", &self.target)
+    /// Mounts the device for the node, unless it is.
+    async fn mount_device(&self, globals: &GlobalMounts, place: &Path) -> Result<(), VolumeError> {
+        let (own, at) = (self.clone(), place.to_owned());
+        let work = async move {
+            if bind_mount::is_there(&at).await? {
+                return Ok(());
+            }
+            let target = at.clone();
+            blocking(move || make_dirs(&target)).await?;
+            let (device, kind, options) = (&own.source, &own.kind, &own.options);
+            let mount = DeviceMount { device, target: &at, kind, read_only: own.read_only, options };
+            let mounted = mount.run(&HostPrograms).await;
+            if mounted.is_err() {
+                let _ = fs::remove_dir(&at);
+            }
+            mounted
+        };
+        globals.carry_out(place, work).await
     }
 }
 
-fn is_mount_point(path: &Path) -> Result<bool, VolumeError> {
-    filesystem::is_mount_point(path).on("inspect", path)
+/// Where the device of a persistent volume is mounted for the node.
+fn place(dirs: &PodDirs, volume: &str) -> PathBuf {
+    dirs.plugin(super::LOCAL).join(MOUNTS).join(volume)
+}
+
+/// Devices that are mounted for the node, or were begun to be. Blocking.
+///
+/// # Errors
+/// The directory cannot be listed.
+pub(in crate::volumes) fn places(dirs: &PodDirs) -> Result<Vec<PathBuf>, VolumeError> {
+    layout::entries(&dirs.plugin(super::LOCAL).join(MOUNTS))
+}
+
+/// Unmounts a device for the node, unless a pod uses it.
+///
+/// # Errors
+/// It is in use otherwise.
+pub(in crate::volumes) async fn release(globals: &GlobalMounts, place: &Path) -> Result<(), VolumeError> {
+    let _alone = globals.lock(place).await;
+    let (globals, place) = (globals.clone(), place.to_owned());
+    blocking(move || match globals.unmount_unused(&place)? {
+        true => fs::remove_dir(&place).on("remove", &place),
+        false => Ok(()),
+    })
+    .await
 }
 
 /// True if another pod has the same volume: its mount has the same place in that pod's directory.

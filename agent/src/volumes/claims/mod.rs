@@ -1,15 +1,16 @@
-//! Volumes of claims: `persistentVolumeClaim` and generic `ephemeral` volumes, bound to `hostPath`, `local` and `nfs` volumes.
+//! Volumes of claims: `persistentVolumeClaim` and generic `ephemeral` volumes, bound to `hostPath`, `local`, `nfs` and `iscsi`
+//! volumes.
 //!
 //! ```text
 //!  claim ─▶ bound? ─▶ persistent volume ─▶ of this claim? ─▶ node affinity ─▶ hostPath: its path
 //!  (GET)                  (GET)                                             ├▶ local: bind mount, fsGroup
 //!                                                                           ├▶ nfs: mount(8)
-//!                                                                           └▶ local, raw block: the device, see `block`
+//!                                                                           ├▶ iscsi: see `iscsi`
+//!                                                                           └▶ local, iscsi, raw block: see `block`
 //! ```
 //!
-//! None of these is attached to a node. CSI and other sources are refused.
+//! CSI and other sources are refused.
 
-mod block;
 mod bound;
 mod known;
 mod local;
@@ -27,13 +28,20 @@ use k8s_openapi::api::core::v1::Volume;
 pub use bound::ClaimError;
 pub use bound::ClaimProblem;
 
-pub(super) use block::unmap_all;
 pub(super) use known::Known;
+pub(super) use local::places;
+pub(super) use local::release;
 
 use super::PodDirs;
 use super::VolumeError;
+use super::block::BlockMap;
+use super::error::Step;
+use super::fs_group;
 use super::fs_group::ChangePolicy;
+use super::global_mounts::GlobalMounts;
 use super::host_path;
+use super::iscsi;
+use super::iscsi::Disks;
 use super::layout;
 use super::nfs;
 use super::plugin::Attributes;
@@ -46,7 +54,6 @@ use crate::model::node_selector;
 use crate::objects::Objects;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
-use block::BlockMap;
 use bound::Uses;
 use bound::Wanted;
 use known::Source;
@@ -61,12 +68,20 @@ pub(super) const LOCAL: &str = "kubernetes.io/local-volume";
 pub(super) struct Claims {
     objects: Objects,
     known: Known,
+    globals: GlobalMounts,
+    disks: Disks,
     recorder: Option<Recorder>,
 }
 
 impl Claims {
-    pub(super) fn new(objects: Objects, known: Known, recorder: Option<Recorder>) -> Self {
-        Self { objects, known, recorder }
+    pub(super) fn new(
+        objects: Objects,
+        known: Known,
+        globals: GlobalMounts,
+        disks: Disks,
+        recorder: Option<Recorder>,
+    ) -> Self {
+        Self { objects, known, globals, disks, recorder }
     }
 
     /// What the volume is: as remembered, or read from the API server and checked.
@@ -121,14 +136,16 @@ impl Claims {
 
     /// Maps the device of a raw block volume.
     async fn map(&self, target: Target<'_>, used: &Used) -> Result<(), VolumeError> {
-        let Source::Local(source) = &used.source else {
-            return Err(VolumeError::Unsupported { volume: target.volume.name.clone() });
+        let failed = |error: VolumeError| error.in_step(&used.name, Step::Map("MapPodDevice"));
+        let mapped = match &used.source {
+            Source::Local(source) => {
+                let map = BlockMap::local(target.dirs, target.uid, &used.name).map_err(failed)?;
+                map.map(&Path::new("/").join(&source.path)).await.map_err(failed)?.then_some(map)
+            }
+            Source::Iscsi(asked) => self.disks.map(self.disk(target, used, asked)).await?,
+            _ => return Err(failed(VolumeError::Unsupported { volume: target.volume.name.clone() })),
         };
-        let map = BlockMap::new(target.dirs, target.uid, &used.name)?;
-        if !map.map(&Path::new("/").join(&source.path)).await? {
-            return Ok(());
-        }
-        let Some(recorder) = &self.recorder else { return Ok(()) };
+        let (Some(map), Some(recorder)) = (mapped, &self.recorder) else { return Ok(()) };
         for (place, path) in [("globalMapPath", map.global.parent()), ("volumeMapPath", map.link.parent())] {
             let path = path.unwrap_or(Path::new("")).to_string_lossy();
             let message = format!("MapVolume.MapPodDevice succeeded for volume {:?} {place} {path:?}", used.name);
@@ -137,10 +154,21 @@ impl Claims {
         Ok(())
     }
 
+    fn disk<'a>(&'a self, target: Target<'a>, used: &'a Used, asked: &'a iscsi::Asked) -> iscsi::Use<'a> {
+        iscsi::Use {
+            target,
+            volume: &used.name,
+            asked,
+            read_only: used.read_only || asked.read_only,
+            options: &used.options,
+            objects: &self.objects,
+            recorder: self.recorder.as_ref(),
+        }
+    }
+
     async fn mount(&self, target: Target<'_>, used: &Used) -> Result<(), VolumeError> {
         if used.is_block {
-            let failed = |error| VolumeError::BlockVolume { name: used.name.clone(), source: Box::new(error) };
-            return self.map(target, used).await.map_err(failed);
+            return self.map(target, used).await;
         }
         match &used.source {
             Source::HostPath(source) => {
@@ -156,18 +184,16 @@ impl Claims {
                 let mount = LocalMount {
                     name: used.name.clone(),
                     source: Path::new("/").join(&source.path),
+                    kind: source.fs_type.clone().unwrap_or_default(),
                     target: target.dirs.volume(target.uid, &layout::escaped(LOCAL), &used.name)?,
                     read_only: used.read_only,
                     options: used.options.clone(),
-                    group: target.fs_group.map(|group| (group, policy(target))),
+                    group: target.fs_group.map(|group| (group, ChangePolicy::of_pod(target.pod))),
                 };
-                let notify = |kind, reason: &str, message: &str| {
-                    if let Some(recorder) = &self.recorder {
-                        recorder.pod_event(target.pod, "", kind, reason, message);
-                    }
-                };
-                mount.run(target.dirs, notify).await.map_err(|error| failed(&used.name, "SetUp", error))
+                let notify = fs_group::notices(self.recorder.as_ref(), target.pod);
+                mount.run(target.dirs, &self.globals, target.uid, notify).await
             }
+            Source::Iscsi(asked) => self.disks.mount(self.disk(target, used, asked)).await,
             Source::Nfs(source) => {
                 let read_only = used.read_only || source.read_only == Some(true);
                 let dir = target.dirs.volume(target.uid, &layout::escaped(nfs::NAME), &used.name)?;
@@ -187,12 +213,7 @@ impl Claims {
 
 /// The error of a step on a persistent volume.
 fn failed(name: &str, step: &'static str, error: VolumeError) -> VolumeError {
-    VolumeError::PersistentVolume { name: name.to_owned(), step, source: Box::new(error) }
-}
-
-fn policy(target: Target<'_>) -> ChangePolicy {
-    let context = target.pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-    ChangePolicy::of(context.and_then(|context| context.fs_group_change_policy.as_deref()))
+    error.in_step(name, Step::Mount(step))
 }
 
 impl VolumePlugin for Claims {
@@ -210,6 +231,7 @@ impl VolumePlugin for Claims {
             Source::HostPath(_) => host_path::NAME,
             Source::Local(_) => LOCAL,
             Source::Nfs(_) => nfs::NAME,
+            Source::Iscsi(_) => iscsi::NAME,
             Source::Csi(_) | Source::Other => self.name(),
         };
         (plugin, used.name.clone())
@@ -221,18 +243,27 @@ impl VolumePlugin for Claims {
 
     fn is_read_only(&self, uid: &str, volume: &Volume) -> bool {
         self.known.get(uid, &volume.name).is_some_and(|used| {
-            used.read_only || matches!(&used.source, Source::Nfs(source) if source.read_only == Some(true))
+            let by_source = match &used.source {
+                Source::Nfs(source) => source.read_only == Some(true),
+                Source::Iscsi(asked) => asked.read_only,
+                _ => false,
+            };
+            used.read_only || by_source
         })
     }
 
     /// Of the others one is the host's, and one may wait for its server.
     fn is_measured(&self, uid: &str, volume: &Volume) -> bool {
         let used = self.known.get(uid, &volume.name);
-        used.is_some_and(|used| !used.is_block && matches!(used.source, Source::Local(_)))
+        used.is_some_and(|used| !used.is_block && matches!(used.source, Source::Local(_) | Source::Iscsi(_)))
     }
 
     fn is_relabelled(&self, uid: &str, volume: &Volume) -> bool {
-        self.known.get(uid, &volume.name).is_some_and(|used| matches!(used.source, Source::Local(_)))
+        self.known.get(uid, &volume.name).is_some_and(|used| match &used.source {
+            Source::Local(_) => true,
+            Source::Iscsi(asked) => !asked.read_only && !used.read_only,
+            _ => false,
+        })
     }
 
     fn group(&self, uid: &str, volume: &Volume) -> Option<i64> {
@@ -242,7 +273,8 @@ impl VolumePlugin for Claims {
     fn device(&self, dirs: &PodDirs, uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
         let used = self.known.get(uid, &volume.name).filter(|used| used.is_block);
         let used = used.ok_or_else(|| VolumeError::NotSetUp { volume: volume.name.clone() })?;
-        dirs.device(uid, &layout::escaped(LOCAL), &used.name)
+        let plugin = if matches!(used.source, Source::Iscsi(_)) { iscsi::NAME } else { LOCAL };
+        dirs.device(uid, &layout::escaped(plugin), &used.name)
     }
 
     fn mount_path(&self, dirs: &PodDirs, uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
@@ -252,6 +284,7 @@ impl VolumePlugin for Claims {
             Source::HostPath(source) => Ok(PathBuf::from(&source.path)),
             Source::Local(_) => dirs.volume(uid, &layout::escaped(LOCAL), &used.name),
             Source::Nfs(_) => dirs.volume(uid, &layout::escaped(nfs::NAME), &used.name),
+            Source::Iscsi(_) => dirs.volume(uid, &layout::escaped(iscsi::NAME), &used.name),
             Source::Csi(_) | Source::Other => Err(VolumeError::Unsupported { volume: volume.name.clone() }),
         }
     }

@@ -3,25 +3,19 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::Mutex;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_skip::mounts::in_private_mounts;
-use kube::client::Body;
 use serde_json::Value;
 use serde_json::json;
 
 use super::*;
-use crate::apiserver::recovery::Recovered;
-use crate::model::Clock;
-use crate::objects::ObjectsConfig;
-use crate::objects::Strategy;
 use crate::recorder::testing::RecordedEvents;
 use crate::recorder::testing::listening;
 use crate::volumes::Volumes;
-
-type Replies = Arc<Mutex<BTreeMap<String, Value>>>;
+use crate::volumes::testing::LoopDevice;
+use crate::volumes::testing::Replies;
+use crate::volumes::testing::objects;
 
 /// A node with the label `zone=a`, and an API server that answers GETs of what is in `replies`, by path.
 struct Room {
@@ -32,37 +26,13 @@ struct Room {
     runtime: tokio::runtime::Runtime,
 }
 
-fn objects(replies: &Replies) -> Objects {
-    let replies = replies.clone();
-    let service = tower::service_fn(move |request: http::Request<Body>| {
-        let reply = replies.lock().expect("unpoisoned").get(request.uri().path()).cloned();
-        async move {
-            let missing =
-                json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "no"});
-            let code = if reply.is_some() { 200 } else { 404 };
-            let body = Body::from(reply.unwrap_or(missing).to_string().into_bytes());
-            Ok::<_, std::io::Error>(http::Response::builder().status(code).body(body).expect("valid"))
-        }
-    });
-    let node = json!({"metadata": {"name": "n1", "labels": {"zone": "a"}}});
-    let node = tokio::sync::watch::channel(Some(Arc::new(serde_json::from_value(node).expect("a node")))).1;
-    let config = ObjectsConfig {
-        strategy: Strategy::default(),
-        recovered: Recovered::default(),
-        sync_frequency: Duration::from_secs(60),
-        clock: Clock::System,
-        node: Some(node),
-    };
-    Objects::new(&kube::Client::new(service, "default"), config)
-}
-
 impl Room {
     fn new() -> Self {
         let root = tempfile::tempdir().expect("a folder");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let replies = Replies::default();
         let (recorder, events) = listening();
-        let objects = runtime.block_on(async { objects(&replies) });
+        let objects = runtime.block_on(async { objects(&replies).0 });
         let volumes = Volumes::new(root.path()).with_recorder(recorder).with_objects(objects, BTreeMap::new());
         Self { root, replies, volumes, events, runtime }
     }
@@ -156,26 +126,6 @@ fn a_local_volume_is_shared_by_pods_and_given_to_the_group_of_the_first() {
     });
 }
 
-/// A loop device on a file, detached when this is dropped.
-struct LoopDevice(PathBuf);
-
-impl LoopDevice {
-    fn on(file: &Path) -> Self {
-        fs::write(file, vec![0; 1 << 20]).expect("a file");
-        let made =
-            std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output().expect("losetup");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        Self(String::from_utf8_lossy(&made.stdout).trim().into())
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let detached = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
-        assert!(detached.is_ok_and(|status| status.success()), "{} stays", self.0.display());
-    }
-}
-
 /// Loop devices whose file is below this directory.
 fn loops_below(dir: &Path) -> usize {
     let loops = fs::read_dir("/sys/block").expect("a list").flatten();
@@ -190,7 +140,7 @@ fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
     }
     in_private_mounts(|| {
         let mut room = Room::new();
-        let device = LoopDevice::on(&room.root.path().join("disk"));
+        let device = LoopDevice::on(&room.root.path().join("disk"), 1 << 20);
         room.binds(json!({"local": {"path": device.0}, "volumeMode": "Block"}));
         let using = |uid: &str, read_only: bool| -> Pod {
             let mut pod = pod(uid, Some(77), read_only);
@@ -233,6 +183,72 @@ fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
         room.runtime.block_on(next.tear_down("u-2")).expect("unmapped");
         room.runtime.block_on(next.remove_orphan("u-2")).expect("removed");
         assert!(loops_below(room.root.path()) == 1 && !maps.exists());
+    });
+}
+
+/// Whether this machine can make file systems on devices.
+fn lacks_devices() -> bool {
+    let has_program = ["/sbin/mkfs.ext4", "/usr/sbin/mkfs.ext4"].iter().any(|path| Path::new(path).exists());
+    !Path::new("/dev/loop-control").exists() || !has_program
+}
+
+#[test]
+fn a_local_device_is_formatted_once_and_mounted_until_its_last_pod_has_gone() {
+    if lacks_devices() {
+        return keblet_skip::skip("needs loop devices and mkfs.ext4");
+    }
+    in_private_mounts(|| {
+        let mut room = Room::new();
+        let device = LoopDevice::on(&room.root.path().join("disk"), 32 << 20);
+        room.binds(json!({"local": {"path": device.0}, "mountOptions": ["noexec"]}));
+        let global = room.root.path().join("plugins/kubernetes.io/local-volume/mounts/pv");
+        let unused = |volumes: &Volumes| room.runtime.block_on(volumes.unused()).expect("a list");
+        let error = room.set_up(&pod("u-0", None, true)).expect_err("nothing to read");
+        assert!(error.starts_with("MountVolume.MountDevice failed for volume \"pv\" : disk /dev/loop"), "{error}");
+        assert!(error.ends_with("is not formatted since the volume is read-only") && !global.exists(), "{error}");
+        room.runtime.block_on(room.volumes.tear_down("u-0")).expect("nothing was set up");
+
+        room.set_up(&pod("u-1", Some(77), false)).expect("formatted and mounted");
+        let one = room.mount_path("u-1", "local-volume");
+        let flags = nix::sys::statvfs::statvfs(&one).expect("a file system").flags();
+        assert!(flags.contains(nix::sys::statvfs::FsFlags::ST_NOEXEC), "{flags:?}");
+        let kind = nix::sys::statfs::statfs(&one).expect("a file system").filesystem_type();
+        assert_eq!(kind, nix::sys::statfs::EXT4_SUPER_MAGIC);
+        assert!(one.join("lost+found").exists() && fs::metadata(&one).expect("it exists").gid() == 77);
+        fs::write(one.join("new"), "kept").expect("it is writable");
+        room.set_up(&pod("u-2", Some(88), true)).expect("mounted");
+        let two = room.mount_path("u-2", "local-volume");
+        assert_eq!(fs::read_to_string(two.join("new")).expect("the same files"), "kept");
+        fs::write(two.join("other"), "").expect_err("read-only");
+        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+        assert_eq!(unused(&room.volumes), [""; 0].map(PathBuf::from), "the second pod has it");
+
+        // Another agent knows what is used from the mounts.
+        let next = Volumes::new(room.root.path());
+        assert_eq!(unused(&next), [""; 0].map(PathBuf::from));
+        room.runtime.block_on(next.release_unused(&global)).expect("nothing is done");
+        assert!(two.join("new").exists());
+        room.runtime.block_on(next.tear_down("u-2")).expect("unmounted");
+        assert_eq!(unused(&next), std::slice::from_ref(&global));
+        room.runtime.block_on(next.release_unused(&global)).expect("unmounted");
+        assert!(!global.exists() && unused(&next).is_empty());
+
+        room.volumes.forget("u-3");
+        room.set_up(&pod("u-3", None, false)).expect("mounted, and not formatted again");
+        assert_eq!(
+            fs::read_to_string(room.mount_path("u-3", "local-volume").join("new")).expect("it was kept"),
+            "kept"
+        );
+        room.runtime.block_on(room.volumes.tear_down("u-3")).expect("unmounted");
+        room.runtime.block_on(room.volumes.tear_down("u-2")).expect("it is over");
+        room.runtime.block_on(room.volumes.release_unused(&global)).expect("unmounted");
+
+        room.binds(json!({"local": {"path": device.0, "fsType": "suchfs"}}));
+        room.volumes.make_pod_dirs("u-4").expect("the pod's folders");
+        let done = room.runtime.block_on(room.volumes.set_up(&pod("u-4", None, false), None));
+        let failed = done.expect_err("another format").remove(0);
+        assert_eq!(failed.reason(), "FailedMountOnFilesystemMismatch", "{failed}");
+        assert!(!global.exists() && room.events.take().iter().all(|event| !event.contains("u-4")));
     });
 }
 

@@ -66,7 +66,7 @@ fn mounts_of_unknown_plugins_stay_and_keep_the_pods_directory() {
     in_private_mounts(|| {
         for below in [
             "volumes/example.com~flex/x",
-            "volumes/kubernetes.io~iscsi/disk",
+            "volumes/kubernetes.io~fc/disk",
             "volumes/kubernetes.io~csi/claim/mount",
             "volumes/kubernetes.io~csi",
             "volumes/kubernetes.io~empty-dir",
@@ -109,7 +109,11 @@ fn a_foreign_mount_on_a_served_plugins_volume_stays() {
 #[test]
 fn volumes_whose_plugin_only_mounts_are_unmounted() {
     in_private_mounts(|| {
-        for below in ["volumes/kubernetes.io~nfs/share", "volumes/kubernetes.io~local-volume/pv1"] {
+        for below in [
+            "volumes/kubernetes.io~nfs/share",
+            "volumes/kubernetes.io~local-volume/pv1",
+            "volumes/kubernetes.io~iscsi/disk",
+        ] {
             let (node, removed) = remove_with_mount(below);
             removed.expect(below);
             assert!(!node.pod("").exists(), "{below}");

@@ -1,8 +1,9 @@
-//! Raw block volumes (`volumeMode: Block`) of local persistent volumes: containers get the device itself.
+//! Raw block volumes (`volumeMode: Block`) of persistent volumes: containers get the device itself.
 //!
 //! ```text
 //!  <root>/plugins/kubernetes.io~local-volume/volumeDevices/<persistent volume>/<pod UID>   the device, bind mounted
-//!  <root>/pods/<UID>/volumeDevices/kubernetes.io~local-volume/<persistent volume>          a link to the device
+//!  <root>/plugins/kubernetes.io/iscsi/volumeDevices/iface-<interface>/<portal>-<target>-lun-<unit>/<pod UID>   likewise
+//!  <root>/pods/<UID>/volumeDevices/kubernetes.io~{local-volume,iscsi}/<persistent volume>   a link to the device
 //! ```
 //!
 //! A loop device on the bind mount keeps the device in use while the pod has it, so that the kernel does not give its
@@ -15,24 +16,27 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::time::Duration;
 
 use nix::mount::MsFlags;
 use nix::mount::mount;
-use tokio::process::Command;
 
+use super::PodDirs;
+use super::VolumeError;
+use super::claims;
+use super::error::OnPath as _;
+use super::host_program;
+use super::host_program::Call;
+use super::host_program::HostPrograms;
+use super::iscsi;
+use super::layout;
+use super::layout::make_dirs;
+use super::plugin::blocking;
 use crate::filesystem;
-use crate::volumes::PodDirs;
-use crate::volumes::VolumeError;
-use crate::volumes::error::OnPath as _;
-use crate::volumes::layout;
-use crate::volumes::layout::make_dirs;
-use crate::volumes::plugin::blocking;
 
 /// Where the kernel lists loop devices.
 const LOOPS: &str = "/sys/block";
-/// losetup only asks the kernel.
+/// How long losetup(8) may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The device of one persistent volume for one pod.
@@ -45,12 +49,12 @@ pub(super) struct BlockMap {
 }
 
 impl BlockMap {
-    /// The places for a pod's use of a persistent volume.
+    /// The places for a pod's use of a local persistent volume.
     ///
     /// # Errors
     /// A name that is no file name.
-    pub(super) fn new(dirs: &PodDirs, uid: &str, volume: &str) -> Result<Self, VolumeError> {
-        let plugin = layout::escaped(super::LOCAL);
+    pub(super) fn local(dirs: &PodDirs, uid: &str, volume: &str) -> Result<Self, VolumeError> {
+        let plugin = layout::escaped(claims::LOCAL);
         Ok(Self { global: dirs.device_map(&plugin, volume, uid)?, link: dirs.device(uid, &plugin, volume)? })
     }
 
@@ -62,7 +66,7 @@ impl BlockMap {
         let (own, of) = (self.clone(), device.to_owned());
         let is_new = blocking(move || own.place(&of)).await?;
         if loops_of(Path::new(LOOPS), &self.global).is_empty() {
-            losetup(&["--find".as_ref(), "--show".as_ref(), self.global.as_ref()]).await?;
+            losetup(&["--find", "--show"], &self.global).await?;
         }
         Ok(is_new)
     }
@@ -99,47 +103,56 @@ impl BlockMap {
     /// # Errors
     /// The device is in use, or something cannot be removed.
     pub(super) async fn unmap(&self) -> Result<(), VolumeError> {
-        for device in loops_of(Path::new(LOOPS), &self.global) {
-            losetup(&["--detach".as_ref(), device.as_ref()]).await?;
-        }
-        let own = self.clone();
-        blocking(move || own.remove()).await
+        release(&self.global).await?;
+        let link = self.link.clone();
+        blocking(move || remove_file(&link)).await
     }
+}
 
-    fn remove(&self) -> Result<(), VolumeError> {
-        if fs::symlink_metadata(&self.global).is_ok() {
-            while filesystem::is_mount_point(&self.global).on("inspect", &self.global)? {
-                filesystem::unmount(&self.global).on("unmount", &self.global)?;
+/// Undoes the bind mount of a device, and what keeps the device in use.
+async fn release(global: &Path) -> Result<(), VolumeError> {
+    for device in loops_of(Path::new(LOOPS), global) {
+        losetup(&["--detach"], &device).await?;
+    }
+    let global = global.to_owned();
+    blocking(move || {
+        if fs::symlink_metadata(&global).is_ok() {
+            while filesystem::is_mount_point(&global).on("inspect", &global)? {
+                filesystem::unmount(&global).on("unmount", &global)?;
             }
-            remove_file(&self.global)?;
+            remove_file(&global)?;
         }
-        if let Some(dir) = self.global.parent() {
+        if let Some(dir) = global.parent() {
             // Other pods may use the volume.
             let _ = fs::remove_dir(dir);
         }
-        remove_file(&self.link)
-    }
+        Ok(())
+    })
+    .await
 }
 
 /// Unmaps all devices of a pod.
 ///
 /// # Errors
 /// The first that stays mapped.
-pub(in crate::volumes) async fn unmap_all(dirs: &PodDirs, uid: &str) -> Result<(), VolumeError> {
-    let folder = dirs.devices(uid, &layout::escaped(super::LOCAL))?;
-    let entries = match fs::read_dir(&folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.on("list", &folder)?,
-    };
+pub(super) async fn unmap_all(dirs: &PodDirs, uid: &str) -> Result<(), VolumeError> {
     let mut all = Ok(());
-    for volume in entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
-        let unmapped = match BlockMap::new(dirs, uid, &volume) {
+    for link in layout::entries(&dirs.devices(uid, &layout::escaped(claims::LOCAL))?)? {
+        let volume = link.file_name().unwrap_or_default().to_string_lossy();
+        let unmapped = match BlockMap::local(dirs, uid, &volume) {
             Ok(map) => map.unmap().await,
             Err(error) => Err(error),
         };
         all = all.and(unmapped);
     }
-    all
+    // The name of a volume does not tell the place of its device.
+    let of_pod = iscsi::places_of_devices(dirs)?.into_iter().map(|place| place.join(uid));
+    for global in of_pod.filter(|global| fs::symlink_metadata(global).is_ok()) {
+        all = all.and(release(&global).await);
+    }
+    all?;
+    let links = layout::entries(&dirs.devices(uid, &layout::escaped(iscsi::NAME))?)?;
+    links.iter().try_for_each(|link| remove_file(link))
 }
 
 fn remove_file(path: &Path) -> Result<(), VolumeError> {
@@ -160,19 +173,11 @@ fn loops_of(list: &Path, file: &Path) -> Vec<PathBuf> {
     backed.filter_map(|path| Some(Path::new("/dev").join(path.file_name()?))).collect()
 }
 
-async fn losetup(arguments: &[&std::ffi::OsStr]) -> Result<(), VolumeError> {
-    let failed = |problem: String| {
-        let arguments: Vec<_> = arguments.iter().map(|argument| argument.to_string_lossy()).collect();
-        VolumeError::LoopDevice { arguments: arguments.join(" "), problem }
-    };
-    let mut command = Command::new("losetup");
-    command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
-    match tokio::time::timeout(TIMEOUT, command.output()).await {
-        Ok(Ok(output)) if output.status.success() => Ok(()),
-        Ok(Ok(output)) => Err(failed(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Err(_) => Err(failed(format!("timed out after {TIMEOUT:?}"))),
-    }
+async fn losetup(arguments: &[&str], device: &Path) -> Result<(), VolumeError> {
+    let device = device.to_string_lossy();
+    let all = arguments.iter().copied().chain([&*device]);
+    // It only asks the kernel.
+    host_program::succeed(&HostPrograms, &Call::new("losetup", all).within(TIMEOUT)).await.map(|_| ())
 }
 
 #[cfg(test)]
@@ -181,10 +186,10 @@ mod tests {
 
     #[test]
     fn the_places_of_a_device() {
-        let map = BlockMap::new(&PodDirs::new(Path::new("/r")), "u-1", "pv").expect("names");
+        let map = BlockMap::local(&PodDirs::new(Path::new("/r")), "u-1", "pv").expect("names");
         assert_eq!(map.global, Path::new("/r/plugins/kubernetes.io~local-volume/volumeDevices/pv/u-1"));
         assert_eq!(map.link, Path::new("/r/pods/u-1/volumeDevices/kubernetes.io~local-volume/pv"));
-        assert!(BlockMap::new(&PodDirs::new(Path::new("/r")), "u-1", "../pv").is_err());
+        assert!(BlockMap::local(&PodDirs::new(Path::new("/r")), "u-1", "../pv").is_err());
     }
 
     #[test]
@@ -207,7 +212,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_device_is_not_mapped() {
         let root = tempfile::tempdir().expect("a folder");
-        let map = BlockMap::new(&PodDirs::new(root.path()), "u-1", "pv").expect("names");
+        let map = BlockMap::local(&PodDirs::new(root.path()), "u-1", "pv").expect("names");
         let error = map.map(root.path()).await.expect_err("a folder").to_string();
         assert!(error.ends_with("is not a block device"), "{error}");
         assert!(!map.link.exists() && !root.path().join("plugins").exists());

@@ -1,0 +1,123 @@
+//! Volumes that the control plane attaches to this node: the agent reports those that it uses (`status.volumesInUse` of the
+//! Node) before it uses them, and uses one once it is in `status.volumesAttached`. Until a volume has left the first list it
+//! is attached to no other node that must not have it too.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use tokio::sync::watch;
+
+use super::VolumeError;
+use crate::objects::Objects;
+
+/// How long one attempt waits for the control plane.
+const PATIENCE: Duration = Duration::from_secs(123);
+
+/// Names of volumes in use; `None` until the volumes that another agent has left are known.
+pub type VolumesInUse = Option<BTreeSet<String>>;
+
+/// Volumes in use, and whether the control plane attaches volumes. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Attachment {
+    in_use: watch::Sender<VolumesInUse>,
+    /// `enableControllerAttachDetach`. Otherwise a volume may be used at once: no plugin here needs more than that.
+    by_control_plane: bool,
+}
+
+impl Default for Attachment {
+    fn default() -> Self {
+        Self::new(watch::Sender::new(None), false)
+    }
+}
+
+impl Attachment {
+    pub(super) fn new(in_use: watch::Sender<VolumesInUse>, by_control_plane: bool) -> Self {
+        Self { in_use, by_control_plane }
+    }
+
+    /// Replaces the volumes in use.
+    pub(super) fn report(&self, names: BTreeSet<String>) {
+        self.in_use.send_if_modified(|known| {
+            let is_new = known.as_ref() != Some(&names);
+            *known = Some(names);
+            is_new
+        });
+    }
+
+    /// Waits until the control plane has attached a volume that is reported to be in use. Returns at once where it attaches
+    /// none.
+    ///
+    /// # Errors
+    /// It has not within two minutes.
+    pub(super) async fn wait(&self, objects: &Objects, name: &str) -> Result<(), VolumeError> {
+        let Some(mut node) = objects.node_changes().filter(|_| self.by_control_plane) else { return Ok(()) };
+        let is_attached = node.wait_for(|node| lack(node.as_deref(), name).is_none());
+        match tokio::time::timeout(PATIENCE, is_attached).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(_)) => return Err(VolumeError::Interrupted("the Node object is no longer watched".to_owned())),
+            Err(_) => {}
+        }
+        match lack(node.borrow().as_deref(), name) {
+            Some(lack) => Err(VolumeError::NotAttached { name: name.to_owned(), waited: PATIENCE, lack }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What is missing until the volume may be used. Only the Node of the API server counts: what is not reported yet does not
+/// keep the volume from being detached.
+fn lack(node: Option<&Node>, name: &str) -> Option<&'static str> {
+    let Some(status) = node.and_then(|node| node.status.as_ref()) else { return Some("the Node object is not known") };
+    if !status.volumes_in_use.iter().flatten().any(|used| used == name) {
+        return Some("it is not in status.volumesInUse of the Node yet");
+    }
+    let is_attached = status.volumes_attached.iter().flatten().any(|attached| attached.name == name);
+    (!is_attached).then_some("it is not in status.volumesAttached of the Node")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_may_be_used_when_it_is_reported_and_attached() {
+        let node =
+            |status| -> Node { serde_json::from_value(json!({"metadata": {}, "status": status})).expect("a node") };
+        let attached = json!([{"name": "p/v", "devicePath": ""}]);
+        for (status, expected) in [
+            (json!({"volumesInUse": ["p/v"], "volumesAttached": attached}), None),
+            (json!({"volumesInUse": ["p/w", "p/v"], "volumesAttached": attached}), None),
+            (json!({"volumesAttached": attached}), Some("it is not in status.volumesInUse of the Node yet")),
+            (json!({"volumesInUse": ["p/v"]}), Some("it is not in status.volumesAttached of the Node")),
+            (
+                json!({"volumesInUse": ["p/v"], "volumesAttached": [{"name": "p/w", "devicePath": ""}]}),
+                Some("it is not in status.volumesAttached of the Node"),
+            ),
+        ] {
+            assert_eq!(lack(Some(&node(status)), "p/v"), expected);
+        }
+        assert_eq!(lack(None, "p/v"), Some("the Node object is not known"));
+    }
+
+    #[test]
+    fn only_a_change_is_reported() {
+        let sender = watch::Sender::new(None);
+        let mut reported = sender.subscribe();
+        let attachment = Attachment::new(sender, true);
+        attachment.report(BTreeSet::new());
+        assert!(reported.has_changed().expect("open"), "it is known that there are none");
+        reported.mark_unchanged();
+        attachment.report(BTreeSet::new());
+        assert!(!reported.has_changed().expect("open"));
+        attachment.report(["p/v".to_owned()].into());
+        assert!(reported.has_changed().expect("open"));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_waited_for_without_a_control_plane() {
+        Attachment::new(watch::Sender::new(None), true).wait(&Objects::standalone(), "p/v").await.expect("standalone");
+    }
+}

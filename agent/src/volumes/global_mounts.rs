@@ -1,0 +1,282 @@
+//! Global mounts: a device is mounted once for the node, and bind mounted for each pod that uses it (upstream: `MountDevice`
+//! and the attached volumes of the actual state).
+//!
+//! ```text
+//!  <root>/plugins/kubernetes.io/local-volume/mounts/<persistent volume>                             see `claims/local.rs`
+//!  <root>/plugins/kubernetes.io/iscsi/iface-<interface>/<portal>-<target>-lun-<unit>                see `iscsi`
+//!  <root>/plugins/kubernetes.io/iscsi/volumeDevices/iface-<interface>/<portal>-<target>-lun-<unit>
+//! ```
+//!
+//! Which pods use one is read from the table of mounts, so that a new agent knows it too. A pod that is about to use one
+//! is registered before: its mount is not there yet.
+
+use std::collections::BTreeSet;
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
+use tokio::time::timeout_at;
+
+use super::PodDirs;
+use super::VolumeError;
+use super::error::OnPath as _;
+use crate::filesystem;
+use crate::filesystem::MountTable;
+
+/// How long a pod waits for its volumes in one attempt.
+const PATIENCE: Duration = Duration::from_secs(123);
+
+/// Places of global mounts and the pods that use them. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct GlobalMounts {
+    dirs: PodDirs,
+    users: Arc<Mutex<HashMap<String, BTreeSet<PathBuf>>>>,
+    locks: Locks,
+    released: Arc<Notify>,
+}
+
+impl GlobalMounts {
+    pub(super) fn new(dirs: PodDirs) -> Self {
+        Self { dirs, users: Arc::default(), locks: Locks::default(), released: Arc::default() }
+    }
+
+    fn users(&self) -> MutexGuard<'_, HashMap<String, BTreeSet<PathBuf>>> {
+        // Changed one entry at a time: a panic elsewhere leaves it usable.
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pod is about to use the mount.
+    pub(super) fn register(&self, uid: &str, place: &Path) {
+        self.users().entry(uid.to_owned()).or_default().insert(place.to_owned());
+    }
+
+    /// The pod is over. What it has mounted is still in use.
+    pub(super) fn forget(&self, uid: &str) {
+        self.users().remove(uid);
+    }
+
+    /// Places that pods of this agent use or are about to use.
+    pub(super) fn registered(&self) -> HashSet<PathBuf> {
+        self.users().values().flatten().cloned().collect()
+    }
+
+    /// True if some pod of this agent uses the mount, or is about to.
+    pub(super) fn is_registered(&self, place: &Path) -> bool {
+        self.users().values().any(|places| places.contains(place))
+    }
+
+    /// True if some pod has the file system that is mounted at this place. Blocking.
+    ///
+    /// # Errors
+    /// The table of mounts cannot be read.
+    pub(super) fn is_mounted_for_a_pod(&self, place: &Path) -> Result<bool, VolumeError> {
+        let table = MountTable::read().on("read the table of mounts for", place)?;
+        // The way to the directory is the operator's and may have links, which the table has not.
+        let resolved = |path: PathBuf| path.canonicalize().unwrap_or(path);
+        Ok(table.is_mounted_below(&resolved(place.to_owned()), &resolved(self.dirs.pods())))
+    }
+
+    /// Waits until nothing else is done at this place.
+    pub(super) async fn lock(&self, place: &Path) -> OwnedMutexGuard<()> {
+        self.locks.lock(&place.to_string_lossy()).await
+    }
+
+    /// Does work at this place that must not be interrupted: it goes on if the caller gives up.
+    ///
+    /// # Errors
+    /// Those of `work`; it, or what was begun before, takes too long.
+    pub(super) async fn carry_out<T: Send + 'static>(
+        &self,
+        place: &Path,
+        work: impl Future<Output = Result<T, VolumeError>> + Send + 'static,
+    ) -> Result<T, VolumeError> {
+        let deadline = Instant::now() + PATIENCE;
+        let held = timeout_at(deadline, self.lock(place)).await;
+        let held = held.map_err(|_| VolumeError::GoesOn(PATIENCE))?;
+        let (own, of) = (self.clone(), place.to_owned());
+        let running = tokio::spawn(async move {
+            let done = work.await;
+            drop(held);
+            if !own.is_registered(&of) {
+                // The pod has gone meanwhile.
+                own.announce();
+            }
+            done
+        });
+        match timeout_at(deadline, running).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(error)) => Err(VolumeError::Interrupted(error.to_string())),
+            Err(_) => Err(VolumeError::GoesOn(PATIENCE)),
+        }
+    }
+
+    /// True if no pod uses the mount, or is about to. Blocking.
+    ///
+    /// # Errors
+    /// The table of mounts cannot be read.
+    pub(super) fn is_unused(&self, place: &Path) -> Result<bool, VolumeError> {
+        Ok(!self.is_registered(place) && !self.is_mounted_for_a_pod(place)?)
+    }
+
+    /// Unmounts what no pod uses. False if some pod does; the lock of the place is held. Blocking.
+    ///
+    /// # Errors
+    /// The mount is in use otherwise, or the table of mounts cannot be read.
+    pub(super) fn unmount_unused(&self, place: &Path) -> Result<bool, VolumeError> {
+        while filesystem::is_mount_point(place).on("inspect", place)? {
+            if !self.is_unused(place)? {
+                return Ok(false);
+            }
+            filesystem::unmount_flushed(place).on("unmount", place)?;
+        }
+        Ok(!self.is_registered(place))
+    }
+
+    /// Some mount may have lost its last user.
+    pub(super) fn announce(&self) {
+        self.released.notify_one();
+    }
+
+    /// Waits for the next [`Self::announce`], unless there was one since the last time.
+    pub(super) async fn announced(&self) {
+        self.released.notified().await;
+    }
+}
+
+/// One lock for each key that somebody holds or waits for. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Locks(Arc<Mutex<HashMap<String, std::sync::Weak<tokio::sync::Mutex<()>>>>>);
+
+impl Locks {
+    /// Waits until nobody else holds the lock of `key`.
+    pub(super) async fn lock(&self, key: &str) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            all.retain(|_, lock| lock.strong_count() > 0);
+            let held = all.get(key).and_then(std::sync::Weak::upgrade);
+            held.unwrap_or_else(|| {
+                let lock = Arc::new(tokio::sync::Mutex::new(()));
+                all.insert(key.to_owned(), Arc::downgrade(&lock));
+                lock
+            })
+        };
+        lock.lock_owned().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keblet_skip::mounts::bind;
+    use keblet_skip::mounts::in_private_mounts;
+    use keblet_skip::mounts::tmpfs;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lock_is_held_by_one_and_forgotten_after_the_last() {
+        let locks = Locks::default();
+        let first = locks.lock("a").await;
+        let other = locks.lock("b").await;
+        let (waiting, of) = (locks.clone(), Arc::new(Notify::new()));
+        let reached = of.clone();
+        let second = tokio::spawn(async move {
+            let _held = waiting.lock("a").await;
+            reached.notify_one();
+        });
+        tokio::task::yield_now().await;
+        assert!(!second.is_finished());
+        drop((first, other));
+        of.notified().await;
+        second.await.expect("no panic");
+        drop(locks.lock("c").await);
+        assert_eq!(locks.0.lock().expect("unpoisoned").len(), 1, "the one that was asked for last");
+    }
+
+    #[test]
+    fn the_table_of_mounts_tells_the_pods_of_a_mount() {
+        in_private_mounts(|| {
+            let root = tempfile::tempdir().expect("a folder");
+            let (real, linked) = (root.path().join("real"), root.path().join("linked"));
+            std::fs::create_dir(&real).expect("a folder");
+            std::os::unix::fs::symlink(&real, &linked).expect("a link");
+            let mounts = GlobalMounts::new(PodDirs::new(&linked));
+            let place = linked.join("plugins/p/v");
+            tmpfs(&place);
+            assert!(!mounts.is_mounted_for_a_pod(&place).expect("a table"));
+            let target = linked.join("pods/u/volumes/p/v");
+            bind(&place, &target);
+            assert!(mounts.is_mounted_for_a_pod(&place).expect("a table"));
+            let again = GlobalMounts::new(PodDirs::new(&linked));
+            assert!(again.is_mounted_for_a_pod(&place).expect("a table"), "a new agent knows it");
+            crate::filesystem::unmount(&target).expect("unmounted");
+            assert!(!mounts.is_mounted_for_a_pod(&place).expect("a table"));
+        });
+    }
+
+    #[test]
+    fn only_what_no_pod_uses_is_unmounted() {
+        in_private_mounts(|| {
+            let root = tempfile::tempdir().expect("a folder");
+            let mounts = GlobalMounts::new(PodDirs::new(root.path()));
+            let (place, target) = (root.path().join("plugins/p/v"), root.path().join("pods/u/volumes/p/v"));
+            tmpfs(&place);
+            mounts.register("u", &place);
+            assert!(!mounts.unmount_unused(&place).expect("asked"), "it is about to be used");
+            bind(&place, &target);
+            mounts.forget("u");
+            assert!(!mounts.unmount_unused(&place).expect("asked"), "it is used");
+            crate::filesystem::unmount(&target).expect("unmounted");
+            let opened = std::fs::File::open(&place).expect("it is there");
+            let error = mounts.unmount_unused(&place).expect_err("it is busy").to_string();
+            assert!(error.contains("busy") && filesystem::is_mount_point(&place).expect("it is there"), "{error}");
+            drop(opened);
+            assert!(mounts.unmount_unused(&place).expect("unmounted"));
+            assert!(!filesystem::is_mount_point(&place).expect("it is there"));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_goes_on_when_nobody_waits_for_it() {
+        let mounts = GlobalMounts::new(PodDirs::new(Path::new("/r")));
+        let place = Path::new("/r/plugins/p/v");
+        mounts.register("u", place);
+        let ended = Arc::new(Notify::new());
+        let end = ended.clone();
+        let work = async move {
+            end.notified().await;
+            Ok(())
+        };
+        let error = mounts.carry_out(place, work).await.expect_err("it takes long").to_string();
+        assert!(error.ends_with("goes on in the background"), "{error}");
+        let next = mounts.carry_out(place, async { Ok(()) }).await.expect_err("the first goes on").to_string();
+        assert_eq!(next, error);
+        mounts.forget("u");
+        ended.notify_one();
+        mounts.announced().await;
+        mounts.carry_out(place, async { Ok(()) }).await.expect("it has ended");
+        let failing = async { Err::<(), _>(VolumeError::InUse) };
+        assert!(matches!(mounts.carry_out(place, failing).await, Err(VolumeError::InUse)));
+    }
+
+    #[test]
+    fn a_pod_uses_what_it_is_registered_for() {
+        let mounts = GlobalMounts::new(PodDirs::new(Path::new("/r")));
+        let place = Path::new("/r/plugins/p/v");
+        mounts.register("u-1", place);
+        mounts.register("u-2", place);
+        mounts.forget("u-1");
+        assert!(mounts.is_registered(place) && mounts.registered().len() == 1);
+        mounts.forget("u-2");
+        assert!(!mounts.is_registered(place));
+    }
+}

@@ -1,0 +1,256 @@
+//! Programs of the node that volumes need: found on the path, given a list of arguments and never a shell, bounded in time.
+
+use std::fmt;
+use std::process::Stdio;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use secrecy::ExposeSecret;
+use secrecy::SecretString;
+use tokio::process::Command;
+
+use super::VolumeError;
+
+/// How long a program may take unless a call says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of output that are quoted.
+const MAX_QUOTED: usize = 1024;
+
+/// A program and its arguments. Shown without its secret.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    program: &'static str,
+    /// What is appended to the program's name: `ext4` of `mkfs.ext4`.
+    suffix: String,
+    arguments: Vec<String>,
+    /// The last argument, if nobody may see it.
+    secret: Option<SecretString>,
+    timeout: Duration,
+    /// It is not killed when nobody waits for it any more.
+    is_finished: bool,
+}
+
+impl Call {
+    /// A call of `program` that may take a minute.
+    pub(super) fn new(program: &'static str, arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let arguments = arguments.into_iter().map(Into::into).collect();
+        Self { program, suffix: String::new(), arguments, secret: None, timeout: TIMEOUT, is_finished: false }
+    }
+
+    /// Runs a variant of the program, as `mkfs.ext4`. The suffix is known to have no slash.
+    pub(super) fn variant(mut self, suffix: &str) -> Self {
+        self.suffix = format!(".{suffix}");
+        self
+    }
+
+    /// Appends an argument that appears in no message. On the node it is visible in the list of processes.
+    pub(super) fn with_secret(mut self, secret: SecretString) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// May take so long.
+    pub(super) fn within(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Goes on if the caller gives up, also when the agent ends: it must not be interrupted.
+    pub(super) fn finished(mut self) -> Self {
+        self.is_finished = true;
+        self
+    }
+
+    /// Name of the program.
+    pub(super) fn program(&self) -> String {
+        format!("{}{}", self.program, self.suffix)
+    }
+
+    /// The arguments that may be shown.
+    pub(super) fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+
+    /// The error of this call.
+    pub(super) fn failed(&self, problem: impl fmt::Display) -> VolumeError {
+        VolumeError::Program { call: self.to_string(), problem: problem.to_string() }
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{} {}", self.program, self.suffix, self.arguments.join(" "))?;
+        if self.secret.is_some() { f.write_str(" ***") } else { Ok(()) }
+    }
+}
+
+/// How a program ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ended {
+    /// Its exit code; `None` if a signal ended it.
+    pub(super) code: Option<i32>,
+    /// The status in words.
+    pub(super) status: String,
+    /// Its standard output.
+    pub(super) output: String,
+    /// Its standard error.
+    pub(super) errors: String,
+}
+
+impl Ended {
+    /// True if it reports success.
+    pub(super) fn is_success(&self) -> bool {
+        self.code == Some(0)
+    }
+
+    /// What it wrote, the beginning of it.
+    pub(super) fn said(&self) -> String {
+        let text = format!("{}{}", self.output, self.errors);
+        text.trim().chars().take(MAX_QUOTED).collect()
+    }
+
+    /// Status and output, without the output if the call has a secret: the program may repeat it.
+    pub(super) fn describe(&self, call: &Call) -> String {
+        match self.said() {
+            said if said.is_empty() || call.secret.is_some() => self.status.clone(),
+            said => format!("{}: {said}", self.status),
+        }
+    }
+}
+
+/// Runs programs: those of the node, or scripted ones.
+pub(super) trait Programs: fmt::Debug + Send + Sync {
+    /// Runs a program to its end, whatever it reports. A dropped future kills it, unless the call is to be finished.
+    ///
+    /// # Errors
+    /// There is no such program, it cannot be started, or it does not end in time.
+    fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, VolumeError>>;
+}
+
+/// Runs a program that has to succeed, and returns its standard output.
+///
+/// # Errors
+/// As [`Programs::run`]; it reports a failure.
+pub(super) async fn succeed(programs: &dyn Programs, call: &Call) -> Result<String, VolumeError> {
+    let ended = programs.run(call).await?;
+    match ended.is_success() {
+        true => Ok(ended.output),
+        false => Err(call.failed(ended.describe(call))),
+    }
+}
+
+/// The programs of the node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostPrograms;
+
+impl Programs for HostPrograms {
+    fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, VolumeError>> {
+        Box::pin(async move {
+            let mut command = Command::new(call.program());
+            command.args(&call.arguments).args(call.secret.as_ref().map(ExposeSecret::expose_secret));
+            // Output is read.
+            command.env("LC_ALL", "C").stdin(Stdio::null()).kill_on_drop(!call.is_finished);
+            let output = match tokio::time::timeout(call.timeout, command.output()).await {
+                Ok(Ok(output)) => output,
+                Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+                    return Err(call.failed("the program is not installed on this node"));
+                }
+                Ok(Err(error)) => return Err(call.failed(error)),
+                Err(_) => return Err(call.failed(format!("timed out after {:?}", call.timeout))),
+            };
+            Ok(Ended {
+                code: output.status.code(),
+                status: output.status.to_string(),
+                output: String::from_utf8_lossy(&output.stdout).into_owned(),
+                errors: String::from_utf8_lossy(&output.stderr).into_owned(),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    //! Programs that do nothing but what a test says.
+
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// What a call ends with, by its text; `None`: success without output.
+    type Script = Box<dyn Fn(&str) -> Option<(i32, String)> + Send + Sync>;
+
+    /// Records calls, with their secrets, and ends them as its script says.
+    pub(in crate::volumes) struct ScriptedPrograms {
+        script: Script,
+        calls: Mutex<Vec<String>>,
+    }
+
+    impl ScriptedPrograms {
+        pub(in crate::volumes) fn new(script: impl Fn(&str) -> Option<(i32, String)> + Send + Sync + 'static) -> Self {
+            Self { script: Box::new(script), calls: Mutex::default() }
+        }
+
+        /// The calls since the last time.
+        pub(in crate::volumes) fn take(&self) -> Vec<String> {
+            std::mem::take(&mut *self.calls.lock().expect("unpoisoned"))
+        }
+    }
+
+    impl fmt::Debug for ScriptedPrograms {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("ScriptedPrograms")
+        }
+    }
+
+    impl Programs for ScriptedPrograms {
+        fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, VolumeError>> {
+            let secret = call.secret.iter().map(|secret| format!(" {}", secret.expose_secret()));
+            let text = format!("{} {}{}", call.program(), call.arguments.join(" "), secret.collect::<String>());
+            let (code, output) = (self.script)(&text).unwrap_or_default();
+            self.calls.lock().expect("unpoisoned").push(text);
+            let ended =
+                Ended { code: Some(code), status: format!("exit status: {code}"), output, errors: String::new() };
+            Box::pin(async move { Ok(ended) })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Call {
+        Call::new("sh", ["-c", script])
+    }
+
+    #[tokio::test]
+    async fn a_program_ends_with_its_code_and_output() {
+        let ended = HostPrograms.run(&shell("echo out; echo err >&2; exit 3")).await.expect("it runs");
+        assert_eq!((ended.code, ended.output.as_str(), ended.errors.as_str()), (Some(3), "out\n", "err\n"));
+        assert_eq!(succeed(&HostPrograms, &shell("echo $LC_ALL")).await.expect("success"), "C\n");
+        let error = succeed(&HostPrograms, &shell("echo no >&2; exit 3")).await.expect_err("a failure").to_string();
+        assert_eq!(error, "sh -c echo no >&2; exit 3 failed: exit status: 3: no");
+        let text = succeed(&HostPrograms, &Call::new("printf", ["%s|", "-n", "a b"])).await.expect("success");
+        assert_eq!(text, "-n|a b|", "each argument is one, whatever is in it");
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_and_one_that_hangs_are_errors() {
+        let missing = Call::new("mkfs", ["/dev/null"]).variant("no-such-type");
+        let error = HostPrograms.run(&missing).await.expect_err("there is none").to_string();
+        assert_eq!(error, "mkfs.no-such-type /dev/null failed: the program is not installed on this node");
+        let hangs = Call::new("sleep", ["3600"]).within(Duration::from_millis(20));
+        let error = HostPrograms.run(&hangs).await.expect_err("it hangs").to_string();
+        assert_eq!(error, "sleep 3600 failed: timed out after 20ms");
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_passed_and_never_shown() {
+        let call = shell("echo \"$0\"; exit 1").with_secret("hunter2".into());
+        let ended = HostPrograms.run(&call).await.expect("it runs");
+        assert_eq!(ended.output, "hunter2\n");
+        let error = succeed(&HostPrograms, &call).await.expect_err("a failure").to_string();
+        assert_eq!(error, "sh -c echo \"$0\"; exit 1 *** failed: exit status: 1");
+        assert!(!format!("{call:?}").contains("hunter2"), "{call:?}");
+    }
+}

@@ -1,0 +1,463 @@
+//! An iSCSI disk: what a volume asks for, checked, and what is remembered of it on the node.
+//!
+//! `iscsi.json` lies in the place of the global mount, under it while it is mounted. It is a kubelet's, so that either can
+//! detach what the other has attached.
+
+use std::fs;
+use std::path::Path;
+use std::path::PathBuf;
+
+use k8s_openapi::api::core::v1::ISCSIPersistentVolumeSource;
+use k8s_openapi::api::core::v1::ISCSIVolumeSource;
+use serde::Deserialize;
+use serde::Serialize;
+
+use super::NAME;
+use crate::filesystem;
+use crate::model::iscsi;
+use crate::volumes::PodDirs;
+use crate::volumes::VolumeError;
+use crate::volumes::error::OnPath as _;
+use crate::volumes::layout;
+
+/// The record of a disk, in its place.
+const RECORD: &str = "iscsi.json";
+/// Longest record.
+const MAX_RECORD: usize = 64 * 1024;
+/// What the directories of interfaces begin with.
+const INTERFACE: &str = "iface-";
+/// What stands between target and unit in the name of a place.
+const UNIT: &str = "-lun-";
+/// The interface of a volume that names none.
+const DEFAULT_INTERFACE: &str = "default";
+
+/// What a volume asks for, unchecked.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(in crate::volumes) struct Asked {
+    pub(in crate::volumes) target_portal: String,
+    pub(in crate::volumes) portals: Vec<String>,
+    pub(in crate::volumes) iqn: String,
+    pub(in crate::volumes) lun: i32,
+    pub(in crate::volumes) interface: String,
+    pub(in crate::volumes) initiator: String,
+    pub(in crate::volumes) fs_type: String,
+    pub(in crate::volumes) read_only: bool,
+    pub(in crate::volumes) chap_discovery: bool,
+    pub(in crate::volumes) chap_session: bool,
+    /// Name of the secret, and its namespace unless it is the pod's; empty if none is named.
+    pub(in crate::volumes) secret: (String, String),
+}
+
+macro_rules! asked {
+    ($source:expr, $secret:expr) => {
+        Asked {
+            target_portal: $source.target_portal.clone(),
+            portals: $source.portals.clone().unwrap_or_default(),
+            iqn: $source.iqn.clone(),
+            lun: $source.lun,
+            interface: $source.iscsi_interface.clone().unwrap_or_default(),
+            initiator: $source.initiator_name.clone().unwrap_or_default(),
+            fs_type: $source.fs_type.clone().unwrap_or_default(),
+            read_only: $source.read_only == Some(true),
+            chap_discovery: $source.chap_auth_discovery == Some(true),
+            chap_session: $source.chap_auth_session == Some(true),
+            secret: $secret,
+        }
+    };
+}
+
+impl From<&ISCSIVolumeSource> for Asked {
+    fn from(source: &ISCSIVolumeSource) -> Self {
+        let secret = source.secret_ref.as_ref().map(|secret| secret.name.clone()).unwrap_or_default();
+        asked!(source, (secret, String::new()))
+    }
+}
+
+impl From<&ISCSIPersistentVolumeSource> for Asked {
+    fn from(source: &ISCSIPersistentVolumeSource) -> Self {
+        let secret = source.secret_ref.clone().unwrap_or_default();
+        asked!(source, (secret.name.unwrap_or_default(), secret.namespace.unwrap_or_default()))
+    }
+}
+
+/// What is needed to attach a disk and to detach it again, in the form of `iscsi.json`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct Record {
+    /// Name of the volume.
+    #[serde(rename = "VolName")]
+    pub(super) volume: String,
+    /// Portals with their ports; the first one names the place.
+    pub(super) portals: Vec<String>,
+    /// Name of the target.
+    #[serde(rename = "Iqn")]
+    pub(super) target: String,
+    /// Number of the logical unit.
+    pub(super) lun: String,
+    /// The interface that the volume names.
+    #[serde(rename = "InitIface")]
+    pub(super) base_interface: String,
+    /// The interface that is used: the same, or an own one with another name of the initiator.
+    #[serde(rename = "Iface")]
+    pub(super) interface: String,
+    /// Name of the initiator of an own interface.
+    #[serde(rename = "InitiatorName")]
+    pub(super) initiator: String,
+    /// A kubelet writes a null.
+    #[serde(skip_deserializing)]
+    metrics_provider: Option<()>,
+}
+
+impl Record {
+    /// What a volume of this name asks for.
+    ///
+    /// # Errors
+    /// A field that cannot be used.
+    pub(super) fn of(volume: &str, asked: &Asked) -> Result<Self, VolumeError> {
+        let mut portals: Vec<String> = Vec::new();
+        let all = std::iter::once(("targetPortal", &asked.target_portal))
+            .chain(asked.portals.iter().map(|portal| ("portals", portal)));
+        for (field, text) in all {
+            let portal = iscsi::portal(text).map_err(|problem| wrong(field, text, problem))?;
+            if !portals.contains(&portal) {
+                portals.push(portal);
+            }
+        }
+        let base = if asked.interface.is_empty() { DEFAULT_INTERFACE } else { &asked.interface };
+        let interface = match asked.initiator.is_empty() {
+            true => base.to_owned(),
+            false => own_interface(&portals, volume),
+        };
+        let lun = iscsi::check_lun(asked.lun).map_err(|problem| wrong("lun", &asked.lun.to_string(), problem))?;
+        let record = Self {
+            volume: volume.to_owned(),
+            portals,
+            target: asked.iqn.clone(),
+            lun: lun.to_string(),
+            base_interface: base.to_owned(),
+            interface,
+            initiator: asked.initiator.clone(),
+            metrics_provider: None,
+        };
+        record.check()?;
+        Ok(record)
+    }
+
+    /// Checks what becomes arguments and paths.
+    fn check(&self) -> Result<(), VolumeError> {
+        self.unit()?;
+        for portal in &self.portals {
+            iscsi::portal(portal).map_err(|problem| wrong("portals", portal, problem))?;
+        }
+        if self.portals.is_empty() {
+            return Err(wrong("portals", "", "must have one"));
+        }
+        iscsi::check_name(&self.target).map_err(|problem| wrong("iqn", &self.target, problem))?;
+        let interface = |name: &String| iscsi::check_interface(name).map_err(|p| wrong("iscsiInterface", name, p));
+        interface(&self.interface)?;
+        interface(&self.base_interface)?;
+        if !self.initiator.is_empty() {
+            iscsi::check_name(&self.initiator).map_err(|problem| wrong("initiatorName", &self.initiator, problem))?;
+        }
+        Ok(())
+    }
+
+    /// The number of the logical unit.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(super) fn unit(&self) -> Result<u8, VolumeError> {
+        self.lun.parse().map_err(|_| wrong("lun", &self.lun, "must be between 0 and 255, inclusive"))
+    }
+
+    /// True if the interface was made for this volume.
+    pub(super) fn owns_interface(&self) -> bool {
+        !self.initiator.is_empty() && self.interface == own_interface(&self.portals, &self.volume)
+    }
+
+    /// Name of the directory of the place.
+    fn directory(&self) -> String {
+        let portal = self.portals.first().map(String::as_str).unwrap_or_default();
+        format!("{portal}-{}{UNIT}{}", self.target, self.lun)
+    }
+
+    /// Where it is mounted for the node, or its raw device is used from.
+    pub(super) fn place(&self, dirs: &PodDirs, is_block: bool) -> PathBuf {
+        root(dirs, is_block).join(format!("{INTERFACE}{}", self.interface)).join(self.directory())
+    }
+
+    /// What the names of a place tell of its disk: all but further portals and the name of the initiator.
+    pub(super) fn of_place(place: &Path) -> Option<Self> {
+        let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
+        let (directory, parent) = (name(place)?, name(place.parent()?)?);
+        let interface = parent.strip_prefix(INTERFACE)?.to_owned();
+        let (disk, lun) = directory.rsplit_once(UNIT)?;
+        let target = ["-iqn.", "-eui.", "-naa."].iter().filter_map(|kind| disk.find(kind)).min()?;
+        let (portal, target) = (disk[..target].to_owned(), disk[target + 1..].to_owned());
+        let (base_interface, lun) = (interface.clone(), lun.to_owned());
+        let record = Self { portals: vec![portal], target, lun, base_interface, interface, ..Self::default() };
+        record.check().is_ok().then_some(record)
+    }
+
+    /// Writes the record into its place, on which nothing is mounted. Blocking.
+    ///
+    /// # Errors
+    /// A directory or the file cannot be made.
+    pub(super) fn write(&self, place: &Path) -> Result<(), VolumeError> {
+        layout::make_dirs(place)?;
+        let (partial, path) = (place.join(".iscsi.json"), place.join(RECORD));
+        let text = serde_json::to_string(self).unwrap_or_default();
+        fs::write(&partial, text + "\n").on("write", &partial)?;
+        fs::rename(&partial, &path).on("write", &path)
+    }
+
+    /// Reads the record of a place on which nothing is mounted; without one, or with one that cannot be used, what the place's
+    /// names tell. Blocking.
+    ///
+    /// # Errors
+    /// They tell nothing.
+    pub(super) fn read(place: &Path) -> Result<Self, VolumeError> {
+        let path = place.join(RECORD);
+        let text = filesystem::read_bounded(&path, MAX_RECORD);
+        let record = text.ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
+        if let Some(record) = record.filter(|record| record.check().is_ok()) {
+            return Ok(record);
+        }
+        tracing::warn!(path = %path.display(), "no usable record of an iSCSI disk; the name of its directory is used");
+        Self::of_place(place).ok_or_else(|| VolumeError::NotAFileName { name: place.to_string_lossy().into_owned() })
+    }
+
+    /// Removes the record and its place. Blocking.
+    ///
+    /// # Errors
+    /// The place holds something else.
+    pub(super) fn remove(place: &Path) -> Result<(), VolumeError> {
+        for name in [RECORD, ".iscsi.json"] {
+            let path = place.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                removed => removed.on("remove", &path)?,
+            }
+        }
+        fs::remove_dir(place).on("remove", place)?;
+        if let Some(interface) = place.parent() {
+            // Other disks may have the interface.
+            let _ = fs::remove_dir(interface);
+        }
+        Ok(())
+    }
+}
+
+/// Names that the Node's status may have for the disk of a place: the default port is in the place only.
+pub(super) fn names_of_place(place: &Path) -> Vec<String> {
+    let Some(record) = Record::of_place(place) else { return Vec::new() };
+    let portal = record.portals.concat();
+    let without_port = portal.strip_suffix(":3260").map(str::to_owned);
+    let portals = [Some(portal.clone()), without_port].into_iter().flatten();
+    portals.map(|portal| status_name(&portal, &record.target, &record.lun)).collect()
+}
+
+/// Name of a disk in the status of the Node, from the portal as the volume has it.
+pub(super) fn status_name(portal: &str, target: &str, lun: &str) -> String {
+    format!("{NAME}/{portal}:{target}:{lun}")
+}
+
+/// Directory of the places.
+fn root(dirs: &PodDirs, is_block: bool) -> PathBuf {
+    let root = dirs.plugin(NAME);
+    if is_block { root.join(layout::DEVICES) } else { root }
+}
+
+/// Places of disks that are attached, or were begun to be. Blocking.
+///
+/// # Errors
+/// A directory cannot be listed.
+pub(super) fn places(dirs: &PodDirs, is_block: bool) -> Result<Vec<PathBuf>, VolumeError> {
+    let root = root(dirs, is_block);
+    let mut found = Vec::new();
+    for interface in layout::entries(&root)? {
+        let is_interface = interface.file_name().is_some_and(|name| name.to_string_lossy().starts_with(INTERFACE));
+        if is_interface {
+            found.extend(layout::entries(&interface)?);
+        }
+    }
+    Ok(found)
+}
+
+fn own_interface(portals: &[String], volume: &str) -> String {
+    format!("{}:{volume}", portals.first().map(String::as_str).unwrap_or_default())
+}
+
+fn wrong(field: &'static str, value: &str, problem: &'static str) -> VolumeError {
+    let value = value.chars().take(256).collect();
+    VolumeError::IscsiField { field, value, problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn asked(change: impl FnOnce(&mut Asked)) -> Asked {
+        let (target_portal, iqn) = ("192.0.2.1".to_owned(), "iqn.2001-04.com.example:a".to_owned());
+        let mut asked = Asked { target_portal, iqn, lun: 7, ..Asked::default() };
+        change(&mut asked);
+        asked
+    }
+
+    #[test]
+    fn sources_of_pods_and_persistent_volumes() {
+        let source = json!({"targetPortal": "192.0.2.1", "portals": ["192.0.2.2"], "iqn": "iqn.2001-04.com.example:a", "lun": 7,
+            "iscsiInterface": "iser", "initiatorName": "iqn.2001-04.com.example:me", "fsType": "xfs", "readOnly": true,
+            "chapAuthDiscovery": true, "chapAuthSession": true, "secretRef": {"name": "s"}});
+        let of_pod: ISCSIVolumeSource = serde_json::from_value(source.clone()).expect("a source");
+        let all = asked(|asked| {
+            asked.portals = vec!["192.0.2.2".to_owned()];
+            asked.interface = "iser".to_owned();
+            asked.initiator = "iqn.2001-04.com.example:me".to_owned();
+            asked.fs_type = "xfs".to_owned();
+            (asked.read_only, asked.chap_discovery, asked.chap_session) = (true, true, true);
+            asked.secret.0 = "s".to_owned();
+        });
+        assert_eq!(Asked::from(&of_pod), all);
+        let mut of_volume = source;
+        of_volume["secretRef"]["namespace"] = "storage".into();
+        let of_volume: ISCSIPersistentVolumeSource = serde_json::from_value(of_volume).expect("a source");
+        assert_eq!(Asked::from(&of_volume), Asked { secret: ("s".to_owned(), "storage".to_owned()), ..all });
+    }
+
+    #[test]
+    fn the_place_and_record_are_a_kubelets() {
+        let dirs = PodDirs::new(Path::new("/r"));
+        let record = Record::of("v", &asked(|_| {})).expect("valid");
+        let disk = "192.0.2.1:3260-iqn.2001-04.com.example:a-lun-7";
+        let plugin = Path::new("/r/plugins/kubernetes.io/iscsi");
+        assert_eq!(record.place(&dirs, false), plugin.join("iface-default").join(disk));
+        assert_eq!(record.place(&dirs, true), plugin.join("volumeDevices/iface-default").join(disk));
+        let expected = json!({"VolName": "v", "Portals": ["192.0.2.1:3260"], "Iqn": "iqn.2001-04.com.example:a", "Lun": "7",
+            "InitIface": "default", "Iface": "default", "InitiatorName": "", "MetricsProvider": null});
+        assert_eq!(serde_json::to_value(&record).expect("JSON"), expected);
+        let read: Record = serde_json::from_value(expected).expect("a record");
+        assert_eq!(read, record);
+
+        let own = Record::of("v", &asked(|asked| asked.initiator = "iqn.2001-04.com.example:me".to_owned()));
+        let own = own.expect("valid");
+        assert!(own.owns_interface() && !record.owns_interface());
+        assert_eq!((own.interface.as_str(), own.base_interface.as_str()), ("192.0.2.1:3260:v", "default"));
+        assert_eq!(own.place(&dirs, false), plugin.join("iface-192.0.2.1:3260:v").join(disk));
+    }
+
+    #[test]
+    fn what_cannot_be_an_argument_or_a_part_of_a_path_is_refused() {
+        let with =
+            |change: fn(&mut Asked)| Record::of("v", &asked(change)).map(|_| ()).map_err(|error| error.to_string());
+        type Change = fn(&mut Asked);
+        let table: [(Change, &str); 12] = [
+            (|a| a.iqn.clear(), "iqn \"\": must begin with"),
+            (|a| a.iqn = "--login".to_owned(), "iqn \"--login\": must begin with"),
+            (
+                |a| a.iqn = "iqn.2001-04.com.example:../../../etc".to_owned(),
+                "iqn \"iqn.2001-04.com.example:../../../etc\": ",
+            ),
+            (|a| a.target_portal.clear(), "targetPortal \"\": must be an IP address"),
+            (|a| a.target_portal = "-p".to_owned(), "targetPortal \"-p\": must be an IP address"),
+            (|a| a.target_portal = "192.0.2.1/../x".to_owned(), "targetPortal \"192.0.2.1/../x\": "),
+            (|a| a.portals.push("a b".to_owned()), "portals \"a b\": must be an IP address"),
+            (|a| a.lun = -1, "lun \"-1\": must be between 0 and 255"),
+            (|a| a.lun = 256, "lun \"256\": must be between 0 and 255"),
+            (|a| a.interface = "../default".to_owned(), "iscsiInterface \"../default\": must be a name"),
+            (|a| a.interface = "-o".to_owned(), "iscsiInterface \"-o\": must be a name"),
+            (|a| a.initiator = "-v".to_owned(), "initiatorName \"-v\": must begin with"),
+        ];
+        for (change, expected) in table {
+            let error = with(change).expect_err(expected);
+            assert!(error.starts_with(&format!("iscsi: {expected}")), "{error}");
+        }
+        let own = asked(|asked| asked.initiator = "iqn.2001-04.com.example:me".to_owned());
+        for volume in ["../v", "a/b", "v w", &"v".repeat(64)] {
+            assert!(Record::of(volume, &own).is_err(), "{volume:?} would name an interface");
+        }
+    }
+
+    #[test]
+    fn portals_are_listed_once_with_their_ports() {
+        let record = Record::of(
+            "v",
+            &asked(|asked| asked.portals = ["192.0.2.2", "192.0.2.1:3260", "[fd00::1]:861"].map(str::to_owned).into()),
+        );
+        assert_eq!(record.expect("valid").portals, ["192.0.2.1:3260", "192.0.2.2:3260", "[fd00::1]:861"]);
+    }
+
+    #[test]
+    fn a_place_tells_its_disk() {
+        let dirs = PodDirs::new(Path::new("/r"));
+        for (portal, target, lun, interface) in [
+            ("192.0.2.1:3260", "iqn.2001-04.com.example:a-lun-3", 7, "default"),
+            ("[fd00::1]:861", "eui.0123456789ABCDEF", 0, "iser"),
+            ("storage-1.example:3260", "naa.52004567BA64678D", 255, "default"),
+        ] {
+            let record = Record::of(
+                "v",
+                &Asked {
+                    target_portal: portal.to_owned(),
+                    iqn: target.to_owned(),
+                    lun,
+                    interface: interface.to_owned(),
+                    ..Asked::default()
+                },
+            );
+            let record = record.expect("valid");
+            let told = Record::of_place(&record.place(&dirs, false)).expect("a disk");
+            assert_eq!(told, Record { volume: String::new(), ..record });
+        }
+        for place in ["iface-default/x", "iface-default/192.0.2.1:3260-iqn.2001-04.com.example:a-lun-x", "other/a", ""]
+        {
+            assert_eq!(Record::of_place(Path::new(place)), None, "{place}");
+        }
+    }
+
+    #[test]
+    fn names_in_the_status_of_the_node() {
+        assert_eq!(
+            status_name("192.0.2.1", "iqn.2001-04.com.example:a", "7"),
+            "kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.com.example:a:7"
+        );
+        let dirs = PodDirs::new(Path::new("/r"));
+        let names = |portal: &str| {
+            let asked = asked(|asked| asked.target_portal = portal.to_owned());
+            names_of_place(&Record::of("v", &asked).expect("valid").place(&dirs, false))
+        };
+        let name = |portal: &str| status_name(portal, "iqn.2001-04.com.example:a", "7");
+        assert_eq!(names("192.0.2.1"), [name("192.0.2.1:3260"), name("192.0.2.1")], "either may be in the volume");
+        assert_eq!(names("192.0.2.1:861"), [name("192.0.2.1:861")]);
+        assert!(names_of_place(Path::new("x")).is_empty());
+    }
+
+    #[test]
+    fn records_are_written_read_and_removed() {
+        let root = tempfile::tempdir().expect("a folder");
+        let dirs = PodDirs::new(root.path());
+        let record = Record::of("v", &asked(|asked| asked.portals = vec!["192.0.2.2".to_owned()])).expect("valid");
+        let place = record.place(&dirs, false);
+        assert!(places(&dirs, false).expect("a list").is_empty());
+        record.write(&place).expect("written");
+        assert_eq!(Record::read(&place).expect("a record"), record);
+        assert_eq!(places(&dirs, false).expect("a list"), std::slice::from_ref(&place));
+        assert!(places(&dirs, true).expect("a list").is_empty());
+
+        // One that is damaged, or would lead elsewhere, is not used.
+        for text in
+            ["", "{}", r#"{"Portals": ["-p"], "Iqn": "iqn.2001-04.com.example:a", "Lun": "7", "Iface": "default"}"#]
+        {
+            fs::write(place.join("iscsi.json"), text).expect("written");
+            let told = Record::read(&place).expect("the names of the place");
+            assert_eq!((told.portals.len(), told.target), (1, record.target.clone()), "{text}");
+        }
+        fs::write(place.join("other"), "").expect("written");
+        assert!(Record::remove(&place).is_err() && place.join("other").exists());
+        fs::remove_file(place.join("other")).expect("removed");
+        Record::remove(&place).expect("removed");
+        assert!(!place.parent().expect("a folder").exists());
+    }
+}

@@ -1,0 +1,332 @@
+//! iSCSI as the kernel shows it: sessions with their portals and disks, and the devices of disks.
+//!
+//! ```text
+//!  /sys/class/iscsi_host/host<n>/device/session<n>/iscsi_session/session<n>/targetname
+//!                                                 /connection<n>:0/iscsi_connection/connection<n>:0/{address,port,...}
+//!                                                 /target<n>:0:0/<n>:0:0:<unit>/block/<disk>
+//!  /sys/class/scsi_host/host<n>/scan
+//!  /sys/block/<disk>/{dev,device/delete,holders/dm-<n>,<disk><partition>/dev}
+//!  /dev/disk/by-path/ip-<portal>-iscsi-<target>-lun-<unit>   made by udev
+//! ```
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+use std::path::PathBuf;
+
+use crate::filesystem::MountTable;
+use crate::volumes::VolumeError;
+use crate::volumes::error::OnPath as _;
+
+/// The transport whose devices have paths without a PCI device.
+const TCP: &str = "tcp";
+
+/// Where the kernel and udev show devices.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    sys: PathBuf,
+    dev: PathBuf,
+    /// Whether a path leads to a device; of tests, to any file.
+    is_device: fn(&Path) -> bool,
+}
+
+/// A session with a target.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Session {
+    /// Number of its SCSI host.
+    pub(super) host: u32,
+    /// Its portals, present and permanent addresses.
+    pub(super) portals: BTreeSet<String>,
+    /// Its disks: number of the unit, and name.
+    pub(super) disks: Vec<(u64, String)>,
+}
+
+impl Session {
+    /// True if it leads through this portal.
+    pub(super) fn has(&self, portal: &str) -> bool {
+        self.portals.iter().any(|own| is_same(own, portal))
+    }
+}
+
+/// Whether two texts are the same portal: IPv6 addresses can be written in several ways.
+fn is_same(one: &str, other: &str) -> bool {
+    let address = |text: &str| text.parse::<SocketAddr>().ok();
+    one == other || address(one).is_some_and(|one| address(other) == Some(one))
+}
+
+impl Host {
+    /// This machine.
+    pub(super) fn this() -> Self {
+        let is_device = |path: &Path| fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+        Self { sys: "/sys".into(), dev: "/dev".into(), is_device }
+    }
+
+    /// Sessions with a target. What vanishes meanwhile is left out. Blocking.
+    pub(super) fn sessions(&self, target: &str) -> Vec<Session> {
+        let hosts = self.sys.join("class/iscsi_host");
+        let mut found = Vec::new();
+        for name in names(&hosts) {
+            let Some(host) = name.strip_prefix("host").and_then(|number| number.parse().ok()) else { continue };
+            let device = hosts.join(&name).join("device");
+            for session in names(&device).into_iter().filter(|name| name.starts_with("session")) {
+                let dir = device.join(&session);
+                if text(&dir.join("iscsi_session").join(&session).join("targetname")).as_deref() == Some(target) {
+                    found.push(Session { host, portals: portals(&dir), disks: disks(&dir) });
+                }
+            }
+        }
+        found
+    }
+
+    /// Makes the kernel look for a unit. Blocking.
+    ///
+    /// # Errors
+    /// The host does not exist, or cannot be written to.
+    pub(super) fn scan(&self, host: u32, lun: u8) -> Result<(), VolumeError> {
+        let path = self.sys.join(format!("class/scsi_host/host{host}/scan"));
+        // iSCSI has one channel and one target for each host.
+        fs::write(&path, format!("0 0 {lun}")).on("write", &path)
+    }
+
+    /// The device of a unit at a portal, once udev has made its path. Blocking.
+    pub(super) fn device(&self, transport: &str, portal: &str, target: &str, lun: u8) -> Option<PathBuf> {
+        let dir = self.dev.join("disk/by-path");
+        let found = names(&dir).into_iter().find(|name| is_path(name, transport, portal, target, lun));
+        let path = dir.join(found?);
+        (self.is_device)(&path).then_some(path)
+    }
+
+    /// The multipath device that the disk of this device is a part of. Blocking.
+    pub(super) fn multipath(&self, device: &Path) -> Option<PathBuf> {
+        let disk = device.canonicalize().ok()?;
+        Some(self.dev.join(self.multipath_of(disk.file_name()?.to_str()?)?))
+    }
+
+    /// The name of the multipath device that a disk is a part of. Blocking.
+    pub(super) fn multipath_of(&self, disk: &str) -> Option<String> {
+        let holders = self.sys.join("block").join(disk).join("holders");
+        let is_multipath = |name: &String| {
+            let id = text(&self.sys.join("block").join(name).join("dm/uuid"));
+            name.starts_with("dm-") && id.is_none_or(|id| id.starts_with("mpath-"))
+        };
+        names(&holders).into_iter().find(is_multipath)
+    }
+
+    /// True if a disk, a partition of it, or a device made from it is mounted or is a part of another device. Blocking.
+    pub(super) fn is_used(&self, disk: &str, table: &MountTable) -> bool {
+        let dir = self.sys.join("block").join(disk);
+        let parts = names(&dir).into_iter().filter(|name| name.starts_with(disk)).map(|name| dir.join(name));
+        std::iter::once(dir.clone()).chain(parts).any(|dir| {
+            let number = text(&dir.join("dev")).unwrap_or_default();
+            let file = self.dev.join(dir.file_name().unwrap_or_default());
+            !names(&dir.join("holders")).is_empty() || table.has_device(&number, &file)
+        })
+    }
+
+    /// Makes the kernel forget a disk. Blocking.
+    ///
+    /// # Errors
+    /// It cannot be written to.
+    pub(super) fn delete(&self, disk: &str) -> Result<(), VolumeError> {
+        let path = self.sys.join("block").join(disk).join("device/delete");
+        fs::write(&path, "1").on("write", &path)
+    }
+}
+
+/// Whether a name in `/dev/disk/by-path` is that of a unit. udev writes IPv6 addresses without brackets.
+fn is_path(name: &str, transport: &str, portal: &str, target: &str, lun: u8) -> bool {
+    let (plain, tail) = (portal.replace(['[', ']'], ""), format!("-iscsi-{target}-lun-{lun}"));
+    let is_ours = |name: &str| {
+        let own = name.strip_prefix("ip-").and_then(|rest| rest.strip_suffix(&tail));
+        own.is_some_and(|own| own == portal || own == plain)
+    };
+    match name.strip_prefix("pci-") {
+        Some(rest) => transport != TCP && rest.match_indices("-ip-").any(|(at, _)| is_ours(&rest[at + 1..])),
+        None => transport == TCP && is_ours(name),
+    }
+}
+
+fn portals(session: &Path) -> BTreeSet<String> {
+    let connections = names(session).into_iter().filter(|name| name.starts_with("connection"));
+    let mut found = BTreeSet::new();
+    for connection in connections {
+        let dir = session.join(&connection).join("iscsi_connection").join(&connection);
+        for (address, port) in [("address", "port"), ("persistent_address", "persistent_port")] {
+            if let Some((address, port)) = text(&dir.join(address)).zip(text(&dir.join(port))) {
+                found.insert(if address.contains(':') {
+                    format!("[{address}]:{port}")
+                } else {
+                    format!("{address}:{port}")
+                });
+            }
+        }
+    }
+    found
+}
+
+fn disks(session: &Path) -> Vec<(u64, String)> {
+    let mut found = Vec::new();
+    for target in names(session).into_iter().filter(|name| name.starts_with("target")) {
+        let target = session.join(target);
+        for unit in names(&target) {
+            let Some(lun) = unit.rsplit(':').next().and_then(|lun| lun.parse().ok()) else { continue };
+            found.extend(names(&target.join(&unit).join("block")).into_iter().map(|disk| (lun, disk)));
+        }
+    }
+    found
+}
+
+/// What is in a directory, in order; nothing if it cannot be read.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// The line of a file of the kernel; `None` if it is empty or not there. It writes `(null)` for what is not known.
+fn text(path: &Path) -> Option<String> {
+    let text: io::Result<String> = fs::read_to_string(path);
+    let text = text.ok()?.trim().to_owned();
+    (!text.is_empty() && text != "(null)").then_some(text)
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    //! A machine of files.
+
+    use super::*;
+
+    pub(in crate::volumes::iscsi) const TARGET: &str = "iqn.2001-04.com.example:a";
+
+    /// A machine below a directory.
+    pub(in crate::volumes::iscsi) struct TestHost {
+        pub(in crate::volumes::iscsi) root: tempfile::TempDir,
+    }
+
+    impl TestHost {
+        pub(in crate::volumes::iscsi) fn new() -> Self {
+            Self { root: tempfile::tempdir().expect("a folder") }
+        }
+
+        pub(in crate::volumes::iscsi) fn host(&self) -> Host {
+            Host { sys: self.root.path().join("sys"), dev: self.root.path().join("dev"), is_device: Path::exists }
+        }
+
+        pub(in crate::volumes::iscsi) fn write(&self, path: &str, text: &str) {
+            let path = self.root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            fs::write(path, text).expect("a file");
+        }
+
+        pub(in crate::volumes::iscsi) fn read(&self, path: &str) -> Option<String> {
+            fs::read_to_string(self.root.path().join(path)).ok()
+        }
+
+        /// Adds a session on a host of this number, with these units and disks.
+        pub(in crate::volumes::iscsi) fn session(
+            &self,
+            host: u32,
+            target: &str,
+            (address, port): (&str, &str),
+            disks: &[(u64, &str)],
+        ) {
+            let dir = format!("sys/class/iscsi_host/host{host}/device/session{host}");
+            self.write(&format!("{dir}/iscsi_session/session{host}/targetname"), &format!("{target}\n"));
+            let connection = format!("{dir}/connection{host}:0/iscsi_connection/connection{host}:0");
+            for (name, value) in
+                [("address", "(null)"), ("port", "0"), ("persistent_address", address), ("persistent_port", port)]
+            {
+                self.write(&format!("{connection}/{name}"), &format!("{value}\n"));
+            }
+            self.write(&format!("sys/class/scsi_host/host{host}/scan"), "");
+            for (lun, disk) in disks {
+                self.write(&format!("{dir}/target{host}:0:0/{host}:0:0:{lun}/block/{disk}/size"), "1");
+                self.write(&format!("sys/block/{disk}/dev"), &format!("240:{lun}\n"));
+                self.write(&format!("sys/block/{disk}/device/delete"), "");
+            }
+        }
+
+        /// Removes a session.
+        pub(in crate::volumes::iscsi) fn end_session(&self, host: u32) {
+            let path = self.root.path().join(format!("sys/class/iscsi_host/host{host}"));
+            fs::remove_dir_all(path).expect("removed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::*;
+    use super::*;
+
+    #[test]
+    fn sessions_with_their_portals_and_disks() {
+        let test = TestHost::new();
+        assert!(test.host().sessions(TARGET).is_empty());
+        test.session(2, TARGET, ("192.0.2.1", "3260"), &[(0, "sda"), (1, "sdb")]);
+        test.session(3, TARGET, ("fd00::1", "861"), &[]);
+        test.session(4, "iqn.2001-04.com.example:b", ("192.0.2.1", "3260"), &[(0, "sdc")]);
+        test.write(
+            "sys/class/iscsi_host/host2/device/session2/connection2:0/iscsi_connection/connection2:0/address",
+            "192.0.2.9",
+        );
+        let found = test.host().sessions(TARGET);
+        assert_eq!(found[0].portals, ["192.0.2.1:3260".to_owned(), "192.0.2.9:0".to_owned()].into());
+        assert_eq!(found[0].disks, [(0, "sda".to_owned()), (1, "sdb".to_owned())]);
+        assert_eq!((found[1].host, &found[1].portals, found.len()), (3, &["[fd00::1]:861".to_owned()].into(), 2));
+        assert!(found[1].has("[fd00:0::0:1]:861") && !found[1].has("192.0.2.1:3260"));
+        assert!(found[0].has("192.0.2.1:3260") && !found[0].has("192.0.2.1:3261"));
+
+        test.host().scan(2, 7).expect("written");
+        assert_eq!(test.read("sys/class/scsi_host/host2/scan").as_deref(), Some("0 0 7"));
+        test.host().scan(5, 7).expect_err("no such host");
+        test.host().delete("sda").expect("written");
+        assert_eq!(test.read("sys/block/sda/device/delete").as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn paths_of_devices() {
+        let iscsi = "iscsi-iqn.2001-04.com.example:a-lun-1";
+        for (name, transport, portal, expected) in [
+            (format!("ip-192.0.2.1:3260-{iscsi}"), "tcp", "192.0.2.1:3260", true),
+            (format!("ip-192.0.2.1:3260-{iscsi}"), "tcp", "192.0.2.1:326", false),
+            (format!("ip-192.0.2.1:3260-{iscsi}0"), "tcp", "192.0.2.1:3260", false),
+            (format!("ip-192.0.2.1:3260-{iscsi}-part1"), "tcp", "192.0.2.1:3260", false),
+            (format!("ip-192.0.2.1:3260-{iscsi}"), "iser", "192.0.2.1:3260", false),
+            (format!("pci-0000:04:00.0-ip-192.0.2.1:3260-{iscsi}"), "iser", "192.0.2.1:3260", true),
+            (format!("pci-0000:04:00.0-ip-192.0.2.1:3260-{iscsi}"), "tcp", "192.0.2.1:3260", false),
+            (format!("pci-0000:04:00.0-ip-192.0.2.12:3260-{iscsi}"), "iser", "192.0.2.1:3260", false),
+            (format!("ip-fd00::1:3260-{iscsi}"), "tcp", "[fd00::1]:3260", true),
+            (format!("ip-[fd00::1]:3260-{iscsi}"), "tcp", "[fd00::1]:3260", true),
+        ] {
+            assert_eq!(is_path(&name, transport, portal, TARGET, 1), expected, "{name} {transport} {portal}");
+        }
+        let test = TestHost::new();
+        let name = format!("dev/disk/by-path/ip-192.0.2.1:3260-{iscsi}");
+        let host = test.host();
+        assert_eq!(host.device("tcp", "192.0.2.1:3260", TARGET, 1), None);
+        test.write(&name, "");
+        assert_eq!(host.device("tcp", "192.0.2.1:3260", TARGET, 1), Some(test.root.path().join(&name)));
+        let strict = Host { is_device: Host::this().is_device, ..host };
+        assert_eq!(strict.device("tcp", "192.0.2.1:3260", TARGET, 1), None, "no device");
+    }
+
+    #[test]
+    fn disks_that_are_used() {
+        let test = TestHost::new();
+        test.session(2, TARGET, ("192.0.2.1", "3260"), &[(1, "sda"), (2, "sdb"), (3, "sdc")]);
+        test.write("sys/block/sdb/holders/dm-0", "");
+        test.write("sys/block/dm-0/dm/uuid", "mpath-360000\n");
+        test.write("sys/block/sdc/sdc1/holders/dm-1", "");
+        let (host, table) = (test.host(), MountTable::default());
+        assert_eq!(["sda", "sdb", "sdc"].map(|disk| host.is_used(disk, &table)), [false, true, true]);
+        test.write("dev/sdb", "");
+        assert_eq!(host.multipath(&test.root.path().join("dev/sdb")), Some(test.root.path().join("dev/dm-0")));
+        test.write("sys/block/dm-0/dm/uuid", "LVM-x\n");
+        assert_eq!(host.multipath(&test.root.path().join("dev/sdb")), None, "made from it, but no multipath device");
+    }
+}

@@ -1,0 +1,82 @@
+//! iSCSI volumes that a pod names itself, and teardown of all.
+
+use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::Volume;
+
+use super::Asked;
+use super::Disks;
+use super::NAME;
+use super::Use;
+use crate::objects::Objects;
+use crate::recorder::Recorder;
+use crate::volumes::VolumeError;
+use crate::volumes::plugin::Attributes;
+use crate::volumes::plugin::Ready;
+use crate::volumes::plugin::Target;
+use crate::volumes::plugin::VolumePlugin;
+use crate::volumes::plugin::blocking;
+use crate::volumes::teardown::VolumeOnDisk;
+
+/// `kubernetes.io/iscsi`.
+#[derive(Debug)]
+pub(in crate::volumes) struct Iscsi {
+    disks: Disks,
+    objects: Objects,
+    recorder: Option<Recorder>,
+}
+
+impl Iscsi {
+    pub(in crate::volumes) fn new(disks: Disks, objects: Objects, recorder: Option<Recorder>) -> Self {
+        Self { disks, objects, recorder }
+    }
+}
+
+impl VolumePlugin for Iscsi {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn supports(&self, volume: &Volume) -> bool {
+        volume.iscsi.is_some()
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { fs_group: true, ..Attributes::default() }
+    }
+
+    fn is_read_only(&self, _uid: &str, volume: &Volume) -> bool {
+        volume.iscsi.as_ref().is_some_and(|source| source.read_only == Some(true))
+    }
+
+    fn is_measured(&self, _uid: &str, _volume: &Volume) -> bool {
+        true
+    }
+
+    fn is_relabelled(&self, uid: &str, volume: &Volume) -> bool {
+        !self.is_read_only(uid, volume)
+    }
+
+    fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
+        Box::pin(async move {
+            let source = target.volume.iscsi.as_ref();
+            let source = source.ok_or_else(|| VolumeError::Unsupported { volume: target.volume.name.clone() })?;
+            let asked = Asked::from(source);
+            let wanted = Use {
+                target,
+                volume: &target.volume.name,
+                asked: &asked,
+                read_only: asked.read_only,
+                options: &[],
+                objects: &self.objects,
+                recorder: self.recorder.as_ref(),
+            };
+            self.disks.mount(wanted).await.map(|()| Ready::default())
+        })
+    }
+
+    /// The disk is detached when no pod has it, see [`Disks::release`].
+    fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
+        let volume = volume.clone();
+        Box::pin(blocking(move || volume.unmount()))
+    }
+}

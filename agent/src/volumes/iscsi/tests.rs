@@ -1,0 +1,483 @@
+//! Disks on a machine of files, with scripted programs that change it, in a mount namespace of their own.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::Weak;
+use std::time::Duration;
+
+use base64::Engine as _;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::Pod;
+use keblet_skip::mounts::in_private_mounts;
+use keblet_skip::mounts::tmpfs;
+use serde_json::Value;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::host::testing::TARGET;
+use super::host::testing::TestHost;
+use super::*;
+use crate::volumes::Volumes;
+use crate::volumes::VolumesInUse;
+use crate::volumes::host_program::testing::ScriptedPrograms;
+use crate::volumes::testing::LoopDevice;
+use crate::volumes::testing::Replies;
+use crate::volumes::testing::node;
+use crate::volumes::testing::objects;
+
+const INTERFACE: &str = "iface.iscsi_ifacename = default\niface.transport_name = tcp\n";
+const SHOW: &str = "iscsiadm -m iface -I default -o show";
+
+/// A node with portals on which a target listens, or not.
+struct Room {
+    test: Arc<TestHost>,
+    root: tempfile::TempDir,
+    programs: Arc<ScriptedPrograms>,
+    replies: Replies,
+    node: watch::Sender<Option<Arc<Node>>>,
+    in_use: watch::Receiver<VolumesInUse>,
+    volumes: Volumes,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// What iscsiadm(8), mount(8) and others do. `portals`: on which the target listens.
+fn script(test: &Weak<TestHost>, portals: &[&str], call: &str) -> Option<(i32, String)> {
+    let test = test.upgrade()?;
+    let words: Vec<&str> = call.split(' ').collect();
+    let portal = words.iter().position(|word| *word == "-p").map(|at| words[at + 1]);
+    let number = portals.iter().position(|known| Some(*known) == portal).and_then(|at| u32::try_from(at).ok());
+    match (words[0], words.last().copied()) {
+        ("iscsiadm", Some("show")) => Some((0, INTERFACE.to_owned())),
+        ("iscsiadm", Some("--discover")) if number.is_none() => Some((8, "no answer".to_owned())),
+        ("iscsiadm", Some("--login")) => {
+            let (address, port) = portal?.rsplit_once(':')?;
+            test.session(number?, TARGET, (address, port), &[(7, "sda")]);
+            test.write(&format!("dev/disk/by-path/ip-{address}:{port}-iscsi-{TARGET}-lun-7"), &"x".repeat(1 << 17));
+            None
+        }
+        ("iscsiadm", Some("--logout")) => {
+            let Some(number) = number else { return Some((21, String::new())) };
+            test.end_session(number);
+            None
+        }
+        ("blkid", _) => Some((2, String::new())),
+        ("mount", Some(target)) => {
+            tmpfs(Path::new(target));
+            None
+        }
+        _ => None,
+    }
+}
+
+impl Room {
+    /// On paused time.
+    fn new(portals: &'static [&str]) -> Self {
+        Self::with(portals, false, true)
+    }
+
+    fn with(portals: &'static [&str], by_control_plane: bool, is_paused: bool) -> Self {
+        let (test, replies) = (Arc::new(TestHost::new()), Replies::default());
+        let of = Arc::downgrade(&test);
+        let programs = Arc::new(ScriptedPrograms::new(move |call| script(&of, portals, call)));
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().start_paused(is_paused).build().expect("a runtime");
+        let root = tempfile::tempdir().expect("a folder");
+        let sender = watch::Sender::new(None);
+        let in_use = sender.subscribe();
+        let (objects, node) = runtime.block_on(async { objects(&replies) });
+        let mut volumes = Volumes::new(root.path());
+        volumes.node.disks.programs = programs.clone();
+        volumes.node.disks.host = test.host();
+        let volumes = volumes.with_attachments(sender, by_control_plane).with_objects(objects, BTreeMap::new());
+        Self { test, root, programs, replies, node, in_use, volumes, runtime }
+    }
+
+    /// The next agent on this node.
+    fn next(&self) -> Volumes {
+        let mut next = Volumes::new(self.root.path());
+        next.node.disks.programs = self.programs.clone();
+        next.node.disks.host = self.test.host();
+        next.with_objects(Objects::standalone(), BTreeMap::new())
+    }
+
+    fn set_up(&self, pod: &Pod) -> Result<(), String> {
+        let done = self.runtime.block_on(self.volumes.set_up(pod, None));
+        done.map(|_| ()).map_err(|mut failed| failed.remove(0).to_string())
+    }
+
+    fn tear_down(&self, volumes: &Volumes, uid: &str) {
+        self.runtime.block_on(volumes.tear_down(uid)).expect("torn down");
+    }
+
+    /// Releases what is unused.
+    fn release(&self, volumes: &Volumes) -> usize {
+        let unused = self.runtime.block_on(volumes.unused()).expect("a list");
+        for place in &unused {
+            self.runtime.block_on(volumes.release_unused(place)).expect("released");
+        }
+        unused.len()
+    }
+
+    fn in_use(&self) -> BTreeSet<String> {
+        self.in_use.borrow().clone().expect("reported")
+    }
+
+    fn target(&self, uid: &str) -> PathBuf {
+        self.root.path().join(format!("pods/{uid}/volumes/kubernetes.io~iscsi/v"))
+    }
+
+    fn place(&self, interface: &str, portal: &str) -> PathBuf {
+        let places = self.root.path().join("plugins/kubernetes.io/iscsi");
+        places.join(format!("iface-{interface}")).join(format!("{portal}-{TARGET}-lun-7"))
+    }
+}
+
+fn pod(uid: &str, change: Value) -> Pod {
+    let mut source = json!({"targetPortal": "192.0.2.1", "iqn": TARGET, "lun": 7});
+    source.as_object_mut().expect("an object").extend(change.as_object().expect("an object").clone());
+    serde_json::from_value(json!({
+        "metadata": {"name": uid, "namespace": "ns", "uid": uid},
+        "spec": {
+            "securityContext": {"fsGroup": 77},
+            "volumes": [{"name": "v", "iscsi": source}],
+            "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        },
+    }))
+    .expect("a pod")
+}
+
+/// The calls of iscsiadm(8) at a portal, by their ends.
+fn calls_at(portal: &str, calls: &[String]) -> Vec<String> {
+    let end = |call: &String| call.split_once(&format!("-p {portal} ")).map(|(_, end)| end.to_owned());
+    calls.iter().filter_map(end).collect()
+}
+
+#[test]
+fn a_disk_is_attached_once_and_detached_after_its_last_pod() {
+    in_private_mounts(|| {
+        let room = Room::new(&["192.0.2.1:3260"]);
+        room.volumes.reconstruct().expect("nothing is there");
+        assert!(room.in_use().is_empty());
+        room.set_up(&pod("u-1", json!({}))).expect("mounted");
+        let calls = room.programs.take();
+        let node = format!("-T {TARGET} -I default");
+        let expected = [
+            "-I default -o new".to_owned(),
+            "-I default --discover".to_owned(),
+            format!("{node} -o update -n node.session.scan -v manual"),
+            format!("{node} --login"),
+            format!("{node} -o update -n node.startup -v manual"),
+        ];
+        assert_eq!(calls_at("192.0.2.1:3260", &calls), expected);
+        let place = room.place("default", "192.0.2.1:3260");
+        let (device, at) = (room.test.root.path().join("dev/disk/by-path"), place.to_string_lossy());
+        let device = device.join(format!("ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"));
+        let device = device.to_string_lossy();
+        assert_eq!(calls[0], SHOW);
+        assert_eq!(
+            calls[6..],
+            [
+                format!("blkid -p -s TYPE -s PTTYPE -o export {device}"),
+                format!("mkfs.ext4 -F -m0 {device}"),
+                format!("mount -t ext4 -o defaults -- {device} {at}"),
+            ]
+        );
+        assert_eq!(room.test.read("sys/class/scsi_host/host0/scan").as_deref(), Some("0 0 7"));
+        let name = format!("kubernetes.io/iscsi/192.0.2.1:{TARGET}:7");
+        assert_eq!(room.in_use(), [name.clone()].into());
+        use std::os::unix::fs::MetadataExt as _;
+        assert_eq!(fs::metadata(room.target("u-1")).expect("mounted").gid(), 77);
+        fs::write(room.target("u-1").join("file"), "kept").expect("writable");
+
+        room.set_up(&pod("u-1", json!({}))).expect("it is there");
+        room.set_up(&pod("u-2", json!({"readOnly": true}))).expect("mounted");
+        assert_eq!(room.programs.take(), [""; 0], "the disk is there");
+        fs::write(room.target("u-2").join("other"), "").expect_err("read-only");
+        assert_eq!(fs::read_to_string(room.target("u-2").join("file")).expect("the same files"), "kept");
+
+        room.tear_down(&room.volumes, "u-1");
+        assert_eq!(room.release(&room.volumes), 0, "the second pod has it");
+        room.tear_down(&room.volumes, "u-2");
+        assert_eq!(room.in_use(), [name].into(), "until it is detached");
+        assert_eq!(room.release(&room.volumes), 1);
+        assert_eq!(
+            room.programs.take(),
+            [
+                format!("iscsiadm -m node -p 192.0.2.1:3260 {node} --logout"),
+                format!("iscsiadm -m node -p 192.0.2.1:3260 {node} -o delete"),
+            ]
+        );
+        assert_eq!(room.test.read("sys/block/sda/device/delete").as_deref(), Some("1"));
+        assert!(!place.exists() && !place.parent().expect("a folder").exists() && room.in_use().is_empty());
+    });
+}
+
+#[test]
+fn another_agent_detaches_what_the_first_has_attached() {
+    in_private_mounts(|| {
+        let room = Room::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
+        let own = json!({"portals": ["192.0.2.2"], "initiatorName": "iqn.2001-04.com.example:me"});
+        room.set_up(&pod("u-1", own)).expect("mounted");
+        room.programs.take();
+        let next = room.next();
+        next.reconstruct().expect("read");
+        assert_eq!(room.release(&next), 0, "the mount shows that the pod has it");
+        room.tear_down(&next, "u-1");
+        assert_eq!(room.release(&next), 1);
+        let calls = room.programs.take();
+        let end = |end: &str| format!("-T {TARGET} -I 192.0.2.1:3260:v {end}");
+        for portal in ["192.0.2.1:3260", "192.0.2.2:3260"] {
+            assert_eq!(calls_at(portal, &calls), [end("--logout"), end("-o delete")]);
+        }
+        assert_eq!(calls.last().map(String::as_str), Some("iscsiadm -m iface -I 192.0.2.1:3260:v -o delete"));
+        assert!(!room.place("192.0.2.1:3260:v", "192.0.2.1:3260").exists());
+    });
+}
+
+#[test]
+fn one_portal_suffices_and_without_any_all_are_named() {
+    in_private_mounts(|| {
+        let room = Room::new(&["192.0.2.2:3260"]);
+        let portals = json!({"portals": ["192.0.2.2", "192.0.2.3"], "initiatorName": "iqn.2001-04.com.example:me"});
+        room.set_up(&pod("u-1", portals.clone())).expect("mounted");
+        let calls = room.programs.take();
+        let undone = "-I 192.0.2.1:3260:v -o delete".to_owned();
+        let tried = calls_at("192.0.2.1:3260", &calls);
+        assert_eq!(
+            tried.iter().filter(|end| **end == undone).count(),
+            2,
+            "two rounds, and no record is left: {calls:?}"
+        );
+        assert_eq!(calls.iter().filter(|call| call.ends_with("--login")).count(), 1);
+        room.tear_down(&room.volumes, "u-1");
+        room.release(&room.volumes);
+
+        let silent = Room::new(&[]);
+        let error = silent.set_up(&pod("u-1", portals)).expect_err("nobody listens");
+        let start = format!(
+            "MountVolume.WaitForAttach failed for volume \"v\" : iscsi: no portal leads to unit 7 of {TARGET}: "
+        );
+        assert!(error.starts_with(&start), "{error}");
+        for portal in ["192.0.2.1:3260", "192.0.2.2:3260", "192.0.2.3:3260"] {
+            assert!(
+                error
+                    .contains(&format!("-p {portal} -I 192.0.2.1:3260:v --discover failed: exit status: 8: no answer"))
+            );
+        }
+        let calls = silent.programs.take();
+        assert_eq!(calls.last().map(String::as_str), Some("iscsiadm -m iface -I 192.0.2.1:3260:v -o delete"));
+        silent.tear_down(&silent.volumes, "u-1");
+        assert_eq!(silent.release(&silent.volumes), 1, "what was begun is undone");
+        assert!(silent.in_use().is_empty());
+    });
+}
+
+#[test]
+fn a_device_that_does_not_appear_is_given_up() {
+    let room = Room::new(&["192.0.2.1:3260"]);
+    let error = room.set_up(&pod("u-1", json!({"lun": 8}))).expect_err("another unit");
+    let expected = "portal 192.0.2.1:3260: no device of unit 8 in /dev/disk/by-path within 10 s";
+    assert!(error.ends_with(expected), "{error}");
+    room.tear_down(&room.volumes, "u-1");
+    assert_eq!(room.release(&room.volumes), 1);
+    assert!(room.programs.take().iter().any(|call| call.ends_with("--logout")));
+}
+
+#[test]
+fn a_session_that_another_disk_needs_stays() {
+    in_private_mounts(|| {
+        let room = Room::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
+        room.set_up(&pod("u-1", json!({"portals": ["192.0.2.2"]}))).expect("mounted");
+        // Another volume of the same target, whose first portal is this one's second.
+        room.set_up(&pod("u-2", json!({"targetPortal": "192.0.2.2"}))).expect("mounted");
+        room.programs.take();
+        room.tear_down(&room.volumes, "u-1");
+        assert_eq!(room.release(&room.volumes), 1);
+        let calls = room.programs.take();
+        assert_eq!((calls_at("192.0.2.1:3260", &calls).len(), calls_at("192.0.2.2:3260", &calls).len()), (2, 0));
+        assert_eq!(room.test.read("sys/block/sda/device/delete").as_deref(), Some(""), "the same unit is in use");
+        room.tear_down(&room.volumes, "u-2");
+        room.release(&room.volumes);
+        assert_eq!(calls_at("192.0.2.2:3260", &room.programs.take()).len(), 2);
+
+        // A disk of the session that is no pod's.
+        room.set_up(&pod("u-3", json!({}))).expect("mounted");
+        room.programs.take();
+        room.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(9, "sdz")]);
+        room.test.write("sys/block/sdz/holders/dm-0", "");
+        room.tear_down(&room.volumes, "u-3");
+        room.release(&room.volumes);
+        assert_eq!(room.programs.take(), [""; 0]);
+        assert_eq!(room.test.read("sys/block/sda/device/delete").as_deref(), Some("1"), "its own disk goes");
+    });
+}
+
+#[test]
+fn a_session_that_is_there_is_used() {
+    in_private_mounts(|| {
+        let room = Room::new(&["192.0.2.1:3260"]);
+        room.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(7, "sda")]);
+        room.test.write(&format!("dev/disk/by-path/ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"), &"x".repeat(1 << 17));
+        room.set_up(&pod("u-1", json!({}))).expect("mounted");
+        assert!(room.programs.take().iter().all(|call| !call.contains(" -p 192.0.2.1")), "no login");
+        assert_eq!(room.test.read("sys/class/scsi_host/host0/scan").as_deref(), Some("0 0 7"), "but a scan");
+        room.tear_down(&room.volumes, "u-1");
+        room.release(&room.volumes);
+    });
+}
+
+#[test]
+fn chap_is_read_from_the_secret() {
+    in_private_mounts(|| {
+        let room = Room::new(&["192.0.2.1:3260"]);
+        let chap = json!({"chapAuthDiscovery": true, "chapAuthSession": true, "secretRef": {"name": "chap"}});
+        let error = room.set_up(&pod("u-1", chap.clone())).expect_err("no secret");
+        assert_eq!(error, "MountVolume.WaitForAttach failed for volume \"v\" : secrets \"chap\" not found");
+        let encoded = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+        let secret = json!({"metadata": {"name": "chap", "namespace": "ns"}, "type": "kubernetes.io/iscsi-chap", "data": {
+            "discovery.sendtargets.auth.username": encoded("finder"), "discovery.sendtargets.auth.password": encoded("find"),
+            "node.session.auth.username": encoded("user"), "node.session.auth.password": encoded("pass"),
+            "node.session.auth.username_in": encoded("target"), "node.session.auth.password_in": encoded("ssap"),
+        }});
+        room.replies.lock().expect("unpoisoned").insert("/api/v1/namespaces/ns/secrets/chap".to_owned(), secret);
+        room.set_up(&pod("u-1", chap)).expect("mounted");
+        let settings: Vec<String> = room
+            .programs
+            .take()
+            .iter()
+            .filter_map(|call| {
+                let (_, setting) = call.split_once(" -o update -n ")?;
+                setting.contains(".auth.").then(|| setting.to_owned())
+            })
+            .collect();
+        let expected = [
+            "discovery.sendtargets.auth.authmethod -v CHAP",
+            "discovery.sendtargets.auth.username -v finder",
+            "discovery.sendtargets.auth.password -v find",
+            "node.session.auth.authmethod -v CHAP",
+            "node.session.auth.username -v user",
+            "node.session.auth.password -v pass",
+            "node.session.auth.username_in -v target",
+            "node.session.auth.password_in -v ssap",
+        ];
+        assert_eq!(settings, expected);
+        let record = room.place("default", "192.0.2.1:3260");
+        crate::filesystem::unmount(&record).expect("unmounted");
+        assert!(!fs::read_to_string(record.join("iscsi.json")).expect("a record").contains("pass"));
+        room.tear_down(&room.volumes, "u-1");
+        room.release(&room.volumes);
+    });
+}
+
+#[test]
+fn a_volume_waits_until_the_control_plane_has_attached_it() {
+    in_private_mounts(|| {
+        let room = Room::with(&["192.0.2.1:3260"], true, true);
+        let name = format!("kubernetes.io/iscsi/192.0.2.1:{TARGET}:7");
+        let error = room.set_up(&pod("u-1", json!({}))).expect_err("not attached");
+        let end = "was not attached to this node within 123s: it is not in status.volumesInUse of the Node yet";
+        assert!(
+            error.starts_with("MountVolume.WaitForAttach failed for volume \"v\"") && error.ends_with(end),
+            "{error}"
+        );
+        assert_eq!((room.in_use(), room.programs.take()), ([name.clone()].into(), Vec::new()));
+        room.tear_down(&room.volumes, "u-1");
+        assert_eq!((room.release(&room.volumes), room.in_use()), (0, [].into()), "it was never attached");
+        let (sender, attached) = (room.node.clone(), json!([{"name": name, "devicePath": ""}]));
+        room.runtime.spawn(async move {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            sender.send_replace(Some(Arc::new(node(json!({"volumesInUse": [name]})))));
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            sender.send_replace(Some(Arc::new(node(json!({"volumesInUse": [name], "volumesAttached": attached})))));
+        });
+        room.set_up(&pod("u-1", json!({}))).expect("attached and mounted");
+        room.node.send_replace(None);
+        room.set_up(&pod("u-1", json!({}))).expect("what is mounted does not depend on the API server");
+        room.tear_down(&room.volumes, "u-1");
+        room.release(&room.volumes);
+    });
+}
+
+#[test]
+fn a_raw_device_is_mapped_and_detached_after_its_pod() {
+    if !Path::new("/dev/loop-control").exists() {
+        return keblet_skip::skip("needs loop devices");
+    }
+    in_private_mounts(|| {
+        // losetup(8) is the real one.
+        let room = Room::with(&["192.0.2.1:3260"], false, false);
+        let disk = LoopDevice::on(&room.root.path().join("disk"), 1 << 20);
+        let path = room.test.root.path().join(format!("dev/disk/by-path/ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"));
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        std::os::unix::fs::symlink(&disk.0, &path).expect("a link");
+        room.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(7, "sda")]);
+        let reply = |path: &str, object: Value| {
+            room.replies.lock().expect("unpoisoned").insert(format!("/api/v1/{path}"), object);
+        };
+        let source = json!({"targetPortal": "192.0.2.1", "iqn": TARGET, "lun": 7});
+        let claim = json!({"metadata": {"uid": "c-1"}, "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}});
+        reply("namespaces/ns/persistentvolumeclaims/data", claim);
+        reply(
+            "persistentvolumes/v",
+            json!({"metadata": {"name": "v"},
+            "spec": {"iscsi": source, "volumeMode": "Block", "claimRef": {"uid": "c-1"}}}),
+        );
+        let mut pod = pod("u-1", json!({}));
+        let spec = pod.spec.as_mut().expect("a spec");
+        spec.volumes = serde_json::from_value(json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]))
+            .expect("a volume");
+        spec.containers[0].volume_mounts = None;
+        spec.containers[0].volume_devices =
+            serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("a device");
+        room.volumes.make_pod_dirs("u-1").expect("the pod's folders");
+        room.set_up(&pod).expect("mapped");
+        let (link, read_only) = room.volumes.device(&pod, "v").expect("a device");
+        assert_eq!(link, room.root.path().join("pods/u-1/volumeDevices/kubernetes.io~iscsi/v"));
+        assert_eq!((fs::read_link(&link).expect("a link"), read_only), (path, false));
+        let places = room.root.path().join("plugins/kubernetes.io/iscsi/volumeDevices/iface-default");
+        let place = places.join(format!("192.0.2.1:3260-{TARGET}-lun-7"));
+        assert!(
+            filesystem::is_mount_point(&place.join("u-1")).expect("it is there") && place.join("iscsi.json").exists()
+        );
+        room.programs.take();
+        room.set_up(&pod).expect("it is there");
+        assert_eq!((room.programs.take(), room.release(&room.volumes)), (Vec::new(), 0));
+
+        // Another agent, for which the mapped device is a file.
+        let next = room.next();
+        assert_eq!(room.release(&next), 0);
+        room.tear_down(&next, "u-1");
+        assert!(next.is_torn_down("u-1") && !link.exists() && !place.join("u-1").exists());
+        assert_eq!(room.release(&next), 1);
+        assert!(!places.exists() && room.programs.take().iter().any(|call| call.ends_with("--logout")));
+    });
+}
+
+#[test]
+fn hostile_volumes_run_no_program_and_leave_nothing() {
+    let room = Room::new(&["192.0.2.1:3260"]);
+    for change in [
+        json!({"iqn": ""}),
+        json!({"iqn": "-o"}),
+        json!({"iqn": "iqn.2001-04.com.example:../../../../../etc"}),
+        json!({"targetPortal": "--login"}),
+        json!({"targetPortal": "192.0.2.1/../../x"}),
+        json!({"portals": ["a\nb"]}),
+        json!({"lun": 256}),
+        json!({"lun": -1}),
+        json!({"iscsiInterface": "../../default"}),
+        json!({"initiatorName": "-I"}),
+    ] {
+        let error = room.set_up(&pod("u-1", change.clone())).expect_err("refused");
+        assert!(error.starts_with("MountVolume.SetUp failed for volume \"v\" : iscsi: "), "{change}: {error}");
+    }
+    let mut climbing = pod("u-1", json!({}));
+    let spec = climbing.spec.as_mut().expect("a spec");
+    spec.volumes.as_mut().expect("volumes")[0].name = "../v".to_owned();
+    spec.containers[0].volume_mounts.as_mut().expect("mounts")[0].name = "../v".to_owned();
+    let error = room.set_up(&climbing).expect_err("refused");
+    assert!(error.contains("cannot be part of a path"), "{error}");
+    assert_eq!(room.programs.take(), [""; 0]);
+    assert!(!room.root.path().join("plugins").exists() && !room.root.path().join("pods").exists());
+}

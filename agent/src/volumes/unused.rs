@@ -1,0 +1,50 @@
+//! Releases devices that no pod uses any more.
+
+use std::path::Path;
+use std::path::PathBuf;
+
+use super::VolumeError;
+use super::Volumes;
+use super::claims;
+use super::plugin::blocking;
+
+impl Volumes {
+    /// Asks for a search of devices that no pod uses any more: all pods that will use some are known.
+    pub fn look_for_unused(&self) {
+        self.node.globals.announce();
+    }
+
+    /// Waits until a search is asked for.
+    pub async fn until_unused(&self) {
+        self.node.globals.announced().await;
+    }
+
+    /// Where devices are mounted, or attached, that no pod uses: those of persistent volumes on local devices, and iSCSI disks.
+    ///
+    /// # Errors
+    /// The places, or the table of mounts, cannot be read.
+    pub async fn unused(&self) -> Result<Vec<PathBuf>, VolumeError> {
+        let (dirs, node) = (self.dirs.clone(), self.node.clone());
+        blocking(move || {
+            let mut unused = node.disks.unused()?;
+            for place in claims::places(&dirs)? {
+                if node.globals.is_unused(&place)? {
+                    unused.push(place);
+                }
+            }
+            Ok(unused)
+        })
+        .await
+    }
+
+    /// Unmounts and detaches the device of a place, unless a pod has come to use it.
+    ///
+    /// # Errors
+    /// It is in use, or cannot be detached. The next call completes what was begun.
+    pub async fn release_unused(&self, place: &Path) -> Result<(), VolumeError> {
+        match self.node.disks.owns(place) {
+            true => self.node.disks.release(place).await,
+            false => claims::release(&self.node.globals, place).await,
+        }
+    }
+}
