@@ -3,7 +3,7 @@
 //! ```text
 //! machine/qemu    qemu and virtiofsd, run on this system with their own libraries
 //!        /kernel  a kernel with cgroup v2 only, and its modules
-//!        /root    root file system of the machine: systemd, bus, shell tools, and the files of `vm/guest`
+//!        /root    root file system of the machine: systemd, bus, shell tools, iSCSI, and the files of `vm/guest`
 //! ```
 
 use std::fs;
@@ -31,8 +31,20 @@ const SUITE: &str = "trixie";
 /// With the libraries of their own suite, so that they run on any system.
 const QEMU: [&str; 2] = ["qemu-system-x86", "virtiofsd"];
 const KERNEL: &str = "linux-image-cloud-amd64";
-/// Of the suite of this system, so that programs built here run there.
-const ROOT: [&str; 8] = ["systemd", "dbus", "util-linux", "coreutils", "dash", "kmod", "busybox-static", "libgcc-s1"];
+/// Of the suite of this system, so that programs built here run there. The last three are for disks that pods mount.
+const ROOT: [&str; 11] = [
+    "systemd",
+    "dbus",
+    "util-linux",
+    "coreutils",
+    "dash",
+    "kmod",
+    "busybox-static",
+    "libgcc-s1",
+    "e2fsprogs",
+    "open-iscsi",
+    "udev",
+];
 /// Mount points and folders of the root file system that no package has.
 const FOLDERS: [&str; 8] = ["proc", "sys", "dev", "run", "tmp", "mnt", "root", "share"];
 

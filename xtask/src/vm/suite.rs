@@ -40,6 +40,8 @@ pub(crate) enum Set {
     Systemd,
     /// Protection of requested memory, with the cgroupfs driver.
     Protection,
+    /// Disks of an iSCSI target in the machine.
+    Iscsi,
 }
 
 /// A test program and the arguments of its runner.
@@ -53,10 +55,12 @@ const CGROUPS: Program = Program { target: "scenarios_cgroups", arguments: &["--
 const PROTECTION: Program =
     Program { target: "scenarios_node_allocatable", arguments: &["--ignored", "--test-threads", "1", "vm_"] };
 
+const ISCSI: Program = Program { target: "scenarios_iscsi", arguments: &["--ignored", "--test-threads", "1"] };
+
 impl Set {
-    const ALL: [Self; 4] = [Self::Kernel, Self::Cgroupfs, Self::Systemd, Self::Protection];
+    const ALL: [Self; 5] = [Self::Kernel, Self::Cgroupfs, Self::Systemd, Self::Protection, Self::Iscsi];
     /// Those of `cargo xtask test`. The others are timed for a real processor: under emulation they fail now and then.
-    const OF_TIER: [Self; 2] = [Self::Cgroupfs, Self::Systemd];
+    const OF_TIER: [Self; 3] = [Self::Cgroupfs, Self::Systemd, Self::Iscsi];
 
     fn name(self) -> &'static str {
         match self {
@@ -64,6 +68,7 @@ impl Set {
             Self::Cgroupfs => "cgroupfs",
             Self::Systemd => "systemd",
             Self::Protection => "protection",
+            Self::Iscsi => "iscsi",
         }
     }
 
@@ -72,6 +77,7 @@ impl Set {
             Self::Kernel => &[Program { target: "kernel", arguments: &["--ignored", "--test-threads", "1", "bpf"] }],
             Self::Cgroupfs | Self::Systemd => &[CGROUPS],
             Self::Protection => &[PROTECTION],
+            Self::Iscsi => &[ISCSI],
         }
     }
 }

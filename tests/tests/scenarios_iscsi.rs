@@ -1,0 +1,324 @@
+//! iSCSI disks of a real target, the kernel's on loopback: attached, formatted and mounted for pods, and detached. They change
+//! the kernel of the machine, so that they run in the emulated one only (`cargo xtask vm test iscsi`).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Child;
+use std::process::Command;
+use std::process::Stdio;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::ensure;
+use k8s_openapi::api::core::v1::Pod;
+use keblet::apiserver::recovery::Recovered;
+use keblet::model::Clock;
+use keblet::objects::Objects;
+use keblet::objects::ObjectsConfig;
+use keblet::objects::Strategy;
+use keblet::volumes::Volumes;
+use keblet_peers::BUSYBOX_IMAGE;
+use keblet_tests::standalone::StandaloneNode;
+use keblet_tests::standalone::timeout;
+use kube::client::Body;
+use serde_json::Value;
+use serde_json::json;
+
+const CONFIG: &str = "/sys/kernel/config";
+const PORTAL: &str = "127.0.0.1:3260";
+/// Pages of the disk: 32 MiB.
+const PAGES: u32 = 8192;
+const POLL: Duration = Duration::from_millis(100);
+
+/// A target with one disk in memory, and what a node needs to use it: udev and iscsid.
+struct Target {
+    name: String,
+    daemons: Vec<Child>,
+}
+
+impl Target {
+    /// Starts a target, to which initiators log in with this name and password if there are any.
+    fn start(name: &str, chap: Option<(&str, &str)>) -> Result<Self> {
+        for module in ["configfs", "target_core_mod", "iscsi_target_mod", "iscsi_tcp", "sd_mod", "ext4", "loop"] {
+            run("modprobe", &[module])?;
+        }
+        if !Path::new(CONFIG).join("target").exists() {
+            run("mount", &["-t", "configfs", "configfs", CONFIG])?;
+        }
+        fs::create_dir_all("/run/lock")?;
+        fs::write("/etc/iscsi/initiatorname.iscsi", "InitiatorName=iqn.2001-04.com.example:node\n")?;
+        let mut target = Self { name: name.to_owned(), daemons: Vec::new() };
+        target.daemon("/usr/lib/systemd/systemd-udevd", &[])?;
+        target.daemon("/usr/sbin/iscsid", &["-f"])?;
+        until("iscsid and udevd", || Ok(run("udevadm", &["control", "--ping"]).is_ok() && iscsid_answers()))?;
+        target.configure(chap)?;
+        Ok(target)
+    }
+
+    fn daemon(&mut self, program: &str, arguments: &[&str]) -> Result<()> {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+        self.daemons.push(command.spawn().with_context(|| format!("cannot start {program}"))?);
+        Ok(())
+    }
+
+    fn folder(&self) -> PathBuf {
+        Path::new(CONFIG).join("target/iscsi").join(&self.name)
+    }
+
+    /// The disk, by the kernel's name for it.
+    fn disk(&self) -> PathBuf {
+        Path::new(CONFIG).join("target/core/rd_mcp_0").join(self.name.replace(':', "-"))
+    }
+
+    fn configure(&self, chap: Option<(&str, &str)>) -> Result<()> {
+        let (disk, group) = (self.disk(), self.folder().join("tpgt_1"));
+        let write = |path: PathBuf, text: &str| fs::write(&path, text).with_context(|| format!("{}", path.display()));
+        fs::create_dir_all(&disk).with_context(|| format!("{}", disk.display()))?;
+        write(disk.join("control"), &format!("rd_pages={PAGES}"))?;
+        write(disk.join("enable"), "1")?;
+        fs::create_dir_all(&group).with_context(|| format!("{}", group.display()))?;
+        let lun = group.join("lun/lun_0");
+        fs::create_dir_all(&lun)?;
+        symlink(&disk, lun.join("disk"))?;
+        // Any initiator may log in, and write.
+        write(group.join("attrib/generate_node_acls"), "1")?;
+        write(group.join("attrib/demo_mode_write_protect"), "0")?;
+        write(group.join("attrib/authentication"), if chap.is_some() { "1" } else { "0" })?;
+        if let Some((user, password)) = chap {
+            write(group.join("auth/userid"), user)?;
+            write(group.join("auth/password"), password)?;
+        }
+        fs::create_dir_all(group.join("np").join(PORTAL))?;
+        write(group.join("enable"), "1")
+    }
+
+    /// The volume source of the disk.
+    fn source(&self) -> Value {
+        json!({ "targetPortal": "127.0.0.1", "iqn": self.name, "lun": 0 })
+    }
+
+    /// Whether the machine has a session with the target.
+    fn has_session(&self) -> bool {
+        let sessions = fs::read_dir("/sys/class/iscsi_session").into_iter().flatten().flatten();
+        let target = |path: PathBuf| fs::read_to_string(path.join("targetname")).unwrap_or_default();
+        sessions.map(|session| target(session.path())).any(|target| target.trim() == self.name)
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let group = self.folder().join("tpgt_1");
+        // In the order in which they depend on each other. The machine is thrown away afterwards.
+        let _ = fs::write(group.join("enable"), "0");
+        let _ = fs::remove_file(group.join("lun/lun_0/disk"));
+        for folder in
+            [group.join("lun/lun_0"), group.join("np").join(PORTAL), group.clone(), self.folder(), self.disk()]
+        {
+            let _ = fs::remove_dir(folder);
+        }
+        for daemon in &mut self.daemons {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot run {program}"))?;
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(output.status.success(), "{program} {}: {}: {text}", arguments.join(" "), output.status);
+    Ok(text)
+}
+
+/// Asked for its sessions, it has none, or an error only if it is not there.
+fn iscsid_answers() -> bool {
+    let ended = Command::new("iscsiadm").args(["-m", "host"]).stdin(Stdio::null()).output();
+    ended.is_ok_and(|output| matches!(output.status.code(), Some(0 | 21)))
+}
+
+fn until(what: &str, condition: impl Fn() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + timeout();
+    while !condition()? {
+        ensure!(Instant::now() < deadline, "timed out waiting for: {what}");
+        std::thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// A pod whose container runs a script that writes to `$out`, with the disk at `/disk`.
+fn pod(node: &StandaloneNode, name: &str, script: &str, source: Value) -> Value {
+    let out = node.stamps.join(format!("out-{name}"));
+    let mut pod = node.pod(name, &[]);
+    let spec = &mut pod["spec"];
+    spec["securityContext"] = json!({ "fsGroup": 77 });
+    let main = &mut spec["containers"][0];
+    main["image"] = BUSYBOX_IMAGE.into();
+    main["command"] = json!(["/bin/sh", "-c", format!("{{ {script}; }} > {} 2>&1; exec sleep 36000", out.display())]);
+    if let Some(mounts) = main["volumeMounts"].as_array_mut() {
+        mounts.push(json!({ "name": "disk", "mountPath": "/disk" }));
+    }
+    if let Some(volumes) = spec["volumes"].as_array_mut() {
+        volumes.push(json!({ "name": "disk", "iscsi": source }));
+    }
+    pod
+}
+
+/// The last line that the pod's script has written.
+fn last_line(node: &mut StandaloneNode, name: &str) -> Result<String> {
+    let out = node.stamps.join(format!("out-{name}"));
+    node.until("the output of the script", |_| {
+        let text = fs::read_to_string(&out).unwrap_or_default();
+        Ok(text.ends_with("end\n").then(|| text.trim_end_matches("\nend\n").to_owned()))
+    })
+}
+
+fn mounts_of(name: &str) -> usize {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    table.lines().filter(|line| line.contains(name)).count()
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn vm_a_disk_is_formatted_mounted_and_detached_and_keeps_its_files() -> Result<()> {
+    let target = Target::start("iqn.2001-04.com.example:files", None)?;
+    let mut node = StandaloneNode::new()?;
+    let write = "grep -c ' /disk ext4 rw' /proc/mounts; stat -c '%g' /disk; echo kept > /disk/file && sync; echo end";
+    node.layout.write_manifest("writer", &pod(&node, "writer", write, target.source()))?;
+    node.start()?;
+    let seen = last_line(&mut node, "writer")?;
+    ensure!(seen == "1\n77", "{seen}");
+    let place = node.layout.root.join("plugins/kubernetes.io/iscsi/iface-default");
+    let place = place.join(format!("{PORTAL}-{}-lun-0", target.name));
+    ensure!(target.has_session() && place.join("file").exists(), "the disk is mounted for the node");
+    let startup = run("iscsiadm", &["-m", "node", "-T", &target.name, "-p", PORTAL])?;
+    ensure!(startup.contains("node.startup = manual"), "{startup}");
+
+    // The next agent finds what this one has attached.
+    node.kill_agent()?;
+    node.start()?;
+    node.layout.remove_manifest("writer")?;
+    node.until_true("the session ends", |_| Ok(!target.has_session() && !place.exists()))?;
+    ensure!(mounts_of(&target.name) == 0, "something is still mounted");
+    let records = Command::new("iscsiadm").args(["-m", "node"]).output()?;
+    ensure!(records.status.code() == Some(21), "a record is left: {}", String::from_utf8_lossy(&records.stdout));
+
+    let mut source = target.source();
+    source["readOnly"] = true.into();
+    source["initiatorName"] = "iqn.2001-04.com.example:reader".into();
+    let read = "cat /disk/file; touch /disk/new 2>/dev/null || echo refused; echo end";
+    node.layout.write_manifest("reader", &pod(&node, "reader", read, source))?;
+    let seen = last_line(&mut node, "reader")?;
+    ensure!(seen == "kept\nrefused", "{seen}");
+    let interfaces = run("iscsiadm", &["-m", "iface"])?;
+    ensure!(interfaces.contains("127.0.0.1:3260:disk") && interfaces.contains(":reader"), "{interfaces}");
+    node.layout.remove_manifest("reader")?;
+    node.until_true("the session ends", |_| Ok(!target.has_session()))?;
+    node.until_true("the interface is removed", |_| {
+        Ok(!run("iscsiadm", &["-m", "iface"])?.contains("127.0.0.1:3260:disk"))
+    })?;
+    node.stop().context("the agent or the runtime left something")
+}
+
+/// Objects of an API server that answers GETs of these, by path.
+fn objects(replies: BTreeMap<&'static str, Value>) -> Objects {
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let reply = replies.get(request.uri().path()).cloned();
+        async move {
+            let code = if reply.is_some() { 200 } else { 404 };
+            let missing = json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound" });
+            let body = Body::from(reply.unwrap_or(missing).to_string().into_bytes());
+            http::Response::builder().status(code).body(body)
+        }
+    });
+    let config = ObjectsConfig {
+        strategy: Strategy::default(),
+        recovered: Recovered::default(),
+        sync_frequency: Duration::from_secs(60),
+        clock: Clock::System,
+        node: None,
+    };
+    Objects::new(&kube::Client::new(service, "default"), config)
+}
+
+fn encoded(text: &str) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(text)
+}
+
+#[tokio::test]
+#[ignore = "real runtime"]
+async fn vm_a_session_is_authenticated_by_the_secret_of_a_persistent_volume() -> Result<()> {
+    let target = Target::start("iqn.2001-04.com.example:chap", Some(("user", "a long password")))?;
+    let root = tempfile::tempdir()?;
+    let mut source = target.source();
+    source["chapAuthSession"] = true.into();
+    source["secretRef"] = json!({ "name": "chap", "namespace": "storage" });
+    let secret = |password: &str| {
+        let data = json!({ "node.session.auth.username": encoded("user"),
+            "node.session.auth.password": encoded(password) });
+        json!({ "metadata": { "name": "chap", "namespace": "storage" }, "type": "kubernetes.io/iscsi-chap", "data": data })
+    };
+    let volumes = |password: &str, mode: &str| {
+        let claim =
+            json!({ "metadata": { "uid": "c" }, "spec": { "volumeName": "pv" }, "status": { "phase": "Bound" } });
+        let volume = json!({ "metadata": { "name": "pv" }, "spec": { "iscsi": source, "volumeMode": mode,
+            "claimRef": { "uid": "c" } } });
+        let replies = [
+            ("/api/v1/namespaces/default/persistentvolumeclaims/data", claim),
+            ("/api/v1/persistentvolumes/pv", volume),
+            ("/api/v1/namespaces/storage/secrets/chap", secret(password)),
+        ];
+        Volumes::new(root.path()).with_objects(objects(replies.into()), BTreeMap::new())
+    };
+    let pod = |uid: &str, list: &str, entry: Value| -> Result<Pod> {
+        Ok(serde_json::from_value(json!({
+            "metadata": { "name": "p", "namespace": "default", "uid": uid },
+            "spec": {
+                "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "data" } }],
+                "containers": [{ "name": "c", list: [entry] }],
+            },
+        }))?)
+    };
+    let mounting = |uid: &str| pod(uid, "volumeMounts", json!({ "name": "v", "mountPath": "/v" }));
+    let release = async |volumes: &Volumes, uid: &str| -> Result<()> {
+        volumes.tear_down(uid).await?;
+        for place in volumes.unused().await? {
+            volumes.release_unused(&place).await?;
+        }
+        ensure!(!target.has_session(), "a session is left");
+        Ok(())
+    };
+
+    let wrong = volumes("another password", "Filesystem");
+    let failed = wrong.set_up(&mounting("u-1")?, None).await.err().context("the password is wrong")?;
+    let error = failed.iter().map(ToString::to_string).collect::<String>();
+    ensure!(error.contains("--login failed") && !error.contains("another"), "{error}");
+    release(&wrong, "u-1").await?;
+
+    let right = volumes("a long password", "Filesystem");
+    let done = right.set_up(&mounting("u-2")?, None).await;
+    ensure!(done.is_ok(), "{done:?}");
+    let mounted = root.path().join("pods/u-2/volumes/kubernetes.io~iscsi/pv");
+    ensure!(mounted.join("lost+found").exists(), "a file system is mounted");
+    release(&right, "u-2").await?;
+
+    // The same disk as a device: what the file system has written is there.
+    let raw = volumes("a long password", "Block");
+    let using = pod("u-3", "volumeDevices", json!({ "name": "v", "devicePath": "/dev/x" }))?;
+    raw.make_pod_dirs("u-3")?;
+    let done = raw.set_up(&using, None).await;
+    ensure!(done.is_ok(), "{done:?}");
+    let (device, read_only) = raw.device(&using, "v")?;
+    let held = run("blkid", &["-p", "-s", "TYPE", "-o", "value", &device.to_string_lossy()])?;
+    ensure!(held.trim() == "ext4" && !read_only, "{held}");
+    release(&raw, "u-3").await?;
+    ensure!(raw.is_torn_down("u-3") && mounts_of(&target.name) == 0, "something is left");
+    Ok(())
+}
