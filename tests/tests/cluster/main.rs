@@ -11,6 +11,7 @@ mod cluster_credentials;
 mod cluster_events;
 mod cluster_eviction;
 mod cluster_faults;
+mod cluster_iscsi;
 mod cluster_join;
 mod cluster_kubectl;
 mod cluster_log_floods;
