@@ -60,8 +60,8 @@ fn api_types() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     types! {
         PodSpec Container EphemeralContainer ContainerPort EnvVar EnvVarSource VolumeMount ResourceRequirements
         ContainerRestartRule Probe Lifecycle LifecycleHandler PodSecurityContext SecurityContext Volume EmptyDirVolumeSource
-        HostPathVolumeSource ConfigMapVolumeSource SecretVolumeSource DownwardAPIVolumeSource ProjectedVolumeSource
-        VolumeProjection ImageVolumeSource PodDNSConfig HostAlias Affinity
+        HostPathVolumeSource ISCSIVolumeSource ConfigMapVolumeSource SecretVolumeSource DownwardAPIVolumeSource
+        ProjectedVolumeSource VolumeProjection ImageVolumeSource PodDNSConfig HostAlias Affinity
     }
 }
 
