@@ -62,7 +62,8 @@ impl Target {
 
     fn daemon(&mut self, program: &str, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+        // The machine has few groups, each of which udevd misses by a line.
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         self.daemons.push(command.spawn().with_context(|| format!("cannot start {program}"))?);
         Ok(())
     }

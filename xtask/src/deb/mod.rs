@@ -134,6 +134,7 @@ fn about(architecture: &str, size: u64, maintainer: &str) -> String {
          Priority: optional\n\
          Depends: libc6 (>= 2.36), mount, util-linux\n\
          Recommends: containerd | cri-o, kubernetes-cni | containernetworking-plugins\n\
+         Suggests: e2fsprogs, nfs-common, open-iscsi\n\
          Provides: kubelet (= {KUBERNETES})\n\
          Conflicts: kubelet\n\
          Replaces: kubelet\n\
