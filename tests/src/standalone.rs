@@ -42,8 +42,12 @@ const LOG_LINES: usize = 30;
 
 /// Deadline of every wait; generous, for a busy machine.
 pub fn timeout() -> Duration {
-    let is_emulated = std::env::var_os(EMULATED_VARIABLE).is_some();
-    Duration::from_secs(if is_emulated { 360 } else { 90 })
+    Duration::from_secs(if is_emulated() { 360 } else { 90 })
+}
+
+/// True in the machine of `cargo xtask vm test`.
+pub fn is_emulated() -> bool {
+    std::env::var_os(EMULATED_VARIABLE).is_some()
 }
 
 /// A private runtime, a node's folders and the agent on it. Dropping it kills the agent and then removes everything.
@@ -319,6 +323,12 @@ impl StandaloneNode {
     /// The agent's metrics; `None` if they cannot be read.
     pub fn metrics(&self) -> Option<String> {
         get(self.layout.read_only_port, "/metrics").filter(|(code, _)| *code == 200).map(|(_, body)| body)
+    }
+
+    /// The response of `/stats/summary`; null if it cannot be read.
+    pub fn summary(&self) -> Value {
+        let body = get(self.layout.read_only_port, "/stats/summary").map(|(_, body)| body).unwrap_or_default();
+        serde_json::from_str(&body).unwrap_or_default()
     }
 
     /// The lines of `/metrics/cadvisor` that begin with this; none if it cannot be read.

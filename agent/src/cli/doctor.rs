@@ -16,6 +16,7 @@ use super::run_args::RunArgs;
 use crate::cgroups::Hierarchies;
 use crate::config;
 use crate::config::ConfigError;
+use crate::config::Feature;
 use crate::config::Settings;
 use crate::config::keblet::MemoryAvailable;
 use crate::config::load;
@@ -23,6 +24,8 @@ use crate::exit::Exit;
 use crate::kernel::facts::Capabilities;
 use crate::kernel::facts::Fact;
 use crate::kernel::facts::NodeFacts;
+use crate::kernel::project_quota;
+use crate::kernel::project_quota::NoProjectQuotas;
 use crate::kernel::usage::AvailableMemory;
 use crate::node;
 use crate::runtime::EventSupport;
@@ -33,6 +36,8 @@ use crate::runtime::RuntimeOptions;
 
 /// How long the runtime may take to answer.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
+/// Has volumes counted by their file system.
+const QUOTA_GATE: Feature = Feature::LocalStorageCapacityIsolationFSQuotaMonitoring;
 
 /// `keblet doctor`
 #[derive(Debug, clap::Args)]
@@ -91,6 +96,7 @@ pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
             findings.push(node_allocatable(&settings));
             findings.push(oom_score(settings.kubelet.oom_score_adj, Capabilities::of_this_process()));
             findings.extend(available_memory(&settings));
+            findings.push(project_quotas(&settings));
             findings.extend(runtime(&settings).await);
         }
         Err(error) => findings.push(Finding::fatal("configuration", error.to_string(), "the agent does not start")),
@@ -166,6 +172,34 @@ fn memory_finding(memory: AvailableMemory, by: MemoryAvailable) -> Finding {
         return Finding::lack(TOPIC, found, cost);
     }
     Finding::good(TOPIC, found)
+}
+
+/// Whether the file system of the root directory can count volumes, as far as the directory is there.
+fn project_quotas(settings: &Settings) -> Finding {
+    let is_on = settings.gates.enabled(QUOTA_GATE);
+    let root = &settings.flags.root_dir;
+    let there = root.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+    quota_finding(is_on, root, project_quota::check(there))
+}
+
+fn quota_finding(is_on: bool, root: &Path, checked: Result<(), NoProjectQuotas>) -> Finding {
+    const TOPIC: &str = "project quotas";
+    let root = root.display();
+    match (checked, is_on) {
+        (Ok(()), true) => {
+            Finding::good(TOPIC, format!("the file system of {root} counts emptyDirs of user namespaces"))
+        }
+        (Ok(()), false) => {
+            Finding::good(TOPIC, format!("the file system of {root} has them; the gate {QUOTA_GATE} is off"))
+        }
+        (Err(error), true) => {
+            let found = format!("not on the file system of {root}: {error}");
+            Finding::lack(TOPIC, found, "the gate has no effect: volumes are counted by walking them")
+        }
+        (Err(error), false) => {
+            Finding::good(TOPIC, format!("not on the file system of {root}, nor asked for: {error}"))
+        }
+    }
 }
 
 /// Asks the runtime what it is and what it can do.
@@ -324,6 +358,25 @@ mod tests {
         assert_eq!(memory_finding(memory(600, Some(500)), MemoryAvailable::MemAvailable).cost, None);
         assert_eq!(memory_finding(memory(600, Some(570)), MemoryAvailable::WorkingSet).cost, None, "about the same");
         assert!(memory_finding(memory(600, None), MemoryAvailable::WorkingSet).found.contains("no MemAvailable"));
+    }
+
+    #[test]
+    fn a_lack_of_project_quotas_matters_if_they_are_asked_for() {
+        let root = Path::new("/var/lib/kubelet");
+        let lack = quota_finding(true, root, Err(NoProjectQuotas::FileSystem));
+        assert_eq!(lack.found, "not on the file system of /var/lib/kubelet: it is neither ext4 nor XFS");
+        assert!(lack.cost.is_some() && !lack.fatal);
+        for (is_on, checked) in [(false, Err(NoProjectQuotas::NotCounted)), (false, Ok(())), (true, Ok(()))] {
+            let found = quota_finding(is_on, root, checked);
+            assert!(found.cost.is_none() && found.found.contains("/var/lib/kubelet"), "{found:?}");
+        }
+        let settings =
+            |gates: &str| load(&[("feature-gates", gates), ("root-dir", "/proc/none")].into_iter().collect());
+        assert!(
+            project_quotas(&settings(&format!("{QUOTA_GATE}=true")).unwrap()).cost.is_some(),
+            "the nearest directory is procfs"
+        );
+        assert!(project_quotas(&settings("").unwrap()).cost.is_none());
     }
 
     #[test]

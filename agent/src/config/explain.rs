@@ -35,6 +35,7 @@ const HONOURED_FEATURES: &[Feature] = &[
     Feature::ExtendWebSocketsToKubelet,
     Feature::HostnameOverride,
     Feature::KubeletCrashLoopBackOffMax,
+    Feature::LocalStorageCapacityIsolationFSQuotaMonitoring,
     Feature::MemoryQoS,
     Feature::PodLogsQuerySplitStreams,
     Feature::PreventStaticPodAPIReferences,

@@ -41,6 +41,7 @@ use crate::runtime::Runtime;
 use crate::stats::Folder;
 use crate::stats::PodUsage;
 use crate::stats::Stats;
+use crate::volumes::MeasurableVolume;
 use crate::volumes::Volumes;
 use crate::workers::generate::qos::qos_class;
 
@@ -196,7 +197,13 @@ impl<G: Garbage> ThisNode<G> {
         let of_pod = |pod: &Pod| {
             let uid = pod_ref(pod).uid;
             let volumes = self.sources.volumes.on_disk(pod).into_iter();
-            volumes.map(move |(volume, path)| Folder { uid: uid.clone(), volume, path }).collect::<Vec<_>>()
+            let folder = move |MeasurableVolume { name, path, project, .. }| Folder {
+                uid: uid.clone(),
+                volume: name,
+                path,
+                project,
+            };
+            volumes.map(folder).collect::<Vec<_>>()
         };
         pods.into_iter().flat_map(of_pod).collect()
     }

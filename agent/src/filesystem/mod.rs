@@ -17,6 +17,7 @@ use std::io;
 
 pub use bounded::holds_exactly;
 pub use bounded::read_bounded;
+pub use bounded::read_opened;
 pub use mount_table::MountTable;
 pub use mounts::force_unmount_at;
 pub use mounts::is_mount_point;

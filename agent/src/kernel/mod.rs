@@ -21,6 +21,7 @@ pub mod oom_score;
 pub mod open_files;
 pub mod pidfd;
 pub mod proc;
+pub mod project_quota;
 pub mod psi;
 pub mod read;
 pub mod selinux;

@@ -63,7 +63,8 @@ mod tests {
         let snapshots = [pod("a"), pod("b"), pod("c")];
         let at = |claim: &str| {
             let claim = Some(claim.to_owned());
-            vec![VolumeAt { name: "data".to_owned(), path: dir.path().to_owned(), claim, is_local: false }]
+            let path = dir.path().to_owned();
+            vec![VolumeAt { name: "data".to_owned(), path, claim, is_local: false, project: None }]
         };
         let volumes = [("a".into(), at("shared")), ("b".into(), at("shared")), ("c".into(), at("own"))].into();
         let size = |bytes| vec![("data".to_owned(), Used { bytes, inodes: 1 })];

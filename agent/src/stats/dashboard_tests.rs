@@ -232,6 +232,7 @@ impl Snapshots for Pods {
             path: self.0.clone(),
             claim: claim.map(str::to_owned),
             is_local: claim.is_none(),
+            project: None,
         };
         [("uid".into(), vec![at("scratch", None), at("data", Some("claim"))])].into()
     }

@@ -59,6 +59,8 @@ pub struct VolumeAt {
     pub claim: Option<String>,
     /// It takes space on the node's own disk, and counts as ephemeral storage of its pod.
     pub is_local: bool,
+    /// The project of its file system that counts its files and no others.
+    pub project: Option<u32>,
 }
 
 /// Measured for the full summary.
@@ -192,7 +194,7 @@ fn processes(layout: &Layout, pod: &PodSample) -> Option<u64> {
 
 /// Volumes that were counted, and whose file system responds.
 pub(super) fn volumes_of(volumes: Vec<VolumeAt>, sizes: &[(String, Used)]) -> Vec<VolumeUsage> {
-    let one = |VolumeAt { name, path, claim, is_local }: VolumeAt| {
+    let one = |VolumeAt { name, path, claim, is_local, project: _ }: VolumeAt| {
         let used = sizes.iter().find(|(counted, _)| *counted == name)?.1;
         Some(VolumeUsage { disk: DiskUsage::of(&path).ok()?, name, claim, is_local, used })
     };
@@ -213,6 +215,7 @@ mod tests {
             path: path.to_owned(),
             claim: Some("claim".to_owned()),
             is_local: false,
+            project: None,
         };
         let used = Used { bytes: 7, inodes: 1 };
         let sizes = [("data".to_owned(), used), ("gone".to_owned(), used)];

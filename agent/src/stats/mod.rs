@@ -6,7 +6,8 @@
 //!  pod cache ─▶ pids ─▶ cgroup files ─┐
 //!  runtime (where no pid is known) ───┴▶ sample ─▶ rates ─▶ build ─▶ summary
 //!  disks · network · runtime ───────────▶ extras ───────────┘
-//!  volumes ─▶ walks (rests fifty times as long as it works)─┘
+//!  volumes ─▶ quotas (of file systems that count them) ─────┤
+//!          └▶ walks (rests fifty times as long as it works)─┘
 //!  sample ─▶ more of the same cgroups' files ─▶ cadvisor
 //! ```
 
@@ -20,6 +21,7 @@ mod family;
 mod files;
 mod filesystems;
 mod pod_usage;
+mod quotas;
 mod resource;
 mod sample;
 mod summary;
@@ -50,6 +52,7 @@ use self::files::Files;
 use self::files::PodFiles;
 pub use self::pod_usage::ContainerUsage;
 pub use self::pod_usage::PodUsage;
+use self::quotas::Quotas;
 use self::sample::Sample;
 pub use self::walks::Folder;
 use self::walks::Recount;
@@ -136,6 +139,7 @@ pub struct Stats {
     extras: Arc<Mutex<Option<Aged>>>,
     files: Arc<std::sync::Mutex<Files>>,
     descriptors: Arc<std::sync::Mutex<Descriptors>>,
+    quotas: Arc<Quotas>,
     walks: Arc<Walks>,
 }
 
@@ -154,6 +158,7 @@ impl Stats {
             extras: Arc::default(),
             files: Arc::default(),
             descriptors: Arc::default(),
+            quotas: Arc::default(),
             walks: Arc::default(),
         }
     }
@@ -255,11 +260,18 @@ impl Stats {
         measured.map_err(|error| StatsError::Stopped(error.to_string()))
     }
 
-    /// Sizes of folders of volumes. `now`: counted in this moment; else counted when that is due, which may be later. A
-    /// folder that was never counted is absent.
+    /// Sizes of folders of volumes. `now`: counted in this moment; else, unless the file system counts them, counted when
+    /// that is due, which may be later. A folder that was never counted is absent.
     pub async fn volume_sizes(&self, folders: Vec<Folder>, now: bool) -> Sizes {
-        let recount = if now { Recount::Now } else { Recount::After(Duration::ZERO) };
-        self.walks.sizes(folders, recount).await
+        self.sizes(folders, if now { Recount::Now } else { Recount::After(Duration::ZERO) }).await
+    }
+
+    async fn sizes(&self, folders: Vec<Folder>, recount: Recount) -> Sizes {
+        let (mut sizes, walked) = self.quotas.sizes(folders).await;
+        for (uid, of_pod) in self.walks.sizes(walked, recount).await {
+            sizes.entry(uid).or_default().extend(of_pod);
+        }
+        sizes
     }
 
     /// Bytes of the logs of running containers: the pod, the container's name, and the size. Blocks for a few milliseconds.
@@ -309,9 +321,10 @@ impl Stats {
             uid: uid.clone(),
             volume: at.name.clone(),
             path: at.path.clone(),
+            project: at.project,
         };
         let all = volumes.iter().flat_map(|(uid, volumes)| volumes.iter().map(move |at| (uid, at)));
-        let sizes = self.walks.sizes(all.map(folder).collect(), Recount::After(period)).await;
+        let sizes = self.sizes(all.map(folder).collect(), Recount::After(period)).await;
         Some((volumes, sizes))
     }
 

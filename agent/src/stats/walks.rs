@@ -30,6 +30,8 @@ pub struct Folder {
     pub volume: String,
     /// Where it is.
     pub path: PathBuf,
+    /// The project of its file system that counts its files and no others.
+    pub project: Option<u32>,
 }
 
 /// When a folder is counted again.
@@ -133,7 +135,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn folders_are_counted_again_after_a_rest_and_their_period() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = |volume: &str| Folder { uid: "u".into(), volume: volume.to_owned(), path: dir.path().to_owned() };
+        let folder = |volume: &str| Folder {
+            uid: "u".into(),
+            volume: volume.to_owned(),
+            path: dir.path().to_owned(),
+            project: None,
+        };
         let walks = Walks::default();
         let inodes = async |volume: &str, recount| {
             let sizes = walks.sizes(vec![folder(volume)], recount).await;

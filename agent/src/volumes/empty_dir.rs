@@ -25,13 +25,18 @@ use super::plugin::Ready;
 use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::plugin::blocking;
+use super::project_quotas::ProjectQuotas;
 use super::storage_medium::StorageMedium;
 use super::teardown::VolumeOnDisk;
 use crate::filesystem;
+use crate::model::spec;
 
 /// `kubernetes.io/empty-dir`.
 #[derive(Debug)]
-pub(super) struct EmptyDir;
+pub(super) struct EmptyDir {
+    /// Count volumes on disk of pods with a user namespace.
+    pub(super) quotas: Option<ProjectQuotas>,
+}
 
 impl VolumePlugin for EmptyDir {
     fn name(&self) -> &'static str {
@@ -51,15 +56,24 @@ impl VolumePlugin for EmptyDir {
         let medium = StorageMedium::of(target.pod, &source, target.memory);
         let (dirs, uid, volume) = (target.dirs.clone(), target.uid.to_owned(), target.volume.name.clone());
         let fs_group = target.fs_group;
+        // Users of the node's user namespace may move files to another project.
+        let quotas = self.quotas.clone().filter(|_| spec::has_user_namespace(target.pod));
         Box::pin(async move {
             let medium = medium?;
-            blocking(move || set_up(&dirs, &uid, &volume, medium, fs_group).map(|()| Ready::default())).await
+            let set_up = move || set_up(&dirs, &uid, &volume, medium, fs_group, quotas.as_ref());
+            blocking(set_up).await.map(|()| Ready::default())
         })
     }
 
     fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
-        let volume = volume.clone();
-        Box::pin(blocking(move || volume.delete()))
+        let (volume, quotas) = (volume.clone(), self.quotas.clone());
+        Box::pin(blocking(move || {
+            volume.delete()?;
+            if let Some(quotas) = quotas {
+                quotas.release(&volume.path());
+            }
+            Ok(())
+        }))
     }
 }
 
@@ -71,6 +85,7 @@ fn set_up(
     volume: &str,
     medium: StorageMedium,
     fs_group: Option<u32>,
+    quotas: Option<&ProjectQuotas>,
 ) -> Result<(), VolumeError> {
     let dir = dirs.volume(uid, &layout::escaped(layout::EMPTY_DIR), volume)?;
     let marker = dirs.ready_marker(uid, volume)?;
@@ -88,7 +103,7 @@ fn set_up(
         // Restores bits that the umask cleared.
         set_mode(&dir, 0o777)?;
         match medium {
-            StorageMedium::Disk => {}
+            StorageMedium::Disk => assign_project(&dir, quotas),
             StorageMedium::Memory { size } => api::mount_memory(&dir, size).on("mount tmpfs on", &dir)?,
             StorageMedium::HugePages { page_size, size } => mount_huge_pages(&dir, page_size, size)?,
         }
@@ -100,6 +115,14 @@ fn set_up(
         make_dirs(parent)?;
     }
     fs::write(&marker, "").on("create", &marker)
+}
+
+/// Files that are there already would not be counted.
+fn assign_project(dir: &Path, quotas: Option<&ProjectQuotas>) {
+    let is_empty = || fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none());
+    if let Some(quotas) = quotas.filter(|_| is_empty()) {
+        quotas.assign(dir);
+    }
 }
 
 /// True if the volume needs no work. A pod's pages cannot change: other pages are those of another volume.

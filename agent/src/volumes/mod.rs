@@ -36,6 +36,7 @@ mod mount_program;
 mod nfs;
 mod plugin;
 mod pod_files;
+mod project_quotas;
 mod read;
 mod storage_medium;
 mod sub_path;
@@ -69,6 +70,7 @@ pub use error::FailedVolume;
 pub use error::Step;
 pub use error::VolumeError;
 pub use layout::PodDirs;
+pub use project_quotas::ProjectQuotas;
 pub use storage_medium::StorageMediumError;
 
 use crate::metrics::Metrics;
@@ -95,6 +97,7 @@ pub struct Volumes {
     actual: ActualState,
     node: NodeVolumes,
     recorder: Option<Recorder>,
+    quotas: Option<ProjectQuotas>,
 }
 
 /// When volumes are to be refreshed, if none of the objects they are made from changes before.
@@ -117,6 +120,8 @@ pub struct MeasurableVolume {
     pub claim: Option<String>,
     /// It takes space on the node's disk: upstream's local ephemeral volumes.
     pub is_local: bool,
+    /// The project of its file system that counts its files and no others.
+    pub project: Option<u32>,
 }
 
 impl Volumes {
@@ -124,8 +129,8 @@ impl Volumes {
     pub fn new(root: &Path) -> Self {
         let (objects, dirs) = (Objects::standalone(), PodDirs::new(root));
         let node = NodeVolumes::new(&dirs);
-        let plugins = Plugins::new(&objects, &Arc::default(), &node, None);
-        Self { dirs, objects, plugins, actual: ActualState::default(), node, recorder: None }
+        let plugins = Plugins::new(&objects, &Arc::default(), &node, None, None);
+        Self { dirs, objects, plugins, actual: ActualState::default(), node, recorder: None, quotas: None }
     }
 
     /// Reports volumes in use that the control plane has to know of, and uses them once they are attached if it attaches
@@ -137,8 +142,20 @@ impl Volumes {
 
     /// Makes volumes from these objects; `allocatable` is what containers without limits may use of the node.
     pub fn with_objects(mut self, objects: Objects, allocatable: BTreeMap<String, Amount>) -> Self {
-        self.plugins = Plugins::new(&objects, &Arc::new(allocatable), &self.node, self.recorder.as_ref());
         self.objects = objects;
+        self.with_plugins(&Arc::new(allocatable))
+    }
+
+    /// Has the file system count emptyDirs of pods with a user namespace, where it can. To be called before
+    /// [`Self::with_objects`].
+    pub fn with_project_quotas(mut self, quotas: ProjectQuotas) -> Self {
+        self.quotas = Some(quotas);
+        self.with_plugins(&Arc::default())
+    }
+
+    fn with_plugins(mut self, allocatable: &Arc<BTreeMap<String, Amount>>) -> Self {
+        let (recorder, quotas) = (self.recorder.as_ref(), self.quotas.as_ref());
+        self.plugins = Plugins::new(&self.objects, allocatable, &self.node, recorder, quotas);
         self
     }
 
@@ -162,6 +179,9 @@ impl Volumes {
         for uid in self.pods_on_disk()? {
             self.actual.reconstruct(&uid, &self.dirs.pod(&uid)?.join(layout::VOLUMES), &self.plugins);
         }
+        if let Some(quotas) = &self.quotas {
+            quotas.reconstruct(&self.dirs);
+        }
         self.node.disks.report_in_use()
     }
 
@@ -183,31 +203,29 @@ impl Volumes {
         mounted_volumes(pod).filter_map(|volume| Some(self.plugins.of(volume)?.backing(uid_of(pod), volume).0))
     }
 
-    /// Names and folders of the pod's volumes that take space on the node's disk, if they are set up: upstream's local
-    /// ephemeral volumes.
-    pub fn on_disk(&self, pod: &Pod) -> Vec<(String, PathBuf)> {
-        let is_local = |volume: &&Volume| match &volume.empty_dir {
-            Some(empty_dir) => empty_dir.medium.as_deref().unwrap_or_default().is_empty(),
-            None => volume.config_map.is_some(),
-        };
-        let folder = |volume: &Volume| self.plugins.of(volume)?.mount_path(&self.dirs, uid_of(pod), volume).ok();
-        let found = mounted_volumes(pod).filter(is_local);
-        found.filter_map(|volume| Some((volume.name.clone(), folder(volume)?))).collect()
+    /// The pod's volumes that take space on the node's disk, if they are set up: upstream's local ephemeral volumes.
+    pub fn on_disk(&self, pod: &Pod) -> Vec<MeasurableVolume> {
+        let mut all = self.measurable(pod);
+        all.retain(|volume| volume.is_local);
+        all
     }
 
     /// The pod's volumes whose content can be counted, if they are set up: those that this agent fills, and those that
     /// belong to a claim. What a `hostPath` has is not the pod's.
     pub fn measurable(&self, pod: &Pod) -> Vec<MeasurableVolume> {
-        let local = self.on_disk(pod);
+        let is_local = |volume: &Volume| match &volume.empty_dir {
+            Some(empty_dir) => empty_dir.medium.as_deref().unwrap_or_default().is_empty(),
+            None => volume.config_map.is_some(),
+        };
         let one = |volume: &Volume| {
             let plugin = self.plugins.of(volume)?;
-            let claim = claim_of(pod, volume);
             if !plugin.is_measured(uid_of(pod), volume) {
                 return None;
             }
             let path = plugin.mount_path(&self.dirs, uid_of(pod), volume).ok()?;
-            let is_local = local.iter().any(|(name, _)| *name == volume.name);
-            Some(MeasurableVolume { name: volume.name.clone(), path, claim, is_local })
+            let (claim, is_local) = (claim_of(pod, volume), is_local(volume));
+            let project = self.quotas.as_ref().and_then(|quotas| quotas.id_of(&path));
+            Some(MeasurableVolume { name: volume.name.clone(), path, claim, is_local, project })
         };
         mounted_volumes(pod).filter_map(one).collect()
     }

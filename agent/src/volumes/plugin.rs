@@ -27,6 +27,7 @@ use super::iscsi::Iscsi;
 use super::layout;
 use super::mount_only::MountOnly;
 use super::nfs::Nfs;
+use super::project_quotas::ProjectQuotas;
 use super::teardown::VolumeOnDisk;
 use crate::model::Amount;
 use crate::objects::Objects;
@@ -160,18 +161,19 @@ impl NodeVolumes {
 
 impl Plugins {
     /// All plugins. Volumes are made from these objects; `allocatable` is what containers without limits may use; events on
-    /// pods go to `recorder`.
+    /// pods go to `recorder`; `quotas` give projects to volumes.
     pub(super) fn new(
         objects: &Objects,
         allocatable: &Arc<BTreeMap<String, Amount>>,
         node: &NodeVolumes,
         recorder: Option<&Recorder>,
+        quotas: Option<&ProjectQuotas>,
     ) -> Self {
         let NodeVolumes { claims, globals, disks } = node.clone();
         let iscsi = Iscsi::new(disks.clone(), objects.clone(), recorder.cloned());
         let claims = Claims::new(objects.clone(), claims, globals, disks, recorder.cloned());
         let mut all: Vec<Box<dyn VolumePlugin>> = vec![
-            Box::new(EmptyDir),
+            Box::new(EmptyDir { quotas: quotas.cloned() }),
             Box::new(HostPath),
             Box::new(Image),
             Box::new(Nfs),

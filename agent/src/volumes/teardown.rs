@@ -43,6 +43,12 @@ impl VolumeOnDisk {
         self.name.to_string_lossy().into_owned()
     }
 
+    /// Its directory.
+    pub(super) fn path(&self) -> PathBuf {
+        let of_pod = self.dirs.pods().join(&self.uid).join(layout::VOLUMES);
+        of_pod.join(&self.directory).join(OsStr::from_bytes(self.name.to_bytes()))
+    }
+
     /// Unmounts what lies in memory, and deletes the volume with its content. Blocking.
     ///
     /// # Errors

@@ -418,7 +418,7 @@ fn volumes_on_disk_are_those_that_count_as_ephemeral_storage() {
     let mounted = ["disk", "memory", "config", "secret", "host"];
     let mounts: Vec<_> = mounted.map(|name| json!({"name": name, "mountPath": format!("/{name}")})).into();
     let pod = pod(all, json!(mounts));
-    let found = volumes.on_disk(&pod);
+    let found = volumes.on_disk(&pod).into_iter().map(|volume| (volume.name, volume.path)).collect::<Vec<_>>();
     let folder = |plugin: &str, name: &str| root.path().join(format!("pods/u-1/volumes/kubernetes.io~{plugin}/{name}"));
     let expected = [("disk", folder("empty-dir", "disk")), ("config", folder("configmap", "config"))];
     assert_eq!(found, expected.map(|(name, path)| (name.to_owned(), path)));

@@ -28,6 +28,7 @@ mod server;
 mod spans;
 mod streams;
 mod user_namespaces;
+mod volumes;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -170,7 +171,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let Some((probes, (pleg, pleg_task))) = observing.await else {
         return serving.await.context("ending the servers")?;
     };
-    let volumes = bootstrap.volumes().await?;
+    let Bootstrap { settings, metrics, recorder, volumes_in_use, .. } = &bootstrap;
+    let volumes = volumes::on_disk(settings, metrics, recorder, volumes_in_use).await?;
     let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
     let runtime_name = version.runtime_name;
     let prepared = Prepared { images, objects, volumes, user_namespaces, cgroups, offer, runtime_name };
@@ -338,23 +340,6 @@ impl Bootstrap {
     /// Reclaim stalls of pods, if probes count them.
     fn stalls(&self, probes: Option<Probes>) -> Option<ReclaimStalls> {
         Some(ReclaimStalls::new(Arc::new(probes?), self.hierarchies.containers.clone()?))
-    }
-
-    /// The volumes on disk, and a warning if volumes in memory may be swapped.
-    async fn volumes(&self) -> anyhow::Result<Volumes> {
-        let by_control_plane = self.settings.kubelet.enable_controller_attach_detach;
-        let volumes = Volumes::new(&self.settings.flags.root_dir)
-            .with_metrics(self.metrics.clone())
-            .with_attachments(self.volumes_in_use.clone(), by_control_plane);
-        let (found, recorder) = (volumes.clone(), self.recorder.clone());
-        let reading = tokio::task::spawn_blocking(move || {
-            if let Err(error) = found.reconstruct() {
-                tracing::warn!(%error, "cannot reconstruct the volumes on disk");
-            }
-            recording::announce_volumes(&recorder, &found);
-        });
-        reading.await.context("reading the volumes on disk")?;
-        Ok(volumes)
     }
 
     /// The pod pipeline; its sync loop is to be awaited until the agent ends.

@@ -125,7 +125,10 @@ impl Snapshots for Pods {
     fn volumes(&self) -> HashMap<PodUid, Vec<VolumeAt>> {
         let later = self.later.borrow();
         let Some(running) = later.as_ref() else { return HashMap::new() };
-        let at = |MeasurableVolume { name, path, claim, is_local }| VolumeAt { name, path, claim, is_local };
+        let at = |volume| {
+            let MeasurableVolume { name, path, claim, is_local, project } = volume;
+            VolumeAt { name, path, claim, is_local, project }
+        };
         let of_pod = |pod: Pod| {
             let volumes = running.volumes.measurable(&pod).into_iter().map(at).collect();
             (pod_ref(&pod).uid, volumes)

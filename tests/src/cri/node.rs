@@ -27,7 +27,9 @@ impl Engine {
     }
 
     pub(super) fn runtime_status(&self) -> v1::StatusResponse {
-        let handler = |name: &str| v1::RuntimeHandler { name: name.to_owned(), ..Default::default() };
+        let user_namespaces = self.options.features.user_namespaces;
+        let features = v1::RuntimeHandlerFeatures { user_namespaces, ..Default::default() };
+        let handler = |name: &str| v1::RuntimeHandler { name: name.to_owned(), features: Some(features) };
         let named = self.options.handlers.iter().map(|name| handler(name));
         v1::StatusResponse {
             status: Some(v1::RuntimeStatus { conditions: self.state().conditions.clone() }),

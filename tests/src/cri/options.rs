@@ -78,6 +78,8 @@ pub struct Features {
     pub status_timestamp: bool,
     /// PodSandboxStatus has the container statuses.
     pub status_containers: bool,
+    /// Handlers report that they can make user namespaces.
+    pub user_namespaces: bool,
 }
 
 impl Features {
@@ -90,6 +92,7 @@ impl Features {
             sandbox_resources: false,
             status_timestamp: false,
             status_containers: false,
+            user_namespaces: false,
         }
     }
 
@@ -102,6 +105,7 @@ impl Features {
             sandbox_resources: true,
             status_timestamp: true,
             status_containers: true,
+            user_namespaces: true,
         }
     }
 }

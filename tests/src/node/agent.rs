@@ -46,10 +46,16 @@ use keblet::sync::EvictionSender;
 use keblet::sync::KillRequest;
 use keblet::sync::ReadNode;
 use keblet::sync::SharedPods;
+use keblet::user_namespaces::IdRange;
+use keblet::user_namespaces::UserNamespaces;
+use keblet::volumes::PodDirs;
+use keblet::volumes::Volumes;
 use keblet::wiring::Observers;
 use keblet::workers::act::NodeFiles;
+use keblet::workers::generate::HandlerFeatures;
 use keblet::workers::generate::NodeSettings;
 use keblet::workers::generate::ResourceSettings;
+use keblet::workers::generate::SecuritySettings;
 use keblet::workers::state::KillOptions;
 use keblet::workers::worker::NoWorkerObserver;
 use keblet::workers::worker::WorkerObserver;
@@ -111,6 +117,8 @@ struct Listeners {
     /// The folder of static pods: the first set of pods is then the API server's.
     static_pods: Option<PathBuf>,
     resizes: ResizePolicy,
+    /// Volumes of pods, which get ranges of ids then.
+    volumes: Option<Volumes>,
     /// Of the pipeline.
     counted: Arc<Metrics>,
 }
@@ -136,6 +144,7 @@ impl Default for Listeners {
             read_node,
             static_pods: None,
             resizes,
+            volumes: None,
             counted,
         }
     }
@@ -284,6 +293,13 @@ impl Agent {
         (Self::begin(sim, SensorSet::ALL, root, pods, listeners), counted)
     }
 
+    /// As [`Agent::start_in_cluster`], with these volumes below `root`, and with ranges of ids for pods with a user namespace of
+    /// their own.
+    pub fn start_with_volumes(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, api: &Api, volumes: Volumes) -> Self {
+        let listeners = Listeners { api: Some(api.clone()), volumes: Some(volumes), ..Listeners::default() };
+        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
+    }
+
     fn begin(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
         let Listeners {
             seen,
@@ -299,6 +315,7 @@ impl Agent {
             read_node,
             static_pods,
             resizes,
+            volumes,
             counted,
         } = listeners;
         let runtime = super::pleg_harness::runtime(sim, RuntimeOptions::default());
@@ -316,8 +333,13 @@ impl Agent {
         let _ = updates.try_send(PodUpdate::Add(first, pods));
         let (delivered, sources) = sources::start(only(static_pods), clock(sim), Recorder::default(), aside.clone());
         let (closed, pressures) = (watch::Sender::new(false), watch::Sender::new(Pressures::default()));
+        let security =
+            SecuritySettings { handlers: HandlerFeatures::new(state.clone()), ..SecuritySettings::default() };
+        let user_namespaces = volumes.as_ref().map(|_| ranges(root)).unwrap_or_default();
         let services = Services {
-            node: NodeSettings { pod_logs_dir: root.join("logs"), resources, ..NodeSettings::default() },
+            node: NodeSettings { pod_logs_dir: root.join("logs"), resources, security, ..NodeSettings::default() },
+            volumes: volumes.unwrap_or_else(|| Volumes::new(root)),
+            user_namespaces,
             cgroups,
             allocations: Allocations::open(root, true).expect("records of an earlier agent"),
             resize_policy: resizes,
@@ -440,4 +462,10 @@ fn only(static_pod_path: Option<PathBuf>) -> SourcesConfig {
         adoptions: Adoptions::default(),
         api: None,
     }
+}
+
+/// Ranges of ids for pods below this root.
+fn ranges(root: &Path) -> UserNamespaces {
+    let range = IdRange::new(1 << 16, (1 << 32) - (1 << 16), 1 << 16, 110).expect("a range");
+    UserNamespaces::open(PodDirs::new(root), range).expect("ranges of an earlier agent")
 }

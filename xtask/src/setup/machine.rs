@@ -31,8 +31,9 @@ const SUITE: &str = "trixie";
 /// With the libraries of their own suite, so that they run on any system.
 const QEMU: [&str; 2] = ["qemu-system-x86", "virtiofsd"];
 const KERNEL: &str = "linux-image-cloud-amd64";
-/// Of the suite of this system, so that programs built here run there. The last three are for disks that pods mount.
-const ROOT: [&str; 11] = [
+/// Of the suite of this system, so that programs built here run there. The last four are for disks that pods mount, and for
+/// file systems that count projects.
+const ROOT: [&str; 12] = [
     "systemd",
     "dbus",
     "util-linux",
@@ -42,6 +43,7 @@ const ROOT: [&str; 11] = [
     "busybox-static",
     "libgcc-s1",
     "e2fsprogs",
+    "xfsprogs",
     "open-iscsi",
     "udev",
 ];

@@ -13,6 +13,8 @@ use std::process::Stdio;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
+use keblet_peers::CONTAINERD_VARIABLE;
+use keblet_peers::Cache;
 use serde_json::Value;
 
 use super::machine::Machine;
@@ -21,6 +23,7 @@ use super::prepare;
 use crate::interrupt::Interrupt;
 use crate::paths;
 use crate::run;
+use crate::setup;
 use crate::tiers::tally::Tally;
 
 /// The package of all tests.
@@ -34,7 +37,7 @@ const ALL: &str = "code=0; for program do $program || code=1; done; exit $code";
 pub(crate) enum Set {
     /// BPF programs on the machine's kernel.
     Kernel,
-    /// The agent on containerd with the cgroupfs driver.
+    /// The agent on containerd with the cgroupfs driver; volumes on file systems with project quotas.
     Cgroupfs,
     /// The agent on containerd with the systemd driver, with systemd as the first process.
     Systemd,
@@ -48,12 +51,27 @@ pub(crate) enum Set {
 struct Program {
     target: &'static str,
     arguments: &'static [&'static str],
+    /// On containerd 2 instead of 1.7.
+    containerd_2: bool,
 }
 
-const CGROUPS: Program = Program { target: "scenarios_cgroups", arguments: &["--ignored", "--test-threads", "1"] };
+const CGROUPS: Program =
+    Program { target: "scenarios_cgroups", arguments: &["--ignored", "--test-threads", "1"], containerd_2: false };
 /// Names its cgroups as the driver cgroupfs does.
-const PROTECTION: Program =
-    Program { target: "scenarios_node_allocatable", arguments: &["--ignored", "--test-threads", "1", "vm_"] };
+const PROTECTION: Program = Program {
+    target: "scenarios_node_allocatable",
+    arguments: &["--ignored", "--test-threads", "1", "vm_"],
+    containerd_2: false,
+};
+/// Mounts file systems, and changes `/etc`. User namespaces need containerd 2.
+const QUOTAS: Program = Program {
+    target: "scenarios_project_quotas",
+    arguments: &["--ignored", "--test-threads", "1", "vm_"],
+    containerd_2: true,
+};
+/// BPF programs on the machine's kernel.
+const KERNEL: Program =
+    Program { target: "kernel", arguments: &["--ignored", "--test-threads", "1", "bpf"], containerd_2: false };
 
 const ISCSI: Program = Program { target: "scenarios_iscsi", arguments: &["--ignored", "--test-threads", "1"] };
 
@@ -74,8 +92,9 @@ impl Set {
 
     fn programs(self) -> &'static [Program] {
         match self {
-            Self::Kernel => &[Program { target: "kernel", arguments: &["--ignored", "--test-threads", "1", "bpf"] }],
-            Self::Cgroupfs | Self::Systemd => &[CGROUPS],
+            Self::Kernel => &[KERNEL],
+            Self::Cgroupfs => &[CGROUPS, QUOTAS],
+            Self::Systemd => &[CGROUPS],
             Self::Protection => &[PROTECTION],
             Self::Iscsi => &[ISCSI],
         }
@@ -104,7 +123,10 @@ pub(crate) fn all(interrupt: &Interrupt) -> Result<Tally> {
 }
 
 fn perform(sets: &[Set], interrupt: &Interrupt) -> Result<Tally> {
-    let cache = keblet_peers::Cache::locate();
+    let cache = Cache::locate();
+    if sets.iter().flat_map(|set| set.programs()).any(|program| program.containerd_2) {
+        setup::prepare_containerd_2(&cache)?;
+    }
     let targets = sets.iter().flat_map(|set| set.programs()).map(|program| program.target).collect::<Vec<_>>();
     let built = build(&targets)?;
     let mut tally = Tally::default();
@@ -116,7 +138,7 @@ fn perform(sets: &[Set], interrupt: &Interrupt) -> Result<Tally> {
         let mut command: Vec<OsString> = ["sh", "-c", ALL, "sh"].map(OsString::from).into();
         for program in set.programs() {
             let path = built.get(program.target).with_context(|| format!("cargo built no test {}", program.target))?;
-            command.push(line(path, program.arguments));
+            command.push(line(path, program));
         }
         let before = tally.failed;
         let mut read = |line: &str| {
@@ -137,9 +159,13 @@ fn perform(sets: &[Set], interrupt: &Interrupt) -> Result<Tally> {
 }
 
 /// The words are split again by the shell, so none may have spaces.
-fn line(program: &Path, arguments: &[&str]) -> OsString {
-    let mut line = program.as_os_str().to_owned();
-    for argument in arguments {
+fn line(path: &Path, program: &Program) -> OsString {
+    let mut line = OsString::new();
+    if program.containerd_2 {
+        line.push(format!("env {CONTAINERD_VARIABLE}=2 "));
+    }
+    line.push(path);
+    for argument in program.arguments {
         line.push(" ");
         line.push(argument);
     }
