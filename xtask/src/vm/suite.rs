@@ -72,8 +72,9 @@ const QUOTAS: Program = Program {
 /// BPF programs on the machine's kernel.
 const KERNEL: Program =
     Program { target: "kernel", arguments: &["--ignored", "--test-threads", "1", "bpf"], containerd_2: false };
-
-const ISCSI: Program = Program { target: "scenarios_iscsi", arguments: &["--ignored", "--test-threads", "1"] };
+/// Logs in to targets, with modules of the machine's kernel.
+const ISCSI: Program =
+    Program { target: "scenarios_iscsi", arguments: &["--ignored", "--test-threads", "1"], containerd_2: false };
 
 impl Set {
     const ALL: [Self; 5] = [Self::Kernel, Self::Cgroupfs, Self::Systemd, Self::Protection, Self::Iscsi];
