@@ -7,6 +7,7 @@ pub mod cri;
 pub mod machine;
 pub mod node;
 pub mod observer;
+pub mod pulls;
 pub mod quota_disk;
 pub mod registry;
 pub mod seeds;

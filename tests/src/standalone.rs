@@ -315,6 +315,22 @@ impl StandaloneNode {
         self.log().into_iter().filter(matches).collect()
     }
 
+    /// The logged events of a pod's container `main`, of type Normal or Warning: `N Pulling: Pulling image "…"`.
+    pub fn recorded(&self, name: &str) -> Vec<String> {
+        let pod = format!("default/{name}-{NODE}");
+        let matches = |line: &Value| {
+            line["target"] == "keblet::recorder"
+                && line["pod"] == pod.as_str()
+                && line["field_path"] == "spec.containers{main}"
+        };
+        let shown = |line: Value| {
+            let kind = if line["level"] == "WARN" { "W" } else { "N" };
+            let text = |field: &str| line[field].as_str().unwrap_or_default().to_owned();
+            format!("{kind} {}: {}", text("reason"), text("message"))
+        };
+        self.log().into_iter().filter(matches).map(shown).collect()
+    }
+
     /// The response of the health server.
     pub fn health(&self, path: &str) -> Option<(u16, String)> {
         get(self.layout.healthz_port, path)

@@ -1,4 +1,4 @@
-//! Pulls from a registry that demands credentials, by a real runtime; image volumes.
+//! Pulls from a real registry that demands credentials, by a real runtime; pulls ahead; image volumes.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use anyhow::ensure;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Secret;
@@ -22,23 +24,32 @@ use keblet_peers::Options;
 use keblet_peers::PROBE_IMAGE;
 use keblet_peers::PrivateContainerd;
 use keblet_proto::cri::v1 as cri;
+use keblet_tests::pulls;
 use keblet_tests::registry::Fault;
+use keblet_tests::registry::Image;
 use keblet_tests::registry::Registry;
 use keblet_tests::registry::Request;
 use keblet_tests::standalone::StandaloneNode;
 use serde_json::Value;
 use serde_json::json;
 
-/// `node:secret`.
-const NODE: &str = "Basic bm9kZTpzZWNyZXQ=";
-/// `plugin:secret`.
-const PLUGIN: &str = "Basic cGx1Z2luOnNlY3JldA==";
+/// Users of the registry and their passwords.
+const USERS: [(&str, &str); 2] = [("node", "secret"), ("plugin", "secret")];
+/// Size of the layer of an image.
+const LAYER: usize = 1 << 16;
 
-fn write_pulled_pod(node: &StandaloneNode, name: &str, image: &str) -> Result<()> {
-    let mut pod = node.pod(name, &["run", "--stamp", &node.stamp(name)]);
-    pod["spec"]["containers"][0]["image"] = json!(image);
-    pod["spec"]["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
-    node.layout.write_manifest(name, &pod)
+fn image() -> Result<Image> {
+    Image::new(&Cache::locate(), PROBE_IMAGE, LAYER)
+}
+
+/// `Authorization` of a user.
+fn basic(user: &str, password: &str) -> String {
+    format!("Basic {}", encoded(user, password))
+}
+
+/// User and password as docker's configuration has them.
+fn encoded(user: &str, password: &str) -> String {
+    BASE64_STANDARD.encode(format!("{user}:{password}"))
 }
 
 /// A credential plugin that is a shell command; returns the agent's flags.
@@ -78,38 +89,51 @@ fn open_to_all(root: &Path) -> Result<Vec<String>> {
 #[test]
 #[ignore = "real runtime"]
 fn private_images_are_pulled_with_credentials_of_files_and_plugins() -> Result<()> {
-    let registry = Registry::start(&Cache::locate(), PROBE_IMAGE)?;
-    for (repository, login) in [("filed", NODE), ("plugged", PLUGIN), ("closed", "Basic bm9ib2R5")] {
-        registry.demand(repository, login);
-    }
     let mut node = StandaloneNode::new()?;
-    let auths = json!({"auths": {registry.repository("filed"): {"auth": NODE.trim_start_matches("Basic ")}}});
-    fs::write(node.layout.root.join("config.json"), auths.to_string())?;
+    let Some(registry) = Registry::start(&mut node.containerd, &USERS)? else { return Ok(()) };
+    let users = [("filed", encoded("node", "secret")), ("guessed", encoded("node", "guess"))];
+    let auths = users.map(|(repository, auth)| (registry.repository(repository), json!({ "auth": auth })));
+    let config = json!({ "auths": serde_json::Map::from_iter(auths) });
+    fs::write(node.layout.root.join("config.json"), config.to_string())?;
     node.flags = configure_plugin(&node.containerd.ready().dir.clone(), &registry)?;
-    for repository in ["filed", "plugged", "closed"] {
-        write_pulled_pod(&node, repository, &registry.image(repository))?;
+    let (mut right, wrong) = (Vec::new(), ["guessed", "closed"]);
+    for repository in ["filed", "plugged"] {
+        let image = image()?;
+        registry.push(repository, &image)?;
+        right.push((repository, image));
+    }
+    for repository in wrong {
+        registry.push(repository, &image()?)?;
+    }
+    for repository in ["filed", "plugged", "guessed", "closed"] {
+        let pod = pulls::pod(&node, repository, &registry.image(repository), "IfNotPresent");
+        node.layout.write_manifest(repository, &pod)?;
     }
     node.start()?;
-    node.until_running("filed")?;
-    node.until_running("plugged")?;
-    let waiting = node.until("the failure", |node| {
-        let waiting = node.status("closed")["containerStatuses"][0]["state"]["waiting"].clone();
-        let failed = matches!(waiting["reason"].as_str(), Some("ErrImagePull" | "ImagePullBackOff"));
-        Ok(failed.then_some(waiting))
-    })?;
-    ensure!(waiting["message"].as_str().is_some_and(|text| text.contains("uthoriz")), "{waiting}");
+    for (repository, image) in &right {
+        pulls::until_pulled(&mut node, repository, &registry.image(repository), image.digest())?;
+    }
+    for repository in wrong {
+        let error = pulls::until_backed_off(&mut node, repository, &registry.image(repository))?;
+        ensure!(error.contains("uthoriz"), "{repository}: {error}");
+        pulls::never_ran(&mut node, repository)?;
+    }
     node.until_true("the records", |node| {
         let names = ["filed", "plugged"].map(|repository| registry.repository(repository));
         Ok(open_to_all(&node.layout.root)? == names)
     })?;
     let requests = registry.take_requests();
-    for (repository, login) in [("filed", NODE), ("plugged", PLUGIN)] {
+    for (repository, login, status) in [
+        ("filed", Some(basic("node", "secret")), 200),
+        ("plugged", Some(basic("plugin", "secret")), 200),
+        ("guessed", Some(basic("node", "guess")), 401),
+        ("closed", None, 401),
+    ] {
         let manifest = format!("/v2/{repository}/manifests/");
-        let served = |request: &Request| {
-            let is_login = request.authorization.as_deref() == Some(login);
-            request.path.starts_with(&manifest) && is_login && request.status == 200
+        let answered = |request: &Request| {
+            request.path.starts_with(&manifest) && request.authorization == login && request.status == status
         };
-        ensure!(requests.iter().any(served), "{requests:?}");
+        ensure!(requests.iter().any(answered), "{repository}: {requests:?}");
     }
     node.stop()
 }
@@ -125,63 +149,52 @@ fn pull_secret(repository: &str, name: &str, password: &str) -> Arc<Secret> {
 
 #[tokio::test]
 #[ignore = "real runtime"]
-async fn pull_secrets_are_tried_and_a_failing_registry_is_reported() {
-    let containerd = PrivateContainerd::start(&Cache::locate(), &Options::default()).unwrap();
-    let endpoint: RuntimeEndpoint = containerd.endpoint().parse().unwrap();
+async fn pull_secrets_are_tried_and_a_failing_registry_is_reported() -> Result<()> {
+    let mut containerd = PrivateContainerd::start(&Cache::locate(), &Options::default())?;
+    let Some(registry) = Registry::start(&mut containerd, &USERS)? else { return Ok(()) };
+    for (repository, fault) in [("app", None), ("half", Some(Fault::HalfLayer)), ("wrong", Some(Fault::WrongLayer))] {
+        registry.push(repository, &image()?)?;
+        fault.into_iter().for_each(|fault| registry.set_fault(repository, fault));
+    }
+    let endpoint: RuntimeEndpoint = containerd.endpoint().parse()?;
     let images = Images::new(Runtime::new(&endpoint, None, RuntimeOptions::default()), PullLimits::default());
     let sandbox = cri::PodSandboxConfig::default();
-    let credentials = async |registry: &Registry, image: &str| {
-        registry.demand("app", NODE);
+    let credentials = async |repository: &str| {
         let secrets = [("wrong", "guess"), ("right", "secret")]
-            .map(|(name, password)| pull_secret(&registry.repository("app"), name, password));
-        images.credentials().matching(image, &Pod::default(), &secrets).await.unwrap()
+            .map(|(name, password)| pull_secret(&registry.repository(repository), name, password));
+        images.credentials().matching(&registry.image(repository), &Pod::default(), &secrets).await.unwrap()
     };
-
-    for (fault, part) in [
-        (Fault::Status(500), "500"),
-        (Fault::Status(503), "503"),
-        (Fault::Status(429), "429"),
-        (Fault::HalfBlob, "EOF"),
-        (Fault::WrongContent, "digest"),
-    ] {
-        // Each has its own image: the runtime keeps what it has received of a blob, wrong content too.
-        let registry = Registry::start(&Cache::locate(), PROBE_IMAGE).unwrap();
-        let image = registry.image("app");
-        let both = credentials(&registry, &image).await;
-        // The runtime itself repeats some requests: the fault lasts for several of them.
-        (0..20).for_each(|_| registry.fail(fault));
-        let pulled = images.pull(&image, &sandbox, &both[1..]).await;
-        let error = pulled.err().unwrap_or_else(|| panic!("{fault:?}: pulled")).to_string();
-        assert!(error.contains(part), "{fault:?}: {error}");
-        assert!(images.inspect(&image, None).await.unwrap().is_none(), "nothing half made is left");
+    for (repository, part) in [("half", "EOF"), ("wrong", "digest")] {
+        let image = registry.image(repository);
+        let pulled = images.pull(&image, &sandbox, &credentials(repository).await[1..]).await;
+        let error = pulled.err().unwrap_or_else(|| panic!("{repository}: pulled")).to_string();
+        assert!(error.contains(part), "{repository}: {error}");
+        assert!(images.inspect(&image, None).await?.is_none(), "nothing half made is left");
     }
 
-    let registry = Registry::start(&Cache::locate(), PROBE_IMAGE).unwrap();
     let image = registry.image("app");
-    let both = credentials(&registry, &image).await;
     let error = images.pull(&image, &sandbox, &[]).await.unwrap_err().to_string();
     assert!(error.contains("uthoriz"), "{error}");
-    let pulled = images.pull(&image, &sandbox, &both).await.unwrap();
+    let pulled = images.pull(&image, &sandbox, &credentials("app").await).await?;
     let CredentialSource::Secret(used) = &pulled.source else { panic!("{pulled:?}") };
     assert_eq!(used.name, "right");
-    let found = images.inspect(&image, None).await.unwrap().unwrap();
+    let found = images.inspect(&image, None).await?.expect("the image is there");
     assert_eq!(found.image_ref, pulled.image_ref, "records and lookups agree on the id");
-    containerd.stop().unwrap();
+    containerd.stop()
 }
 
 #[test]
 #[ignore = "real runtime"]
 fn an_image_is_pulled_while_an_init_container_runs() -> Result<()> {
-    let registry = Registry::start(&Cache::locate(), PROBE_IMAGE)?;
     let mut node = StandaloneNode::new()?;
+    let Some(registry) = Registry::start(&mut node.containerd, &[])? else { return Ok(()) };
+    registry.push("later", &image()?)?;
     let config = node.containerd.ready().dir.join("keblet.yaml");
     let settings = "apiVersion: keblet.dev/v1alpha1\nkind: KebletConfiguration\nimages: {prefetch: true}\n";
     fs::write(&config, settings)?;
     node.flags = vec![format!("--keblet-config={}", config.display())];
     let (name, go, image) = ("patient", node.stamp("go"), registry.image("later"));
-    let mut pod = node.pod(name, &["run", "--stamp", &node.stamp(name)]);
-    pod["spec"]["containers"][0]["image"] = json!(image);
-    pod["spec"]["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
+    let mut pod = pulls::pod(&node, name, &image, "IfNotPresent");
     let mut init = pod["spec"]["containers"][0].clone();
     init["name"] = json!("waiting");
     init["image"] = json!(BUSYBOX_IMAGE);

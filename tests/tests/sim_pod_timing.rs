@@ -1,5 +1,5 @@
-//! When the agent acts on a pod: terminations with a deadline, `activeDeadlineSeconds`, and the status of a pod whose
-//! image is being pulled.
+//! When the agent acts on a pod: terminations with a deadline, `activeDeadlineSeconds`, pulls that fail, and the status of a
+//! pod whose image is being pulled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,6 +110,43 @@ async fn a_ready_sandbox_is_published_before_the_image_is_pulled() {
     assert_eq!(condition("Ready"), Some("False"));
     assert!(status.pod_ip.is_some(), "{status:#?}");
     sim.until("it runs", Duration::from_secs(300), |l| l.live("web", "main").is_some()).await.expect("it runs");
+}
+
+/// A pull that fails is repeated when its back-off ends, not at a pause of the pod's retries. Until then the status shows the
+/// back-off.
+#[tokio::test(start_paused = true)]
+async fn a_failed_pull_is_shown_as_held_back_and_repeated_when_its_back_off_ends() {
+    let sim = SimRuntime::new(Options::default());
+    sim.images(|images| images.publish("busybox", 1 << 20));
+    let refused = CallFault::on(Method::PullImage, FaultKind::Fail(Code::Unknown, "refused".to_owned()));
+    sim.faults(|faults| faults.add(refused.times(4)));
+    let folder = folder();
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![pod("web").running("main", "run").build()]);
+    let waiting = || {
+        let containers = agent.statuses.get(&uid("web"))?.container_statuses?;
+        containers.into_iter().next()?.state?.waiting?.reason
+    };
+    let begin = Instant::now();
+    let mut shown: Vec<(String, Duration)> = Vec::new();
+    while sim.trace(|l| l.live("web", "main").is_none()) {
+        assert!(begin.elapsed() < Duration::from_secs(200), "{shown:?}");
+        let reason = waiting().filter(|reason| reason.contains("Image"));
+        if let Some(reason) = reason.filter(|reason| shown.last().is_none_or(|(last, _)| last != reason)) {
+            shown.push((reason, begin.elapsed()));
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    let reasons: Vec<&str> = shown.iter().map(|(reason, _)| reason.as_str()).collect();
+    assert_eq!(reasons, ["ErrImagePull", "ImagePullBackOff"].repeat(4), "{shown:?}");
+    let pulls: Vec<Instant> = sim.trace(|l| {
+        let pulls = l.calls().filter(|call| call.method == Method::PullImage);
+        pulls.map(|call| call.at).collect()
+    });
+    let pauses: Vec<u64> = pulls.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+    assert_eq!(pauses, [10, 20, 40, 80]);
+    for pair in shown.chunks(2) {
+        assert!((1..2).contains(&(pair[1].1 - pair[0].1).as_secs()), "{shown:?}");
+    }
 }
 
 /// The first status that shows the end of a container carries its termination message, though the kernel proves the exit

@@ -14,8 +14,13 @@ pub struct StartFailure {
     pub token: String,
     /// Human-readable detail.
     pub message: String,
-    /// When a retry makes sense (crash-loop back-off only).
+    /// When the pod is looked at again for this, if that has a time of its own: a back-off ends, or is to be shown.
     pub retry_at: Option<SystemTime>,
+}
+
+impl StartFailure {
+    /// Token of a start that waits for the next pull of its image, after one that failed.
+    pub const IMAGE_PULL_BACK_OFF: &str = "ImagePullBackOff";
 }
 
 impl fmt::Display for StartFailure {

@@ -143,7 +143,11 @@ impl Worker {
         }
         let reason = failures(&outcome);
         // Container exits and requests wake the worker; this is for what just failed.
-        match blocked {
+        let first = [blocked, outcome.retry_at()].into_iter().flatten().min();
+        if let Some(until) = first.filter(|_| outcome.is_held_back()) {
+            return Some(Next::Retry(self.recheck_at(until)));
+        }
+        match first {
             None if outcome.volumes_not_ready() => {
                 tracing::debug!(pod = %self.pod_ref, reason, "volumes are not ready");
                 Some(Next::Wait(Some(state.volumes.failed())))

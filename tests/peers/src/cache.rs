@@ -80,6 +80,11 @@ impl Cache {
         self.root.join("runc/runc")
     }
 
+    /// The image registry `distribution`, built by `cargo xtask setup`.
+    pub fn registry(&self) -> PathBuf {
+        self.root.join("registry/registry")
+    }
+
     /// CNI plugins.
     pub fn cni_bin(&self) -> PathBuf {
         self.packages().join("usr/lib/cni")

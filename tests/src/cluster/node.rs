@@ -31,6 +31,7 @@ use tokio::task::spawn_blocking;
 use super::Cluster;
 use super::TIMEOUT;
 use super::until;
+use crate::registry::Registry;
 use crate::standalone::program;
 
 const LOG_LINES: usize = 40;
@@ -232,6 +233,14 @@ impl ClusterNode {
     /// It does not get ready.
     pub fn start_runtime(&self) -> Result<()> {
         self.parts().containerd.as_mut().context("the runtime is stopped")?.restart()
+    }
+
+    /// Starts an image registry whose files are removed with the node; see [`Registry::start`].
+    ///
+    /// # Errors
+    /// The runtime is stopped, or the registry does not start.
+    pub fn start_registry(&self, users: &[(&str, &str)]) -> Result<Option<Registry>> {
+        Registry::start(self.parts().containerd.as_mut().context("the runtime is stopped")?, users)
     }
 
     /// A folder that is removed with the node.

@@ -4,6 +4,7 @@
 //! Debian packages ─▶ packages/   containerd 1.7, runc, CNI plugins, busybox: unpacked, not installed
 //!                 ─▶ containerd-2/
 //! tests/runc ──────▶ runc/       runc of a version that can map ids of mounts, from its Go module
+//! tests/registry ──▶ registry/   an image registry, from its Go module
 //!                 ─▶ machine/    qemu, a kernel and a root file system for `cargo xtask vm`
 //! tests/probe ─────▶ probe/      the test program, linked statically
 //!         both ────▶ images/     one archive of all test images
@@ -12,10 +13,12 @@
 //! and does not change its configuration.
 
 pub(crate) mod apt;
+mod go_tool;
 pub(crate) mod images;
 mod machine;
 mod packages;
 mod probe;
+mod registry;
 mod runc;
 pub(crate) mod sources;
 
@@ -42,7 +45,7 @@ pub(crate) struct Arguments {
 pub(crate) fn setup(arguments: &Arguments) -> Result<()> {
     if arguments.fresh {
         let root = Cache::locate();
-        for folder in ["packages", "containerd-2", "runc", "machine", "images", "probe"] {
+        for folder in ["packages", "containerd-2", "runc", "registry", "machine", "images", "probe"] {
             let folder = root.root().join(folder);
             if folder.exists() {
                 std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
@@ -51,6 +54,7 @@ pub(crate) fn setup(arguments: &Arguments) -> Result<()> {
     }
     let cache = prepare()?;
     prepare_containerd_2(&cache)?;
+    prepare_registry(&cache)?;
     match vm::lacks() {
         None => prepare_machine(&cache)?,
         Some(lack) => println!("no virtual machine: {lack}"),
@@ -70,6 +74,15 @@ pub(crate) fn prepare_containerd_2(cache: &Cache) -> Result<()> {
     let _lock = lock(cache)?;
     packages::unpack_containerd_2(cache)?;
     runc::build(cache)
+}
+
+/// Adds the image registry to the cache, which only runtime tests of pulls need.
+///
+/// # Errors
+/// It cannot be built.
+pub(crate) fn prepare_registry(cache: &Cache) -> Result<()> {
+    let _lock = lock(cache)?;
+    registry::build(cache)
 }
 
 /// Adds the virtual machine to the cache, which `cargo xtask vm` and its tests need.

@@ -182,6 +182,9 @@ fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
     if !with_systemd {
         own.extend(["--skip", "systemd_"]);
     }
+    if let Some(cache) = cache {
+        setup::prepare_registry(cache)?;
+    }
     let mut tally = cargo_test(&["--workspace"], &own, cache, &[])?;
     println!("\n== runtime: scenarios on containerd 2 with a release build");
     if let Some(cache) = cache {
@@ -206,6 +209,9 @@ fn build_release() -> Result<PathBuf> {
 /// The tests limit by themselves how many use a control plane at a time; the others can run in parallel.
 fn cluster(cache: Option<&Cache>) -> Result<Tally> {
     peers::control_plane()?;
+    if let Some(cache) = cache {
+        setup::prepare_registry(cache)?;
+    }
     cargo_test(&["--workspace"], &["--ignored", "cluster_", "--test-threads", "24"], cache, &[])
 }
 

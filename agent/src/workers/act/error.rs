@@ -72,13 +72,13 @@ pub enum PodError {
     /// The pull cannot be recorded, so that it is not begun.
     RecordPull { image: String, source: io::Error },
     /// The image cannot be pulled.
-    PullImage { image: String, source: PullError },
+    PullImage { image: String, source: PullError, recheck_at: SystemTime },
     /// The pull is held back after an earlier failure.
-    PullBackOff { image: String, last: Option<String> },
+    PullBackOff { image: String, last: Option<String>, until: SystemTime },
     /// The image that was just pulled cannot be inspected.
     InspectPulledImage { image: String, source: RuntimeError },
     /// The image of a volume that the container mounts is not there: the failure of that image.
-    ImageVolume { volume: String, failure: Rendered },
+    ImageVolume { volume: String, failure: StartFailure },
     /// The spec does not name the container to start.
     UnknownContainer { container: String },
     /// An instance of an earlier start cannot be removed, so that no other is created.
@@ -210,7 +210,7 @@ impl PodError {
             Self::RecordPull { source, .. } => {
                 return Cow::Owned(format!("failed to record image pull intent: {source}"));
             }
-            Self::ImageVolume { failure, .. } => return failure.reason.clone(),
+            Self::ImageVolume { failure, .. } => return Cow::Owned(failure.token.clone()),
             Self::NetworkNotReady { .. } => "NetworkNotReady",
             Self::CreatePodDirectories { .. } => "Failed",
             Self::CreateCgroup { .. } => "FailedCreatePodContainer",
@@ -225,8 +225,8 @@ impl PodError {
             Self::ParseImage { .. } => "InvalidImageName",
             Self::InspectImage { .. } => "ImageInspectError",
             Self::NeverPull { .. } => "ErrImageNeverPull",
-            Self::PullImage { image, source } => pull_failure(image, source).0,
-            Self::PullBackOff { .. } => "ImagePullBackOff",
+            Self::PullImage { image, source, .. } => pull_failure(image, source).0,
+            Self::PullBackOff { .. } => StartFailure::IMAGE_PULL_BACK_OFF,
             Self::InspectPulledImage { .. } | Self::UnknownContainer { .. } | Self::ConfigureContainer { .. } => {
                 "CreateContainerConfigError"
             }
@@ -272,9 +272,9 @@ impl PodError {
             Self::RecordPull { image, .. } => {
                 format!("Failed to record image pull intent for container image {image:?}: {}", self.reason())
             }
-            Self::PullImage { image, source } => pull_failure(image, source).1,
+            Self::PullImage { image, source, .. } => pull_failure(image, source).1,
             Self::ImageVolume { failure, .. } => failure.message.clone(),
-            Self::PullBackOff { image, last } => {
+            Self::PullBackOff { image, last, .. } => {
                 let last = last.as_ref().map(|last| format!(": {last}")).unwrap_or_default();
                 format!("Back-off pulling image {image:?}{last}")
             }
@@ -314,7 +314,7 @@ impl PodError {
                 warning("FailedCreatePodSandBox".into(), format!("Failed to create pod sandbox: {source}"))
             }
             Self::ParseImage { .. } | Self::InspectImage { .. } => warning("InspectFailed".into(), message),
-            Self::PullImage { image, source } => {
+            Self::PullImage { image, source, .. } => {
                 warning("Failed".into(), format!("Failed to pull image {image:?}: {source}"))
             }
             Self::ImageVolume { .. } => warning("Failed".into(), format!("Error: {reason}")),
@@ -361,7 +361,9 @@ impl From<&PodError> for StartFailure {
     fn from(error: &PodError) -> Self {
         let Rendered { reason, message } = error.render();
         let retry_at = match error {
-            PodError::CrashLoopBackOff { until, .. } => Some(*until),
+            PodError::CrashLoopBackOff { until, .. } | PodError::PullBackOff { until, .. } => Some(*until),
+            PodError::PullImage { recheck_at, .. } => Some(*recheck_at),
+            PodError::ImageVolume { failure, .. } => failure.retry_at,
             _ => None,
         };
         Self { token: reason.into_owned(), message, retry_at }

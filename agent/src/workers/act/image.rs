@@ -28,6 +28,9 @@ use crate::workers::generate::ImageUser;
 use crate::workers::generate::ResolvedImage;
 use crate::workers::generate::names;
 
+/// The pod is looked at again so soon after a failed pull, and shows the back-off then, as with the kubelet's relists.
+const BACK_OFF_SHOWN_AFTER: Duration = Duration::from_secs(1);
+
 /// Failed pulls of all pods: back-off and last error.
 #[derive(Debug)]
 pub(super) struct PullHistory {
@@ -303,8 +306,10 @@ impl Request<'_> {
         ctx.startups.pulled(uid, began, ctx.clock.wall());
         self.record(pulled.as_ref().ok()).await;
         let pulled = pulled.map_err(|source| {
-            let error = PodError::PullImage { image: stated.to_owned(), source };
-            ctx.pulls().record(&key, &error, ctx.clock.wall());
+            let now = ctx.clock.wall();
+            let error =
+                PodError::PullImage { image: stated.to_owned(), source, recheck_at: now + BACK_OFF_SHOWN_AFTER };
+            ctx.pulls().record(&key, &error, now);
             error
         })?;
         let info = inspect_pulled(ctx, pod, &name, pulled.image_ref).await?;
@@ -354,7 +359,10 @@ fn check_backoff(ctx: &ActContext, stated: &str, key: &str) -> Result<(), PodErr
     let pulls = ctx.pulls();
     match pulls.backoff.blocked(key, ctx.clock.wall()) {
         None => Ok(()),
-        Some(_) => Err(PodError::PullBackOff { image: stated.to_owned(), last: pulls.last_errors.get(key).cloned() }),
+        Some(blocked) => {
+            let (image, last) = (stated.to_owned(), pulls.last_errors.get(key).cloned());
+            Err(PodError::PullBackOff { image, last, until: blocked.until })
+        }
     }
 }
 

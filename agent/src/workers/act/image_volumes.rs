@@ -10,9 +10,9 @@ use keblet_proto::cri::v1 as cri;
 use super::ActContext;
 use super::Cause;
 use super::PodError;
-use super::Rendered;
 use super::image::ImageLookup;
 use super::image::Wanted;
+use crate::model::StartFailure;
 use crate::volumes::check_sub_path;
 use crate::workers::generate::ContainerSpec;
 
@@ -21,7 +21,7 @@ const NOT_MOUNTED: &str = "ImageVolumeMountFailed";
 
 /// The image volumes of a pod, by name: the runtime's id of the image, or why it is not there.
 #[derive(Debug, Default)]
-pub(super) struct ImageVolumes(BTreeMap<String, Result<MountedImage, Rendered>>);
+pub(super) struct ImageVolumes(BTreeMap<String, Result<MountedImage, StartFailure>>);
 
 /// An image that is there.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) async fn ensure(images: ImageLookup<'_>) -> ImageVolumes {
         let Some(source) = &volume.image else { continue };
         let reference = source.reference.as_deref().unwrap_or_default();
         let wanted = Wanted { image: reference, policy: source.pull_policy.as_deref(), field_path: String::new() };
-        let found = images.ensure(wanted).await.map_err(|error| error.render());
+        let found = images.ensure(wanted).await.map_err(|error| StartFailure::from(&error));
         let mounted = |id| MountedImage { id, reference: reference.to_owned() };
         all.insert(volume.name.clone(), found.map(|found| mounted(found.image.image_ref)));
     }
@@ -49,7 +49,7 @@ impl ImageVolumes {
     fn mounts<'a>(
         &'a self,
         spec: &'a ContainerSpec<'_>,
-    ) -> impl Iterator<Item = (&'a str, &'a Result<MountedImage, Rendered>)> {
+    ) -> impl Iterator<Item = (&'a str, &'a Result<MountedImage, StartFailure>)> {
         let mounts = spec.container.volume_mounts.iter().flatten();
         mounts.filter_map(|mount| Some((mount.name.as_str(), self.0.get(&mount.name)?)))
     }

@@ -1,6 +1,9 @@
 //! What executing a plan led to.
 
+use std::time::SystemTime;
+
 use super::PodError;
+use crate::model::StartFailure;
 use crate::model::StartOutcome;
 
 /// Result of executing one plan.
@@ -22,6 +25,22 @@ impl SyncOutcome {
     /// True if nothing failed.
     pub fn is_ok(&self) -> bool {
         self.errors.is_empty() && self.starts.iter().all(|s| s.result.is_ok())
+    }
+
+    /// All that failed are starts that wait for the next pull of their image: nothing was tried.
+    pub fn is_held_back(&self) -> bool {
+        let mut failures = self.failed_starts().peekable();
+        let is_alone = self.errors.is_empty() && failures.peek().is_some();
+        is_alone && failures.all(|failure| failure.token == StartFailure::IMAGE_PULL_BACK_OFF)
+    }
+
+    /// When the pod is looked at again for a start that failed, if one has a time of its own.
+    pub fn retry_at(&self) -> Option<SystemTime> {
+        self.failed_starts().filter_map(|failure| failure.retry_at).min()
+    }
+
+    fn failed_starts(&self) -> impl Iterator<Item = &StartFailure> {
+        self.starts.iter().filter_map(|start| start.result.as_ref().err())
     }
 
     /// Why resources could not be changed in place.

@@ -16,6 +16,7 @@ use keblet_tests::cluster::Cluster;
 use keblet_tests::cluster::ClusterNode;
 use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
+use keblet_tests::registry::Image;
 use keblet_tests::registry::Registry;
 use kube::api::ListParams;
 use objects::REPLICAS;
@@ -28,6 +29,8 @@ use traffic::Traffic;
 const ROLLOUTS: [&str; 3] = ["deployment/grafana", "statefulset/prometheus", "daemonset/node-exporter"];
 /// Requests that each service answers after each change.
 const REQUESTS: usize = 20;
+/// Size of the layer of the pulled image.
+const LAYER: usize = 1 << 16;
 const POLL: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Sends the list to kubectl.
@@ -154,8 +157,11 @@ async fn a_monitoring_stack_is_deployed_updated_drained_and_deleted_without_a_fa
     let (tenant, second) = prepare().await;
     let first = tenant.node.clone();
     let nodes = [&*first, &*second];
-    let registry = Registry::start(&Cache::locate(), PROBE_IMAGE).unwrap();
-    objects::REPOSITORIES.iter().for_each(|repository| registry.demand(repository, objects::LOGIN));
+    let Some(registry) = first.start_registry(&[objects::USER]).unwrap() else { return };
+    let image = Image::new(&Cache::locate(), PROBE_IMAGE, LAYER).unwrap();
+    for (repository, tag) in objects::REPOSITORIES.into_iter().flat_map(|name| [(name, "1"), (name, "2")]) {
+        registry.push_as(repository, tag, &image).unwrap();
+    }
     let stack = Stack { tenant: &tenant, registry: &registry };
     let traffic = Traffic::start(&tenant, &SERVICES);
 

@@ -6,9 +6,11 @@ use keblet_tests::registry::Registry;
 use serde_json::Value;
 use serde_json::json;
 
-/// `Authorization` of the pull secret, `node:secret`.
+/// The registry's user and password.
+pub(super) const USER: (&str, &str) = ("node", "secret");
+/// The same as `Authorization`, from the pull secret.
 pub(super) const LOGIN: &str = "Basic bm9kZTpzZWNyZXQ=";
-/// Repositories that demand it.
+/// Repositories whose images are pulled.
 pub(super) const REPOSITORIES: [&str; 2] = ["grafana", "prometheus"];
 /// Label of the stack's nodes; its value is the namespace.
 pub(super) const NODE_LABEL: &str = "keblet.dev/stack";

@@ -69,6 +69,7 @@ async fn an_image_that_is_not_there_stops_only_who_mounts_it() {
     tokio::time::advance(Duration::from_secs(5)).await;
     let outcome = execute(&node.ctx, &pod, &both(), &running(&[])).await;
     assert_eq!(tokens(&outcome)[0], ("c", "ImagePullBackOff"));
+    assert!(outcome.is_held_back() && outcome.retry_at().is_some(), "the container waits for the next pull");
 }
 
 #[tokio::test(start_paused = true)]

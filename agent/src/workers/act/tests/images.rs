@@ -92,11 +92,13 @@ async fn a_failed_pull_backs_off() {
     let pod = with_policy("absent:1", "IfNotPresent");
     let failure = started(&node, &pod).await.expect_err("absent");
     assert_eq!((failure.token.as_str(), failure.message.as_str()), ("ErrImagePull", "absent:1: not in the registry"));
+    let failed_at = node.ctx.clock.wall();
+    assert_eq!(failure.retry_at, Some(failed_at + Duration::from_secs(1)), "the back-off is shown soon");
     node.runtime.take_calls();
     let failure = started(&node, &pod).await.expect_err("held back");
     assert_eq!(failure.token, "ImagePullBackOff");
     assert_eq!(failure.message, "Back-off pulling image \"absent:1\": ErrImagePull: absent:1: not in the registry");
-    assert_eq!(failure.retry_at, None);
+    assert_eq!(failure.retry_at, Some(failed_at + Duration::from_secs(10)), "the end of the back-off");
     assert_eq!(node.runtime.take_calls(), ["ImageStatus absent:1"]);
     tokio::time::advance(Duration::from_secs(11)).await;
     node.runtime.state().registry.insert("absent:1".into(), image("sha256:late"));
