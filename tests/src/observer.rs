@@ -20,6 +20,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
+use keblet::kernel::facts::NodeFacts;
 use keblet_skip::ports;
 use serde_json::Value;
 
@@ -28,6 +29,24 @@ use crate::standalone::timeout;
 
 /// Everything it needs, and nothing else: root for the socket, and two capabilities.
 pub const LEAST_PRIVILEGES: [&str; 4] = ["setpriv", "--inh-caps=-all", "--bounding-set=-all,+bpf,+perfmon", "--"];
+
+/// What this machine lacks for the probes.
+pub fn lacks_for_probes() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("not root".to_owned());
+    }
+    let facts = NodeFacts::observe();
+    if !facts.btf {
+        return Some("no BTF".to_owned());
+    }
+    if let Some(refused) = facts.bpf_refused {
+        return Some(format!("bpf() is refused: {refused}"));
+    }
+    if !facts.host_pid_namespace {
+        return Some("not in the host's PID namespace".to_owned());
+    }
+    facts.hierarchy.is_none().then(|| "no cgroup hierarchy".to_owned())
+}
 
 /// A running observer. Killed when dropped.
 #[derive(Debug)]

@@ -18,6 +18,8 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
 use anyhow::ensure;
+use keblet_peers::AGENT_IMAGE;
+use keblet_peers::AGENT_IMAGE_VARIABLE;
 use keblet_peers::Agent;
 use keblet_peers::Cache;
 use keblet_peers::ContainerView;
@@ -429,6 +431,19 @@ pub fn program() -> Result<PathBuf> {
     let test = std::env::current_exe().context("cannot determine the path of this program")?;
     let found = test.ancestors().skip(1).take(2).map(|folder| folder.join("keblet")).find(|path| path.is_file());
     found.with_context(|| format!("no keblet beside {}: run `cargo build -p keblet`", test.display()))
+}
+
+/// The archive with the agent's image: `KEBLET_IMAGE`, or the one beside the agent.
+///
+/// # Errors
+/// There is none.
+pub fn image() -> Result<PathBuf> {
+    let path = match std::env::var_os(AGENT_IMAGE_VARIABLE) {
+        Some(path) => PathBuf::from(path),
+        None => program()?.with_file_name(AGENT_IMAGE),
+    };
+    ensure!(path.is_file(), "{} is missing: `cargo xtask test --tier cluster` packs it", path.display());
+    Ok(path)
 }
 
 /// One HTTP request; `None` if the connection fails.

@@ -139,24 +139,10 @@ impl Machine {
         mount(Some(&path("kubelet")), KUBELET_ROOT, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
         let bin = path("bin");
         symlink(agent, bin.join("kubelet")).unwrap();
-        let containerd = PrivateContainerd::start(&Cache::locate(), &Options::default()).unwrap();
+        let mut containerd = PrivateContainerd::start(&Cache::locate(), &Options::default()).unwrap();
+        containerd.import(&programs.join(KUBEADM_IMAGES)).unwrap();
         let node = Node::create(containerd.ready(), &json!({})).unwrap();
-        let machine = Self { containerd, node, programs: programs.to_owned(), bin, folder };
-        machine.import_images();
-        machine
-    }
-
-    fn import_images(&self) {
-        let cache = Cache::locate();
-        let output = Command::new(cache.containerd_bin().join("ctr"))
-            .arg("--address")
-            .arg(&self.containerd.ready().socket)
-            .args(["--namespace", "k8s.io", "images", "import"])
-            .arg(self.programs.join(KUBEADM_IMAGES))
-            .env("LD_LIBRARY_PATH", cache.libraries())
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self { containerd, node, programs: programs.to_owned(), bin, folder }
     }
 
     /// `kubeadm init`, with the agent started when its files are there, as systemd would have.

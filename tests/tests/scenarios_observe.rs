@@ -22,7 +22,11 @@ fn is_of(record: &Value, pod: &str) -> bool {
 
 /// A pod whose container keeps running when its child is killed at the container's limit.
 fn hungry(node: &StandaloneNode) -> Value {
-    let mut pod = node.pod("hungry", &["oom", "--child", "--mb", "256"]);
+    limited(node, "hungry", &["oom", "--child", "--mb", "256"])
+}
+
+fn limited(node: &StandaloneNode, name: &str, arguments: &[&str]) -> Value {
+    let mut pod = node.pod(name, arguments);
     let container = &mut pod["spec"]["containers"][0];
     container["image"] = json!(PROBE_IMAGE);
     container["resources"] = json!({ "limits": { "memory": "48Mi" } });
@@ -75,15 +79,23 @@ fn what_happened_before_the_start_is_reported() -> Result<()> {
     let mut once = node.pod("once", &["exit", "--code", "3", "--stamp", &node.stamp("once")]);
     once["spec"]["restartPolicy"] = json!("Never");
     node.layout.write_manifest("once", &once)?;
+    let mut killed = limited(&node, "killed", &["oom", "--mb", "256"]);
+    killed["spec"]["restartPolicy"] = json!("Never");
+    node.layout.write_manifest("killed", &killed)?;
     node.start()?;
     node.until_running("hungry")?;
-    node.until_true("once has failed", |node| Ok(node.status("once")["phase"] == "Failed"))?;
-    node.until_true("the child was killed", |node| Ok(node.log_contains(&["OomKilled"])))?;
+    for pod in ["once", "killed"] {
+        node.until_true(&format!("{pod} has failed"), |node| Ok(node.status(pod)["phase"] == "Failed"))?;
+    }
+    node.until_true("the child was killed", |node| Ok(node.log_contains(&["OomKilled", "hungry"])))?;
     let mut observer = start(&node, &[])?;
     let exit = observer.until("exit", "the exit of once", |record| is_of(record, "once"))?;
     ensure!(exit["earlier"] == true && exit["exitCode"] == 3, "{exit}");
     let oom = observer.until("oom", "the kill", |record| is_of(record, "hungry"))?;
     ensure!(oom["earlier"] == true && oom["confidence"] == "counter" && oom["kills"] == 1, "{oom}");
+    // Its cgroup is gone.
+    let oom = observer.until("oom", "the kill of the main process", |record| is_of(record, "killed"))?;
+    ensure!(oom["earlier"] == true && oom["confidence"] == "runtime" && oom["victim"] == "main", "{oom}");
     node.stop()
 }
 

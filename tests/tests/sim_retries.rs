@@ -6,12 +6,15 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use keblet::model::DeadContainerPolicy;
 use keblet::recorder::Recorder;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
+use keblet_tests::node::Api;
 use keblet_tests::node::SensorSet;
 use keblet_tests::node::node;
 use keblet_tests::node::pod;
+use tokio::time::Instant;
 use tokio::time::sleep;
 use tonic::Code;
 use tracing::field::Field;
@@ -148,6 +151,59 @@ async fn garbage_collection_is_retried_with_growing_pauses() {
     // Every crash adds a container: one pass over all of them, three crashes and their passes in ten minutes.
     let observed = retries(Method::RemoveContainer, From::Crashes, 60).await;
     assert!(observed.calls >= 1, "it is not retried");
+}
+
+/// When the removal of the container of this pod was requested.
+fn removals(sim: &SimRuntime, pod: &str) -> Vec<Instant> {
+    let name = format!("main_{pod}_");
+    let of_pod = |call: &&Call| call.method == Method::RemoveContainer && call.object.starts_with(&name);
+    sim.trace(|trace| trace.calls().filter(of_pod).map(|call| call.at).collect())
+}
+
+/// What exceeds the limit on all pods is removed by one task; the pods have ended.
+#[tokio::test(start_paused = true)]
+async fn a_container_beyond_the_limit_of_the_node_that_cannot_be_removed_delays_no_other() {
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(warnings.clone()));
+    let (sim, folder) = node();
+    let refuse = |why: &str| {
+        let fault = CallFault::on(Method::RemoveContainer, FaultKind::Fail(Code::Unknown, why.to_owned()));
+        sim.faults(|faults| faults.add(fault.about("main_stuck_")));
+    };
+    refuse("it is busy");
+    let (api, names) = (Api::default(), ["a", "b", "c", "stuck"]);
+    let ends = |name: &str| pod(name).restarted("Never").running("main", "exit 0 5s").from_api().build();
+    let pods = names.map(|name| api.put(&ends(name)));
+    let policy = DeadContainerPolicy { total: Some(0), ..DeadContainerPolicy::default() };
+    let agent = Agent::start_limiting_dead_containers(&sim, folder.path(), pods.into(), policy, &api);
+    sleep(Duration::from_secs(30)).await;
+    for name in names {
+        agent.update(api.pod(name).expect("the pod")).await;
+    }
+    let left = || names.map(|name| sim.trace(|trace| trace.history(name, "main").any(|i| i.removed.is_none())));
+    sleep(Duration::from_secs(40)).await;
+    assert_eq!(left(), [false, false, false, true], "{}", sim.trace(Trace::to_string));
+
+    sleep(minutes(40)).await;
+    let attempts = removals(&sim, "stuck");
+    let pauses: Vec<u64> = attempts.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+    assert!((6..=12).contains(&pauses.len()), "{pauses:?}");
+    // The task looks once a minute; pauses are a half longer at random.
+    assert!(pauses[0] <= 122 && pauses[1] >= 120 && pauses[2] >= 240, "{pauses:?}");
+    assert!(pauses[3..].iter().all(|pause| (300..=512).contains(pause)), "{pauses:?}");
+    refuse("its mounts are busy");
+    sleep(minutes(20)).await;
+    let (events, logged): (Vec<String>, Vec<String>) =
+        warnings.take().into_iter().filter(|line| line.contains("busy")).partition(|line| line.contains("recorder"));
+    assert_eq!(logged.len(), 2, "one line for each reason: {logged:#?}");
+    assert!(logged[0].contains("it is busy") && logged[1].contains("its mounts are busy"), "{logged:#?}");
+    // As a kubelet, one for each pass that failed.
+    let failed = events.iter().filter(|line| line.contains("ContainerGCFailed")).count();
+    assert_eq!(failed, removals(&sim, "stuck").len(), "{events:#?}");
+
+    sim.faults(Faults::clear);
+    sleep(minutes(9)).await;
+    assert_eq!(left(), [false; 4], "{}", sim.trace(Trace::to_string));
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,10 +8,13 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 
 use anyhow::anyhow;
+use tracing::Level;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::Filter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
@@ -61,14 +64,22 @@ where
 {
     let (filter, handle) = reload::Layer::new(written(logging.verbosity));
     let set = move |level| handle.reload(written(level)).map_err(|error| error.to_string());
+    (formatted(logging.format == "json", writer, colour, filter), Verbosity(Arc::new(set)))
+}
+
+fn formatted<S, W, F>(json: bool, writer: W, colour: bool, filter: F) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+    F: Filter<S> + Send + Sync + 'static,
+{
     let lines = tracing_subscriber::fmt::layer().with_writer(Lines { writer, colour }).with_ansi(colour);
     // Complaints about a line that cannot be written would go to stderr, which cannot be written either: a panic.
     let lines = lines.log_internal_errors(false);
-    let lines = match logging.format.as_str() {
-        "json" => lines.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed(),
-        _ => lines.with_filter(filter).boxed(),
-    };
-    (lines, Verbosity(Arc::new(set)))
+    if json {
+        return lines.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed();
+    }
+    lines.with_filter(filter).boxed()
 }
 
 /// Starts logging as configured, and the span layer if there is one. To be called once.
@@ -92,14 +103,40 @@ pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<Verbo
     Ok(verbosity)
 }
 
+/// The output of a command that logs warnings only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Something for people or for a program that asks.
+    Other,
+    /// Records as JSON lines, which a collector may mix with those of the log: these are JSON too, and do not repeat what a
+    /// record says.
+    Records,
+}
+
+/// Targets of what is a record of its own: OOM kills, states of sensors.
+const RECORDED: [&str; 2] = ["keblet::events", "keblet::events::sensors"];
+
+/// The layer that writes warnings and errors.
+fn warning_lines<S, W>(beside: Output, writer: W, colour: bool) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    match beside {
+        Output::Other => formatted(false, writer, colour, LevelFilter::WARN),
+        Output::Records => {
+            let filter = filter_fn(|line| *line.level() <= Level::WARN && !RECORDED.contains(&line.target()));
+            formatted(true, writer, colour, filter.with_max_level_hint(Level::WARN))
+        }
+    }
+}
+
 /// Logs warnings and errors only, for commands whose output is something else. To be called once.
 ///
 /// # Errors
 /// A second call.
-pub fn warnings() -> anyhow::Result<()> {
-    let colour = std::io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt::layer().with_writer(Lines { writer: std::io::stderr, colour });
-    let lines = lines.with_ansi(colour).log_internal_errors(false).with_filter(LevelFilter::WARN);
+pub fn warnings(beside: Output) -> anyhow::Result<()> {
+    let lines = warning_lines(beside, std::io::stderr, std::io::stderr().is_terminal());
     let started = tracing_subscriber::registry().with(lines).try_init();
     started.map_err(|error| anyhow!("cannot start logging: {error}"))
 }
@@ -166,6 +203,28 @@ mod tests {
         let line: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
         assert_eq!((line["pod"].as_str(), line["message"].as_str()), (Some("a/b"), Some("seen")));
         assert_eq!(line["level"], "INFO");
+    }
+
+    #[test]
+    fn warnings_beside_records_are_json_and_repeat_none() {
+        let warned = |beside| {
+            let buffer = Buffer::default();
+            let writer = buffer.clone();
+            let lines = warning_lines(beside, move || writer.clone(), false);
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
+                tracing::info!(target: "keblet::pleg", "seen");
+                tracing::warn!(target: "keblet::events::sensors", sensor = "oom", "sensor changed");
+                tracing::warn!(target: "keblet::events", victim = "child", "OOM kill");
+                tracing::warn!(target: "keblet::events::kernel", "kernel records lost");
+            });
+            let bytes = buffer.0.lock().unwrap().clone();
+            String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(warned(Output::Other).len(), 3);
+        let lines = warned(Output::Records);
+        let [line] = &lines[..] else { panic!("{lines:?}") };
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!((line["level"].as_str(), line["message"].as_str()), (Some("WARN"), Some("kernel records lost")));
     }
 
     #[test]

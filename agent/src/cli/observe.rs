@@ -56,7 +56,13 @@ pub struct Source {
     /// Look for pods below this cgroup only
     #[arg(long, value_name = "CGROUP", default_value = "/")]
     cgroup_root: String,
+    /// Name of the node in records and in the view [default: the hostname]
+    #[arg(long, value_name = "NAME", env = NODE_NAME, hide_env_values = true)]
+    node_name: Option<String>,
 }
+
+/// Names the node of a pod, whose hostname is its own. Programs that are executed in the pod have it too.
+const NODE_NAME: &str = "NODE_NAME";
 
 impl Source {
     /// What to collect.
@@ -68,7 +74,8 @@ impl Source {
         let endpoint = endpoint
             .context("no container runtime was found; name its socket by --container-runtime-endpoint=unix:///...")?;
         let cgroup_root = format!("/{}", self.cgroup_root.trim_matches('/'));
-        Ok(CollectOptions { endpoint, cgroup_root, interval, node: host::node_name("")?, version: KEBLET })
+        let node = host::node_name(self.node_name.as_deref().unwrap_or_default())?;
+        Ok(CollectOptions { endpoint, cgroup_root, interval, node, version: KEBLET })
     }
 }
 
@@ -130,7 +137,7 @@ pub fn run(args: &Args) -> anyhow::Result<Exit> {
         return Ok(Exit::Usage);
     }
     if !in_view {
-        logging::warnings()?;
+        logging::warnings(if args.json { logging::Output::Records } else { logging::Output::Other })?;
     }
     let options = args.source.options(args.interval.unwrap_or(if in_view { VIEW_INTERVAL } else { LINES_INTERVAL }))?;
     let runtime = process::light_runtime().context("cannot start the async runtime")?;
@@ -301,9 +308,13 @@ mod tests {
     #[test]
     fn a_missing_runtime_is_named() {
         let endpoint = "unix:///nonexistent/runtime.sock".parse().unwrap();
-        let source = Source { container_runtime_endpoint: Some(endpoint), cgroup_root: "/keblet-no-such".into() };
+        let source = Source {
+            container_runtime_endpoint: Some(endpoint),
+            cgroup_root: "/keblet-no-such".into(),
+            node_name: Some("Worker-7".into()),
+        };
         let options = source.options(Duration::from_secs(1)).unwrap();
-        assert_eq!(options.cgroup_root, "/keblet-no-such");
+        assert_eq!((options.cgroup_root.as_str(), options.node.as_str()), ("/keblet-no-such", "worker-7"));
         let error = once(&source, Duration::from_secs(1), 1).unwrap_err().to_string();
         assert!(error.contains("/nonexistent/runtime.sock"), "{error}");
     }

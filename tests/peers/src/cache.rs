@@ -18,6 +18,11 @@ pub const KUBEADM_IMAGES: &str = "kubeadm-images.tar";
 /// Their `imageRepository`.
 pub const KUBEADM_REPOSITORY: &str = "keblet.local";
 
+/// The archive with the agent's image, beside the agent.
+pub const AGENT_IMAGE: &str = "keblet-image.tar";
+/// Its path, if it is elsewhere.
+pub const AGENT_IMAGE_VARIABLE: &str = "KEBLET_IMAGE";
+
 /// Selects the containerd of private runtimes: `1.7` (the default) or `2`.
 pub const CONTAINERD_VARIABLE: &str = "KEBLET_CONTAINERD";
 

@@ -1,6 +1,7 @@
 //! The handle of a private container runtime, which the process `private-containerd` runs and cleans up.
 
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -143,6 +144,14 @@ impl PrivateContainerd {
     /// The supervisor has exited.
     pub fn adopt(&mut self, pid: u32) -> Result<()> {
         self.call(&format!("adopt {pid}")).with_context(|| format!("cannot adopt process {pid}"))
+    }
+
+    /// Imports the images of an archive, for pods of Kubernetes.
+    ///
+    /// # Errors
+    /// The archive cannot be read, or the runtime does not list its images in time.
+    pub fn import(&mut self, archive: &Path) -> Result<()> {
+        self.call(&format!("import {}", archive.display()))
     }
 
     /// Stops the runtime and removes all its resources.

@@ -18,6 +18,8 @@ mod view;
 pub use agent::Agent;
 pub use agent::Node;
 pub use agent::log_tail;
+pub use cache::AGENT_IMAGE;
+pub use cache::AGENT_IMAGE_VARIABLE;
 pub use cache::BUSYBOX_IMAGE;
 pub use cache::CONTAINERD_VARIABLE;
 pub use cache::Cache;

@@ -219,6 +219,14 @@ impl ClusterNode {
         self.parts().containerd.as_mut().context("the runtime is stopped")?.pods()
     }
 
+    /// Imports the images of an archive.
+    ///
+    /// # Errors
+    /// The archive cannot be imported.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        self.parts().containerd.as_mut().context("the runtime is stopped")?.import(archive)
+    }
+
     /// Kills the container runtime with SIGKILL; containers keep running.
     ///
     /// # Errors

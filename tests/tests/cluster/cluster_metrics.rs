@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 /// The samples of one page.
-struct Page(Vec<Sample>);
+pub(crate) struct Page(Vec<Sample>);
 
 struct Sample {
     name: String,
@@ -23,7 +23,7 @@ struct Sample {
 }
 
 impl Page {
-    fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
         lines.map(|line| sample(line).with_context(|| format!("not a sample: {line}"))).collect::<Result<_>>().map(Self)
     }
@@ -36,7 +36,7 @@ impl Page {
     }
 
     /// Their sum; `None` if there are none.
-    fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         self.with(name, labels).map(|sample| sample.value).reduce(|sum, value| sum + value)
     }
 }
@@ -54,7 +54,8 @@ fn sample(line: &str) -> Option<Sample> {
     Some(Sample { name: name.to_owned(), labels: pairs.collect::<Option<_>>()?, value })
 }
 
-async fn page(tenant: &Tenant, path: &str) -> Result<Page> {
+/// A page of the node's, by way of the API server.
+pub(crate) async fn page(tenant: &Tenant, path: &str) -> Result<Page> {
     let path = format!("/api/v1/nodes/{}/proxy{path}", tenant.node.name());
     Page::parse(&tenant.kubectl().ok(&["get", "--raw", &path]).await?)
 }

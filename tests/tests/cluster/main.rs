@@ -8,6 +8,7 @@ mod cluster_access;
 mod cluster_admission;
 mod cluster_block_volumes;
 mod cluster_credentials;
+mod cluster_daemonset;
 mod cluster_events;
 mod cluster_eviction;
 mod cluster_faults;

@@ -2,35 +2,33 @@
 //! for no more privileges than documented, and queries only series that exist.
 #![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
-mod helm;
 mod series;
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
 
-use helm::Chart;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::serde::Serialize;
 use k8s_openapi::serde::de::DeserializeOwned;
+use keblet_tests::deploy::helm::Chart;
+use keblet_tests::deploy::manifest;
+use keblet_tests::deploy::of_kind;
+use keblet_tests::deploy::path;
 use serde_json::Value;
 use serde_json::json;
-
-fn path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
-}
 
 fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// The documents of a YAML text.
-fn yaml(text: &str) -> Vec<Value> {
-    serde_saphyr::from_multiple(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+/// The namespace of the chart's release.
+const NAMESPACE: &str = "monitoring";
+
+fn chart() -> Chart {
+    Chart::read(&path("deploy/helm/keblet-observe")).unwrap()
 }
 
 /// A document as an API object that has all its fields: what the type does not know would be lost.
@@ -38,10 +36,6 @@ fn typed<T: Serialize + DeserializeOwned>(document: &Value) -> T {
     let object: T = serde_json::from_value(document.clone()).unwrap_or_else(|error| panic!("{error}: {document:#}"));
     assert_eq!(serde_json::to_value(&object).unwrap(), *document, "fields that the API does not have");
     object
-}
-
-fn of_kind<'a>(documents: &'a [Value], kind: &str) -> &'a Value {
-    documents.iter().find(|one| one["kind"] == kind).unwrap_or_else(|| panic!("there is no {kind}"))
 }
 
 /// Least privileges, and arguments that keblet accepts.
@@ -63,6 +57,7 @@ fn check_daemon_set(document: &Value) {
     assert_eq!(capabilities.add, Some(vec!["BPF".to_owned(), "PERFMON".to_owned()]));
     let mounts = container.volume_mounts.as_ref().unwrap();
     assert!(mounts.iter().all(|mount| mount.read_only == Some(true)), "{mounts:?}");
+    assert!(mounts.iter().all(|mount| mount.recursive_read_only.as_deref() == Some("IfPossible")), "{mounts:?}");
     let paths: Vec<String> =
         pod.volumes.unwrap().into_iter().map(|volume| volume.host_path.expect("a host path").path).collect();
     assert_eq!(paths.len(), 2);
@@ -76,42 +71,42 @@ fn check_daemon_set(document: &Value) {
 
 #[test]
 fn the_daemon_set_has_the_least_privileges() {
-    let documents = yaml(&read("deploy/observe/daemonset.yaml"));
+    let documents = manifest("deploy/observe/daemonset.yaml").unwrap();
     assert_eq!(documents.len(), 3);
-    let namespace: Namespace = typed(of_kind(&documents, "Namespace"));
+    let namespace: Namespace = typed(of_kind(&documents, "Namespace").unwrap());
     let labels = namespace.metadata.labels.unwrap();
     assert_eq!(labels["pod-security.kubernetes.io/enforce"], "privileged", "hostPID and hostPath need it");
-    let account: ServiceAccount = typed(of_kind(&documents, "ServiceAccount"));
+    let account: ServiceAccount = typed(of_kind(&documents, "ServiceAccount").unwrap());
     assert_eq!(account.automount_service_account_token, Some(false));
-    check_daemon_set(of_kind(&documents, "DaemonSet"));
+    check_daemon_set(of_kind(&documents, "DaemonSet").unwrap());
 }
 
 #[test]
 fn the_chart_renders_to_the_same() {
-    let chart = Chart::read(&path("deploy/helm/keblet-observe"));
-    let documents = chart.render(&json!({}));
+    let chart = chart();
+    let documents = chart.render(NAMESPACE, &json!({})).unwrap();
     assert_eq!(documents.len(), 2, "nothing optional by default");
-    let _: ServiceAccount = typed(of_kind(&documents, "ServiceAccount"));
-    let set = of_kind(&documents, "DaemonSet");
+    let _: ServiceAccount = typed(of_kind(&documents, "ServiceAccount").unwrap());
+    let set = of_kind(&documents, "DaemonSet").unwrap();
     check_daemon_set(set);
-    let manifest = yaml(&read("deploy/observe/daemonset.yaml"));
+    let written = manifest("deploy/observe/daemonset.yaml").unwrap();
     let pod = |set: &Value| set["spec"]["template"]["spec"].clone();
-    let (rendered, written) = (pod(set), pod(of_kind(&manifest, "DaemonSet")));
+    let (rendered, written) = (pod(set), pod(of_kind(&written, "DaemonSet").unwrap()));
     for field in ["volumes", "tolerations", "nodeSelector", "priorityClassName", "terminationGracePeriodSeconds"] {
         assert_eq!(rendered[field], written[field], "{field}");
     }
-    for field in ["image", "securityContext", "volumeMounts", "resources", "livenessProbe", "ports"] {
+    for field in ["image", "env", "securityContext", "volumeMounts", "resources", "livenessProbe", "ports"] {
         assert_eq!(rendered["containers"][0][field], written["containers"][0][field], "{field}");
     }
-    let notes = chart.text("NOTES.txt", &json!({}));
+    let notes = chart.text("NOTES.txt", NAMESPACE, &json!({})).unwrap();
     assert!(notes.contains("exec -it ds/observe -- /usr/bin/keblet observe"), "{notes}");
 }
 
 #[test]
 fn options_of_the_chart() {
-    let chart = Chart::read(&path("deploy/helm/keblet-observe"));
+    let chart = chart();
     let on = json!({ "enabled": true, "labels": { "release": "stack" } });
-    let documents = chart.render(&json!({
+    let values = json!({
         "image": { "tag": "9" },
         "imagePullSecrets": [{ "name": "secret" }],
         "runtime": { "directory": "/run/crio", "socket": "crio.sock" },
@@ -124,22 +119,23 @@ fn options_of_the_chart() {
         "prometheusRule": on,
         "dashboard": { "enabled": true },
         "serviceAccount": { "create": false },
-    }));
+    });
+    let documents = chart.render(NAMESPACE, &values).unwrap();
     let mut kinds: Vec<&str> = documents.iter().map(|one| one["kind"].as_str().unwrap()).collect();
     kinds.sort_unstable();
     assert_eq!(kinds, ["ConfigMap", "DaemonSet", "PodMonitor", "PrometheusRule"]);
-    let set = of_kind(&documents, "DaemonSet");
+    let set = of_kind(&documents, "DaemonSet").unwrap();
     check_daemon_set(set);
     let container = &set["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], "keblet.dev/keblet:9");
     let arguments = container["args"].to_string();
     assert!(arguments.contains("unix:///run/crio/crio.sock") && !arguments.contains("--json"), "{arguments}");
-    let monitor = of_kind(&documents, "PodMonitor");
+    let monitor = of_kind(&documents, "PodMonitor").unwrap();
     assert_eq!(monitor["metadata"]["labels"]["release"], "stack");
     assert_eq!(monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"], true);
-    let rule = of_kind(&documents, "PrometheusRule");
-    assert_eq!(rule["spec"], yaml(&read("deploy/prometheus/keblet-rules.yaml"))[0]);
-    let map: ConfigMap = typed(of_kind(&documents, "ConfigMap"));
+    let rule = of_kind(&documents, "PrometheusRule").unwrap();
+    assert_eq!(rule["spec"], manifest("deploy/prometheus/keblet-rules.yaml").unwrap()[0]);
+    let map: ConfigMap = typed(of_kind(&documents, "ConfigMap").unwrap());
     let dashboard: Value = serde_json::from_str(&map.data.unwrap()["keblet-observe.json"]).unwrap();
     assert_eq!(dashboard["uid"], "keblet-observe");
 }
@@ -157,7 +153,7 @@ fn the_schema_of_the_chart_knows_its_values() {
         let unknown = properties.keys().find(|name| !values.contains_key(*name) && *name != "global");
         assert_eq!(unknown, None, "{path}: a schema without a value");
     }
-    let chart = Chart::read(&path("deploy/helm/keblet-observe"));
+    let chart = chart();
     let schema: Value = serde_json::from_str(&read("deploy/helm/keblet-observe/values.schema.json")).unwrap();
     compare(chart.values(), &schema, "values");
 }
@@ -178,7 +174,7 @@ fn files_of_the_chart_are_those_of_the_folders_beside_it() {
 
 #[test]
 fn alert_rules_query_series_that_exist() {
-    let rules = yaml(&read("deploy/prometheus/keblet-rules.yaml")).remove(0);
+    let rules = manifest("deploy/prometheus/keblet-rules.yaml").unwrap().remove(0);
     let series = series::of_observe();
     let groups = rules["groups"].as_array().unwrap().iter();
     let rules: Vec<&Value> = groups.flat_map(|group| group["rules"].as_array().unwrap()).collect();

@@ -23,6 +23,7 @@ use keblet::kernel::bpf::Loaded;
 use keblet::kernel::bpf::Options;
 use keblet::kernel::bpf::ProbeOutput;
 use keblet::kernel::bpf::Records;
+use keblet_tests::observer;
 use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -32,26 +33,9 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The reason why this machine cannot run the tests, which then are skipped.
 pub(crate) fn machine_lacks() -> Option<String> {
-    let lack = lacking()?;
+    let lack = observer::lacks_for_probes()?;
     keblet_skip::skip(&format!("this machine cannot run kernel tests: {lack}"));
     Some(lack)
-}
-
-fn lacking() -> Option<String> {
-    if !nix::unistd::geteuid().is_root() {
-        return Some("not root".to_owned());
-    }
-    let facts = keblet::kernel::facts::NodeFacts::observe();
-    if !facts.btf {
-        return Some("no BTF".to_owned());
-    }
-    if let Some(refused) = facts.bpf_refused {
-        return Some(format!("bpf() is refused: {refused}"));
-    }
-    if !facts.host_pid_namespace {
-        return Some("not in the host's PID namespace".to_owned());
-    }
-    facts.hierarchy.is_none().then(|| "no cgroup hierarchy".to_owned())
 }
 
 /// Probes with default sizes; see [`load_with`].

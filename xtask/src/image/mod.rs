@@ -14,8 +14,11 @@ use std::process::Command;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
+use keblet_peers::AGENT_IMAGE;
 
 use crate::paths;
+use crate::progress::step;
+use crate::run;
 use crate::setup::images::Image;
 use crate::setup::images::Layer;
 use crate::setup::images::write_archive;
@@ -61,6 +64,26 @@ pub(crate) fn image(arguments: &Arguments) -> Result<()> {
     pack(&binary, &name, &archive)?;
     println!("{}", archive.display());
     Ok(())
+}
+
+/// Packs the agent that the tests run, unless that was done since it was built; returns the archive.
+///
+/// # Errors
+/// The agent was not built, or the archive cannot be written.
+pub(crate) fn of_tests() -> Result<PathBuf> {
+    let binary = run::agent();
+    let archive = binary.with_file_name(AGENT_IMAGE);
+    if !is_newer(&archive, &binary)? {
+        step("packing the agent's image", || pack(&binary, &format!("{NAME}:{VERSION}"), &archive))?;
+    }
+    Ok(archive)
+}
+
+/// Whether a file exists and was written after another one, which must exist.
+fn is_newer(file: &Path, than: &Path) -> Result<bool> {
+    let written = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified());
+    let other = written(than).with_context(|| format!("cannot inspect {}", than.display()))?;
+    Ok(written(file).is_ok_and(|written| written > other))
 }
 
 fn build() -> Result<PathBuf> {

@@ -1,5 +1,7 @@
 use std::collections::BTreeMap;
 use std::io::Read as _;
+use std::time::Duration;
+use std::time::SystemTime;
 
 use serde_json::Value;
 
@@ -51,6 +53,23 @@ fn manifests_name_the_image_that_is_packed() {
     assert!(read("deploy/observe/daemonset.yaml").contains(&format!("image: {image}\n")));
     assert!(read("deploy/helm/keblet-observe/values.yaml").contains(&format!("repository: {NAME}\n")));
     assert!(read("deploy/helm/keblet-observe/Chart.yaml").contains(&format!("appVersion: {VERSION}\n")));
+}
+
+#[test]
+fn an_image_is_packed_again_when_its_program_has_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, archive) = (folder.path().join("program"), folder.path().join("archive"));
+    let write = |path: &Path, seconds: u64| {
+        let file = fs::File::create(path).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+    };
+    assert!(is_newer(&archive, &program).is_err(), "there is no program");
+    write(&program, 10);
+    assert!(!is_newer(&archive, &program).unwrap(), "there is no archive");
+    write(&archive, 11);
+    assert!(is_newer(&archive, &program).unwrap());
+    write(&program, 11);
+    assert!(!is_newer(&archive, &program).unwrap());
 }
 
 #[test]

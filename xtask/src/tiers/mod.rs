@@ -27,10 +27,12 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use keblet_peers::AGENT_IMAGE_VARIABLE;
 use keblet_peers::CONTAINERD_VARIABLE;
 use keblet_peers::Cache;
 
 use crate::docs_paths;
+use crate::image;
 use crate::interrupt::Interrupt;
 use crate::layers;
 use crate::licences;
@@ -206,13 +208,15 @@ fn build_release() -> Result<PathBuf> {
     Ok(paths::target().join("release/keblet"))
 }
 
-/// The tests limit by themselves how many use a control plane at a time; the others can run in parallel.
+/// The tests limit by themselves how many use a control plane at a time; the others can run in parallel. One deploys the
+/// agent's image.
 fn cluster(cache: Option<&Cache>) -> Result<Tally> {
     peers::control_plane()?;
     if let Some(cache) = cache {
         setup::prepare_registry(cache)?;
     }
-    cargo_test(&["--workspace"], &["--ignored", "cluster_", "--test-threads", "24"], cache, &[])
+    let variables = [(AGENT_IMAGE_VARIABLE, image::of_tests()?.into_os_string())];
+    cargo_test(&["--workspace"], &["--ignored", "cluster_", "--test-threads", "24"], cache, &variables)
 }
 
 /// Last of all tiers, as signals are handled from here on.

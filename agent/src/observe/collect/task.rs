@@ -193,8 +193,22 @@ impl Task {
             self.dead.entry(uid).or_default();
         }
         self.measure().await?;
+        for record in self.kills_without_cgroup() {
+            self.send(record).await?;
+        }
         let pods = u64::try_from(self.pods.len()).unwrap_or(u64::MAX);
         self.send(Record::Ready(Ready { pods })).await
+    }
+
+    /// Kills before the start in pods that have no cgroup any more, since they have ended: only the runtime tells of them.
+    fn kills_without_cgroup(&mut self) -> Vec<Record> {
+        let mut records = Vec::new();
+        for (uid, dead) in &mut self.dead {
+            let Some(pod) = self.pods.get(&PodUid::from(uid.as_str())) else { continue };
+            let dead = std::mem::take(dead).into_iter();
+            records.extend(dead.map(|(name, id)| Record::Oom(kills::by_runtime(pod.name(), (&name, &id), true))));
+        }
+        records
     }
 
     async fn pods_changed(&mut self, changed: Vec<PodUid>) -> Result<(), Closed> {

@@ -111,7 +111,7 @@ impl Record {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Start {
-    /// The node's hostname.
+    /// Name of the node.
     pub node: String,
     /// Version of keblet.
     pub version: String,

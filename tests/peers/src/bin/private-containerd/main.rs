@@ -13,6 +13,7 @@ mod processes;
 mod runtime;
 mod shared;
 
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -38,7 +39,8 @@ use crate::runtime::Runtime;
 ///
 /// Prints a line of JSON with its socket when it is ready, and one in response to each command on standard input,
 /// `{"ok": …}` or `{"error": "…"}`: `list` lists all pods, `kill` kills containerd with SIGKILL, `start` starts it
-/// again, `adopt PID` registers a process that is killed before the clean-up.
+/// again, `adopt PID` registers a process that is killed before the clean-up, `import FILE` imports the images of an
+/// archive.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -118,6 +120,7 @@ async fn execute(runtime: &mut Runtime, command: &str) -> Result<Value> {
         Some(("adopt", pid)) => {
             json!(runtime.adopt(pid.parse().with_context(|| format!("{pid:?} is not a process id"))?))
         }
+        Some(("import", archive)) => json!(runtime.import(Path::new(archive)).await?),
         _ => bail!("unknown command {command:?}; see --help"),
     };
     Ok(result)

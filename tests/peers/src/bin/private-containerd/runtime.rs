@@ -1,14 +1,17 @@
 //! One containerd: start, restart, clean-up.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
+use anyhow::ensure;
 use keblet_peers::BUSYBOX_IMAGE;
 use keblet_peers::Cache;
 use keblet_peers::PAUSE_IMAGE;
@@ -70,7 +73,7 @@ impl Runtime {
         HostResources::of(&self.layout).create_cgroups()?;
         network::create(&self.layout, &self.cache).await?;
         let ready = self.start().await?;
-        self.import_images().await?;
+        self.import_test_images().await?;
         Ok(ready)
     }
 
@@ -215,34 +218,48 @@ impl Runtime {
         }
     }
 
-    async fn import_images(&self) -> Result<()> {
+    async fn import_test_images(&self) -> Result<()> {
         let images = self.cache.images();
-        let output = self
-            .command("ctr")
-            .arg("--address")
-            .arg(self.layout.socket())
-            .args(["--namespace", "k8s.io", "images", "import"])
-            .arg(&images)
-            .output()
-            .await
-            .context("cannot run ctr")?;
-        if !output.status.success() {
-            bail!("cannot import {}: {}", images.display(), String::from_utf8_lossy(&output.stderr).trim());
+        self.import(&images).await?;
+        let names = Cri::connect(&self.layout.socket()).await?.images().await?;
+        let is_missing = |image: &&str| !names.iter().any(|name| name == image);
+        match [PAUSE_IMAGE, PROBE_IMAGE, BUSYBOX_IMAGE].into_iter().find(is_missing) {
+            Some(image) => bail!("{image} is not in {}", images.display()),
+            None => Ok(()),
         }
-        // The CRI plugin learns of new images from an event.
+    }
+
+    /// Imports the images of an archive, and waits until the CRI plugin has them, which learns of new images from events.
+    ///
+    /// # Errors
+    /// The archive cannot be imported, or the CRI plugin does not list an image in time.
+    pub(crate) async fn import(&self, archive: &Path) -> Result<()> {
+        let shown = archive.display();
+        self.ctr(&[OsStr::new("import"), archive.as_os_str()])
+            .await
+            .with_context(|| format!("cannot import {shown}"))?;
+        let stored = self.ctr(&[OsStr::new("list"), OsStr::new("--quiet")]).await.context("cannot list the images")?;
+        // The plugin adds names of its own, which have a digest.
+        let stored: Vec<&str> = stored.lines().filter(|name| !name.contains("sha256:")).collect();
         let mut cri = Cri::connect(&self.layout.socket()).await?;
         let deadline = Instant::now() + START_DEADLINE;
         loop {
             let names = cri.images().await?;
-            let missing = [PAUSE_IMAGE, PROBE_IMAGE, BUSYBOX_IMAGE]
-                .into_iter()
-                .find(|image| !names.iter().any(|name| name == image));
-            match missing {
+            match stored.iter().find(|image| !names.iter().any(|name| name == *image)) {
                 None => return Ok(()),
-                Some(image) if Instant::now() > deadline => bail!("{image} is not in {}", images.display()),
+                Some(image) if Instant::now() > deadline => bail!("the CRI plugin has no {image} of {shown}"),
                 Some(_) => sleep(POLL).await,
             }
         }
+    }
+
+    /// Runs a subcommand of `ctr images`, and returns its output.
+    async fn ctr(&self, arguments: &[&OsStr]) -> Result<String> {
+        let mut command = self.command("ctr");
+        command.arg("--address").arg(self.layout.socket()).args(["--namespace", "k8s.io", "images"]).args(arguments);
+        let output = command.output().await.context("cannot run ctr")?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// A program of the cache with the path and libraries of the cache.
@@ -266,11 +283,11 @@ impl Runtime {
     }
 }
 
-fn write(path: &std::path::Path, text: &str) -> Result<()> {
+fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn write_executable(path: &std::path::Path, text: &str) -> Result<()> {
+fn write_executable(path: &Path, text: &str) -> Result<()> {
     write(path, text)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
         .with_context(|| format!("cannot make {} executable", path.display()))

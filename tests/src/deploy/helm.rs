@@ -4,14 +4,16 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::path::PathBuf;
 
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::bail;
 use serde_json::Value;
 use serde_json::json;
 
-type Result<T> = std::result::Result<T, String>;
-
 /// A chart.
-pub(super) struct Chart {
+pub struct Chart {
     files: BTreeMap<String, String>,
     templates: BTreeMap<String, Vec<Node>>,
     helpers: BTreeMap<String, Vec<Node>>,
@@ -30,18 +32,18 @@ enum Node {
 
 impl Chart {
     /// Reads a chart's folder.
-    pub(super) fn read(folder: &Path) -> Self {
-        let read = |path: &Path| fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let list = |name: &str| {
-            let entries = fs::read_dir(folder.join(name)).unwrap();
-            entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
-        };
-        let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
-        let files = list("files").into_iter().map(|path| (format!("files/{}", name(&path)), read(&path))).collect();
+    ///
+    /// # Errors
+    /// A file cannot be read, or a template has what is not known here.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let mut files = BTreeMap::new();
+        for path in list(&folder.join("files"))? {
+            files.insert(format!("files/{}", name(&path)), super::read(&path)?);
+        }
         let mut templates = BTreeMap::new();
         let mut helpers = BTreeMap::new();
-        for path in list("templates") {
-            let nodes = parse(&read(&path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        for path in list(&folder.join("templates"))? {
+            let nodes = parse(&super::read(&path)?).with_context(|| format!("cannot parse {}", path.display()))?;
             for node in &nodes {
                 if let Node::Define(name, body) = node {
                     helpers.insert(name.clone(), body.clone());
@@ -49,32 +51,46 @@ impl Chart {
             }
             templates.insert(name(&path), nodes);
         }
-        let yaml = |name: &str| super::yaml(&read(&folder.join(name))).remove(0);
-        let chart = yaml("Chart.yaml");
+        let first = |name: &str| -> Result<Value> {
+            let documents = super::yaml(&super::read(&folder.join(name))?)?;
+            documents.into_iter().next().with_context(|| format!("{name} is empty"))
+        };
+        let chart = first("Chart.yaml")?;
         let chart = json!({ "Version": chart["version"], "AppVersion": chart["appVersion"], "Name": chart["name"] });
-        Self { files, templates, helpers, chart, values: yaml("values.yaml") }
+        Ok(Self { files, templates, helpers, chart, values: first("values.yaml")? })
     }
 
     /// The default values.
-    pub(super) fn values(&self) -> &Value {
+    pub fn values(&self) -> &Value {
         &self.values
     }
 
-    /// The documents of all templates, rendered with these values over the default ones.
-    pub(super) fn render(&self, changes: &Value) -> Vec<Value> {
-        let manifests = self.templates.keys().filter(|name| name.ends_with(".yaml"));
-        manifests.flat_map(|name| super::yaml(&self.text(name, changes))).filter(|value| !value.is_null()).collect()
+    /// The documents of all templates, rendered for a namespace with these values over the default ones.
+    ///
+    /// # Errors
+    /// A template has what is not known here, or renders to what is not YAML.
+    pub fn render(&self, namespace: &str, changes: &Value) -> Result<Vec<Value>> {
+        let mut documents = Vec::new();
+        for name in self.templates.keys().filter(|name| name.ends_with(".yaml")) {
+            documents.extend(super::yaml(&self.text(name, namespace, changes)?)?);
+        }
+        documents.retain(|document| !document.is_null());
+        Ok(documents)
     }
 
     /// One rendered template.
-    pub(super) fn text(&self, name: &str, changes: &Value) -> String {
+    ///
+    /// # Errors
+    /// It does not exist, or has what is not known here.
+    pub fn text(&self, name: &str, namespace: &str, changes: &Value) -> Result<String> {
         let mut values = self.values.clone();
         merge(&mut values, changes);
-        let release = json!({ "Name": "observe", "Namespace": "monitoring", "Service": "Helm" });
+        let release = json!({ "Name": "observe", "Namespace": namespace, "Service": "Helm" });
         let root = json!({ "Values": values, "Chart": self.chart, "Release": release });
         let mut out = String::new();
-        self.write(&self.templates[name], &root, &mut out).unwrap_or_else(|error| panic!("{name}: {error}"));
-        out
+        let nodes = self.templates.get(name).with_context(|| format!("there is no template {name}"))?;
+        self.write(nodes, &root, &mut out).with_context(|| format!("cannot render {name}"))?;
+        Ok(out)
     }
 
     fn write(&self, nodes: &[Node], dot: &Value, out: &mut String) -> Result<()> {
@@ -99,26 +115,26 @@ impl Chart {
         let mut last: Option<Value> = None;
         for command in pipeline.split('|').map(str::trim) {
             let words: Vec<&str> = command.split_whitespace().collect();
-            let (name, arguments) = words.split_first().ok_or("an empty command")?;
+            let (name, arguments) = words.split_first().context("an empty command")?;
             let mut arguments: Vec<Value> = arguments.iter().map(|word| term(word, dot)).collect::<Result<_>>()?;
             arguments.extend(last.take());
             last = Some(self.call(name, arguments, dot)?);
         }
-        last.ok_or_else(|| "an empty pipeline".to_owned())
+        last.context("an empty pipeline")
     }
 
     fn call(&self, name: &str, arguments: Vec<Value>, dot: &Value) -> Result<Value> {
-        let text = |value: &Value| value.as_str().map(str::to_owned).ok_or_else(|| format!("{name} of {value}"));
+        let text = |value: &Value| value.as_str().map(str::to_owned).with_context(|| format!("{name} of {value}"));
         match (name, &arguments[..]) {
             ("include", [helper, dot]) => {
                 let helper = text(helper)?;
-                let body = self.helpers.get(&helper).ok_or_else(|| format!("no template {helper}"))?;
+                let body = self.helpers.get(&helper).with_context(|| format!("no template {helper}"))?;
                 let mut out = String::new();
                 self.write(body, dot, &mut out)?;
                 Ok(out.into())
             }
             ("nindent", [width, value]) => {
-                let indent = " ".repeat(usize::try_from(width.as_u64().ok_or("no width")?).unwrap());
+                let indent = " ".repeat(usize::try_from(width.as_u64().context("no width")?)?);
                 let lines = text(value)?;
                 let lines = lines.trim_end().lines().map(|line| format!("\n{indent}{line}"));
                 Ok(lines.collect::<String>().into())
@@ -128,10 +144,10 @@ impl Chart {
             ("default", [otherwise, value]) => Ok(if is_true(value) { value.clone() } else { otherwise.clone() }),
             (".Files.Get", [path]) => {
                 let path = text(path)?;
-                self.files.get(&path).map(|text| text.as_str().into()).ok_or_else(|| format!("no file {path}"))
+                self.files.get(&path).map(|text| text.as_str().into()).with_context(|| format!("no file {path}"))
             }
             (path, []) if path.starts_with('.') => term(path, dot),
-            (name, arguments) => Err(format!("{name} with {} arguments is not known here", arguments.len())),
+            (name, arguments) => bail!("{name} with {} arguments is not known here", arguments.len()),
         }
     }
 }
@@ -139,16 +155,16 @@ impl Chart {
 /// A path from the dot, a text or a number.
 fn term(word: &str, dot: &Value) -> Result<Value> {
     if let Some(text) = word.strip_prefix('"') {
-        return text.strip_suffix('"').map(Value::from).ok_or_else(|| format!("{word} has no end"));
+        return text.strip_suffix('"').map(Value::from).with_context(|| format!("{word} has no end"));
     }
     if let Ok(number) = word.parse::<u64>() {
         return Ok(number.into());
     }
-    let path = word.strip_prefix('.').ok_or_else(|| format!("{word} is not known here"))?;
+    let path = word.strip_prefix('.').with_context(|| format!("{word} is not known here"))?;
     let mut value = dot;
     for name in path.split('.').filter(|name| !name.is_empty()) {
         // A typing error would render as nothing.
-        value = value.get(name).ok_or_else(|| format!("{word} does not exist"))?;
+        value = value.get(name).with_context(|| format!("{word} does not exist"))?;
     }
     Ok(value.clone())
 }
@@ -168,7 +184,7 @@ fn scalar(value: &Value) -> Result<String> {
     match value {
         Value::String(text) => Ok(text.clone()),
         Value::Number(_) | Value::Bool(_) => Ok(value.to_string()),
-        other => Err(format!("{other} is no text")),
+        other => bail!("{other} is no text"),
     }
 }
 
@@ -198,11 +214,21 @@ fn merge(values: &mut Value, changes: &Value) {
     }
 }
 
+/// The files of a folder.
+fn list(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    Ok(entries.flatten().map(|entry| entry.path()).collect())
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 fn parse(text: &str) -> Result<Vec<Node>> {
     let mut stack: Vec<(String, Vec<Node>)> = vec![(String::new(), Vec::new())];
     let mut rest = text.to_owned();
     while let Some(start) = rest.find("{{") {
-        let end = rest[start..].find("}}").ok_or("{{ without an end")? + start;
+        let end = rest[start..].find("}}").context("{{ without an end")? + start;
         let (mut before, mut action) = (rest[..start].to_owned(), rest[start + 2..end].to_owned());
         let mut after = rest[end + 2..].to_owned();
         if let Some(trimmed) = action.strip_prefix('-') {
@@ -218,7 +244,7 @@ fn parse(text: &str) -> Result<Vec<Node>> {
     push(&mut stack, Node::Text(rest));
     match stack.pop() {
         Some((opening, nodes)) if opening.is_empty() => Ok(nodes),
-        other => Err(format!("{other:?} has no end")),
+        other => bail!("{other:?} has no end"),
     }
 }
 
@@ -232,8 +258,8 @@ fn act(stack: &mut Vec<(String, Vec<Node>)>, action: &str) -> Result<()> {
         "if" | "with" | "define" => stack.push((action.to_owned(), Vec::new())),
         "end" => {
             let (opening, body) =
-                stack.pop().filter(|(opening, _)| !opening.is_empty()).ok_or("end without a begin")?;
-            let (kind, what) = opening.split_once(' ').ok_or("it has no argument")?;
+                stack.pop().filter(|(opening, _)| !opening.is_empty()).context("end without a begin")?;
+            let (kind, what) = opening.split_once(' ').context("it has no argument")?;
             let what = what.trim().to_owned();
             let node = match kind {
                 "if" => Node::If(what, body),
@@ -242,7 +268,7 @@ fn act(stack: &mut Vec<(String, Vec<Node>)>, action: &str) -> Result<()> {
             };
             push(stack, node);
         }
-        "else" | "range" | "template" | "block" => return Err(format!("{first} is not known here")),
+        "else" | "range" | "template" | "block" => bail!("{first} is not known here"),
         _ => push(stack, Node::Output(format!("{first} {rest}").trim().to_owned())),
     }
     Ok(())
