@@ -142,10 +142,12 @@ mod tests {
             answers.lock().unwrap().recv().map_err(io::Error::other)?;
             Ok(Used::default())
         }));
-        let (first, ()) = tokio::join!(quotas.sizes(vec![folder("a", Some(7))]), tokio::time::advance(READ_TIMEOUT * 2));
+        let (first, ()) =
+            tokio::join!(quotas.sizes(vec![folder("a", Some(7))]), tokio::time::advance(READ_TIMEOUT * 2));
         assert_eq!(names(&first.1), ["a"]);
         // Without a second thread, which would make its result known.
-        let (second, ()) = tokio::join!(quotas.sizes(vec![folder("b", Some(8))]), tokio::time::advance(READ_TIMEOUT * 2));
+        let (second, ()) =
+            tokio::join!(quotas.sizes(vec![folder("b", Some(8))]), tokio::time::advance(READ_TIMEOUT * 2));
         assert_eq!(names(&second.1), ["b"]);
         answer.send(()).unwrap();
         answer.send(()).unwrap();
