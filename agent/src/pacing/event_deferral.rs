@@ -1,5 +1,5 @@
 //! Defers the delivery of events while containers are being started or pods stopped: delivering costs the API server, and
-//! on a small cluster the same node, more than it costs the agent.
+//! on a small cluster the same node, more than it costs the agent. Warnings are not deferred: somebody may wait for them.
 
 use std::time::Duration;
 

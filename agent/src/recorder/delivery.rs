@@ -1,5 +1,6 @@
-//! Delivery of events to the API server: one at a time, retried while it cannot be reached.
+//! Delivery of events to the API server: one at a time, warnings first, retried while it cannot be reached.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::EventType;
 use super::Loss;
 use super::RecorderObserver;
 use super::correlate;
@@ -24,6 +26,8 @@ use crate::model::Clock;
 /// Attempts per event, and the pause between two; the first pause is a random part of it (client-go: `maxTriesPerEvent`).
 const TRIES: u32 = 12;
 const PAUSE: Duration = Duration::from_secs(10);
+/// Deferred events at most; further ones wait in the queue.
+const MAX_DEFERRED: usize = 1000;
 /// Time for events that are queued when the agent stops.
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -60,15 +64,18 @@ impl Queue {
     }
 
     /// Delivers through `client`, which limits the rate, until every recorder is dropped or `shutdown`; queued events then
-    /// have one attempt within a second. `deferral` is awaited before each event.
+    /// have one attempt within a second. `deferral` is awaited before each event but warnings, which overtake those that are
+    /// deferred.
     pub async fn deliver(mut self, client: kube::Client, deferral: impl Deferral, shutdown: CancellationToken) {
-        while let Some(Some(occurrence)) = shutdown.run_until_cancelled(self.receiver.recv()).await {
-            let age = u64::try_from(self.clock.wall_nanos().saturating_sub(occurrence.nanos)).unwrap_or_default();
-            let _ = shutdown.run_until_cancelled(deferral.ready(Duration::from_nanos(age))).await;
+        let mut deferred = VecDeque::new();
+        while let Some(Some(occurrence)) = shutdown.run_until_cancelled(self.due(&mut deferred, &deferral)).await {
             self.send(&client, &occurrence, &shutdown).await;
         }
         self.receiver.close();
         let rest = async {
+            for occurrence in deferred {
+                self.send(&client, &occurrence, &shutdown).await;
+            }
             while let Some(occurrence) = self.receiver.recv().await {
                 self.send(&client, &occurrence, &shutdown).await;
             }
@@ -77,6 +84,32 @@ impl Queue {
         if let Some(line) = self.log_limit.rest() {
             tracing::warn!(target: "keblet::recorder", lost = line.unlogged, "more events were not delivered");
         }
+    }
+
+    /// The next event that may be delivered; `None` once every recorder is dropped and all that waited was delivered. Nothing is
+    /// lost if the future is dropped.
+    async fn due(&mut self, deferred: &mut VecDeque<Occurrence>, deferral: &impl Deferral) -> Option<Occurrence> {
+        let mut is_open = true;
+        while is_open || !deferred.is_empty() {
+            let age = deferred.front().map(|first| self.clock.wall_nanos().saturating_sub(first.nanos));
+            let age = age.map(|nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or_default()));
+            let ready = async {
+                match age {
+                    Some(age) => deferral.ready(age).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                received = self.receiver.recv(), if is_open && deferred.len() < MAX_DEFERRED => match received {
+                    Some(warning) if warning.kind == EventType::Warning => return Some(warning),
+                    Some(occurrence) => deferred.push_back(occurrence),
+                    None => is_open = false,
+                },
+                () = ready => return deferred.pop_front(),
+            }
+        }
+        None
     }
 
     async fn send(&mut self, client: &kube::Client, occurrence: &Occurrence, shutdown: &CancellationToken) {

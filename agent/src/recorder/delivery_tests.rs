@@ -183,6 +183,23 @@ async fn each_event_is_deferred_by_its_age() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_warning_overtakes_deferred_events() {
+    let test = start_delivery();
+    let began = Instant::now();
+    test.hold.send_replace(Duration::from_secs(2));
+    test.record("a");
+    test.record("b");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    test.recorder.node_event(EventType::Warning, "OOMKilled", "killed");
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let messages = |asked: &[Asked]| asked.iter().map(|(_, _, body)| body["message"].clone()).collect::<Vec<_>>();
+    assert_eq!(messages(&test.server.asked()), ["killed"]);
+    let (asked, losses) = test.end().await;
+    assert_eq!((messages(&asked), losses), (vec![json!("killed"), json!("a"), json!("b")], vec![]));
+    assert!(began.elapsed() < Duration::from_millis(2100), "a warning delays no other event");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refused_event_is_not_sent_again() {
     let test = start_delivery();
     test.server.will([Ok((403, "Forbidden")), Ok((409, "AlreadyExists")), Ok((500, "InternalError"))]);
