@@ -34,7 +34,7 @@ use crate::filesystem;
 use crate::filesystem::MountTable;
 
 /// How long a pod waits for its volumes in one attempt.
-const PATIENCE: Duration = Duration::from_secs(123);
+const SET_UP_TIMEOUT: Duration = Duration::from_secs(123);
 
 /// Places of global mounts and the pods that use them. Clones share them.
 #[derive(Clone, Debug)]
@@ -100,9 +100,9 @@ impl GlobalMounts {
         place: &Path,
         work: impl Future<Output = Result<T, VolumeError>> + Send + 'static,
     ) -> Result<T, VolumeError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SET_UP_TIMEOUT;
         let held = timeout_at(deadline, self.lock(place)).await;
-        let held = held.map_err(|_| VolumeError::GoesOn(PATIENCE))?;
+        let held = held.map_err(|_| VolumeError::GoesOn(SET_UP_TIMEOUT))?;
         let (own, of) = (self.clone(), place.to_owned());
         let running = tokio::spawn(async move {
             let done = work.await;
@@ -116,7 +116,7 @@ impl GlobalMounts {
         match timeout_at(deadline, running).await {
             Ok(Ok(done)) => done,
             Ok(Err(error)) => Err(VolumeError::Interrupted(error.to_string())),
-            Err(_) => Err(VolumeError::GoesOn(PATIENCE)),
+            Err(_) => Err(VolumeError::GoesOn(SET_UP_TIMEOUT)),
         }
     }
 

@@ -45,7 +45,7 @@ use crate::pleg::PlegHandle;
 /// The node is taken as reported when no pod has changed for this long after the first list, at the latest after the
 /// second. Without a runtime nothing is waited for.
 const QUIET: Duration = Duration::from_millis(300);
-const PATIENCE: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the loop waits for.
 pub(super) struct Inputs {
@@ -114,7 +114,7 @@ impl Task {
         let mut sensors = self.sensor_states.subscribe();
         let mut ticks = tokio::time::interval_at(Instant::now() + self.options.interval, self.options.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut quiet, patience) = (Instant::now() + QUIET, Instant::now() + PATIENCE);
+        let (mut quiet, patience) = (Instant::now() + QUIET, Instant::now() + READ_TIMEOUT);
         let mut named = false;
         loop {
             tokio::select! {

@@ -25,7 +25,7 @@ use crate::filesystem;
 /// Longest file that is read: a hundred thousand volumes.
 const MAX_FILE: usize = 16 << 20;
 /// How long another process may keep a file locked; a kubelet needs milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two attempts to lock a file.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -99,7 +99,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ProjectQuotaError> {
 
 /// Opens the file, which is made if there is none, and locks it.
 fn lock(path: &Path) -> Result<File, ProjectQuotaError> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
         let file = open(path, File::options().read(true).append(true).create(true).mode(0o644)).on("open", path)?;
         match file.try_lock() {
