@@ -114,7 +114,7 @@ pub enum Output {
 }
 
 /// Targets of what is a record of its own: OOM kills, states of sensors.
-const RECORDED: [&str; 2] = ["keblet::events", "keblet::events::sensors"];
+const RECORDED: [&str; 3] = ["keblet::events", "keblet::events::sensors", "keblet::recorder"];
 
 /// The layer that writes warnings and errors.
 fn warning_lines<S, W>(beside: Output, writer: W, colour: bool) -> Box<dyn Layer<S> + Send + Sync>
