@@ -215,12 +215,13 @@ mod tests {
                 tracing::info!(target: "keblet::pleg", "seen");
                 tracing::warn!(target: "keblet::events::sensors", sensor = "oom", "sensor changed");
                 tracing::warn!(target: "keblet::events", victim = "child", "OOM kill");
+                tracing::warn!(target: "keblet::recorder", reason = "OOMKilled", "event of the kill");
                 tracing::warn!(target: "keblet::events::kernel", "kernel records lost");
             });
             let bytes = buffer.0.lock().unwrap().clone();
             String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
         };
-        assert_eq!(warned(Output::Other).len(), 3);
+        assert_eq!(warned(Output::Other).len(), 4);
         let lines = warned(Output::Records);
         let [line] = &lines[..] else { panic!("{lines:?}") };
         let line: serde_json::Value = serde_json::from_str(line).unwrap();

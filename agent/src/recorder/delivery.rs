@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::EventType;
 use super::Loss;
+use super::QUEUE;
 use super::RecorderObserver;
 use super::correlate;
 use super::correlate::CorrelationResult;
@@ -26,8 +27,6 @@ use crate::model::Clock;
 /// Attempts per event, and the pause between two; the first pause is a random part of it (client-go: `maxTriesPerEvent`).
 const TRIES: u32 = 12;
 const PAUSE: Duration = Duration::from_secs(10);
-/// Deferred events at most; further ones wait in the queue.
-const MAX_DEFERRED: usize = 1000;
 /// Time for events that are queued when the agent stops.
 const DRAIN: Duration = Duration::from_secs(1);
 
@@ -101,7 +100,7 @@ impl Queue {
             };
             tokio::select! {
                 biased;
-                received = self.receiver.recv(), if is_open && deferred.len() < MAX_DEFERRED => match received {
+                received = self.receiver.recv(), if is_open && deferred.len() < QUEUE => match received {
                     Some(warning) if warning.kind == EventType::Warning => return Some(warning),
                     Some(occurrence) => deferred.push_back(occurrence),
                     None => is_open = false,

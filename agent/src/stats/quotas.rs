@@ -19,7 +19,7 @@ use crate::model::PodUid;
 
 /// How long all file systems together may take to answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a failure is remembered of a volume that nobody asks for.
+/// How long the failure of a volume is remembered after its last request.
 const KEPT: Duration = Duration::from_secs(600);
 
 type Read = Arc<dyn Fn(&Path, u32) -> io::Result<Used> + Send + Sync>;
@@ -71,10 +71,10 @@ impl Quotas {
     /// One result for each folder; `None` if a file system does not answer.
     async fn results(&self, folders: Vec<Folder>) -> Option<Vec<io::Result<Used>>> {
         let began = Instant::now();
-        let turn = timeout(READ_TIMEOUT, self.reading.clone().lock_owned()).await.ok()?;
+        let permit = timeout(READ_TIMEOUT, self.reading.clone().lock_owned()).await.ok()?;
         let read = self.read.clone();
         let reading = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
+            let _permit = permit;
             let one = |folder: Folder| read(&folder.path, folder.project.unwrap_or_default());
             folders.into_iter().map(one).collect()
         });

@@ -3,16 +3,13 @@
 //! is attached to no other node that must not have it too.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 
 use super::VolumeError;
+use super::plugin::SET_UP_TIMEOUT;
 use crate::objects::Objects;
-
-/// How long one attempt waits for the control plane.
-const ATTACH_TIMEOUT: Duration = Duration::from_secs(123);
 
 /// Names of volumes in use; `None` until the volumes that another agent has left are known.
 pub type VolumesInUse = Option<BTreeSet<String>>;
@@ -53,13 +50,13 @@ impl Attachment {
     pub(super) async fn wait(&self, objects: &Objects, name: &str) -> Result<(), VolumeError> {
         let Some(mut node) = objects.node_changes().filter(|_| self.by_control_plane) else { return Ok(()) };
         let is_attached = node.wait_for(|node| lack(node.as_deref(), name).is_none());
-        match tokio::time::timeout(ATTACH_TIMEOUT, is_attached).await {
+        match tokio::time::timeout(SET_UP_TIMEOUT, is_attached).await {
             Ok(Ok(_)) => return Ok(()),
             Ok(Err(_)) => return Err(VolumeError::Interrupted("the Node object is no longer watched".to_owned())),
             Err(_) => {}
         }
         match lack(node.borrow().as_deref(), name) {
-            Some(lack) => Err(VolumeError::NotAttached { name: name.to_owned(), waited: ATTACH_TIMEOUT, lack }),
+            Some(lack) => Err(VolumeError::NotAttached { name: name.to_owned(), waited: SET_UP_TIMEOUT, lack }),
             None => Ok(()),
         }
     }

@@ -20,8 +20,6 @@ use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
 
-use std::time::Duration;
-
 use tokio::sync::Notify;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
@@ -30,11 +28,9 @@ use tokio::time::timeout_at;
 use super::PodDirs;
 use super::VolumeError;
 use super::error::OnPath as _;
+use super::plugin::SET_UP_TIMEOUT;
 use crate::filesystem;
 use crate::filesystem::MountTable;
-
-/// How long a pod waits for its volumes in one attempt.
-const SET_UP_TIMEOUT: Duration = Duration::from_secs(123);
 
 /// Places of global mounts and the pods that use them. Clones share them.
 #[derive(Clone, Debug)]
@@ -153,12 +149,12 @@ impl GlobalMounts {
     }
 }
 
-/// One lock for each key that somebody holds or waits for. Clones share them.
+/// Locks by key; one exists while a task holds it or waits for it. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Locks(Arc<Mutex<HashMap<String, std::sync::Weak<tokio::sync::Mutex<()>>>>>);
 
 impl Locks {
-    /// Waits until nobody else holds the lock of `key`.
+    /// Acquires the lock of `key`. Cancel-safe.
     pub(super) async fn lock(&self, key: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -246,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn work_goes_on_when_nobody_waits_for_it() {
+    async fn work_goes_on_when_its_caller_gives_up() {
         let mounts = GlobalMounts::new(PodDirs::new(Path::new("/r")));
         let place = Path::new("/r/plugins/p/v");
         mounts.register("u", place);

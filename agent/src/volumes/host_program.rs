@@ -23,10 +23,10 @@ pub(super) struct Call {
     /// What is appended to the program's name: `ext4` of `mkfs.ext4`.
     suffix: String,
     arguments: Vec<String>,
-    /// The last argument, if nobody may see it.
+    /// The last argument, if no message may show it.
     secret: Option<SecretString>,
     timeout: Duration,
-    /// It is not killed when nobody waits for it any more.
+    /// The process is not killed when the future of the call is dropped.
     is_finished: bool,
 }
 

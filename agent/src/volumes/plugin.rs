@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::SystemTime;
 
 use futures_util::future::BoxFuture;
@@ -32,6 +33,9 @@ use super::teardown::VolumeOnDisk;
 use crate::model::Amount;
 use crate::objects::Objects;
 use crate::recorder::Recorder;
+
+/// How long a pod waits for a volume in one attempt, as upstream (`podAttachAndMountTimeout`).
+pub(super) const SET_UP_TIMEOUT: Duration = Duration::from_secs(123);
 
 /// One kind of volume.
 pub(super) trait VolumePlugin: Debug + Send + Sync {

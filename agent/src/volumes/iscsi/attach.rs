@@ -31,7 +31,7 @@ const POLL: Duration = Duration::from_millis(100);
 pub(super) struct Attaching<'a> {
     pub(super) programs: &'a dyn Programs,
     pub(super) host: &'a Host,
-    /// One lock for each target: nobody logs out while another one logs in.
+    /// One lock for each target: serialises logins and logouts.
     pub(super) targets: &'a Locks,
     pub(super) record: &'a Record,
     pub(super) chap: &'a Chap,

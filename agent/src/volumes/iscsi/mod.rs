@@ -220,7 +220,7 @@ impl Disks {
     /// Attaches the disk and leaves its record in its place.
     async fn attach(&self, record: &Record, chap: &Chap, place: &Path) -> Result<PathBuf, VolumeError> {
         let base = attach::interface(&*self.programs, record).await?;
-        // Before the login: without a record nobody would end the session.
+        // Before the login: only a recorded session is logged out.
         let (to_write, at) = (record.clone(), place.to_owned());
         blocking(move || to_write.write(&at)).await?;
         let attaching = Attaching { programs: &*self.programs, host: &self.host, targets: &self.targets, record, chap };
