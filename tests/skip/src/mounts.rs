@@ -9,7 +9,8 @@ use nix::mount::umount2;
 use nix::sched::CloneFlags;
 use nix::sched::unshare;
 
-/// Runs a test on a thread with a mount namespace of its own; its mounts vanish with it. Skipped without root.
+/// Runs a test on a thread with a mount namespace of its own; its mounts vanish with it, and so does what it leaves in the
+/// temporary folder, which is a directory of its own there: what is mounted cannot be removed before. Skipped without root.
 ///
 /// # Panics
 /// The test does; there is no such namespace; or as [`crate::skip`].
@@ -17,11 +18,13 @@ pub fn in_private_mounts(test: impl FnOnce() + Send) {
     if !crate::is_root("make mounts") {
         return;
     }
+    let temporary = tempfile::tempdir().expect("a directory");
     std::thread::scope(|scope| {
         let ran = scope.spawn(|| {
             unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
             let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
             mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("private mounts");
+            bind(temporary.path(), &std::env::temp_dir());
             test();
         });
         if let Err(panic) = ran.join() {

@@ -1,5 +1,5 @@
 //! Volumes that the control plane attaches: an iSCSI disk that no target has. What follows needs a target, see
-//! `scenarios_iscsi.rs`.
+//! `scenarios/iscsi.rs`.
 
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::Node;

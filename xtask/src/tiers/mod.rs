@@ -193,7 +193,7 @@ fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
         setup::prepare_containerd_2(cache)?;
     }
     let agent = build_release()?;
-    let scenarios = ["--package", "keblet-tests", "--test", "scenarios_*", "--test", "worker_actions_*"];
+    let scenarios = ["--package", "keblet-tests", "--test", "scenarios"];
     let variables = [(CONTAINERD_VARIABLE, "2".into()), ("KEBLET_BIN", agent.into_os_string())];
     let second = cargo_test(&scenarios, &own, cache, &variables)?;
     tally.passed += second.passed;

@@ -56,17 +56,17 @@ struct Program {
 }
 
 const CGROUPS: Program =
-    Program { target: "scenarios_cgroups", arguments: &["--ignored", "--test-threads", "1"], containerd_2: false };
+    Program { target: "scenarios", arguments: &["--ignored", "--test-threads", "1", "cgroups::"], containerd_2: false };
 /// Names its cgroups as the driver cgroupfs does.
 const PROTECTION: Program = Program {
-    target: "scenarios_node_allocatable",
-    arguments: &["--ignored", "--test-threads", "1", "vm_"],
+    target: "scenarios",
+    arguments: &["--ignored", "--test-threads", "1", "node_allocatable::vm_"],
     containerd_2: false,
 };
 /// Mounts file systems, and changes `/etc`. User namespaces need containerd 2.
 const QUOTAS: Program = Program {
-    target: "scenarios_project_quotas",
-    arguments: &["--ignored", "--test-threads", "1", "vm_"],
+    target: "scenarios",
+    arguments: &["--ignored", "--test-threads", "1", "project_quotas::vm_"],
     containerd_2: true,
 };
 /// BPF programs on the machine's kernel.
@@ -74,7 +74,7 @@ const KERNEL: Program =
     Program { target: "kernel", arguments: &["--ignored", "--test-threads", "1", "bpf"], containerd_2: false };
 /// Logs in to targets, with modules of the machine's kernel.
 const ISCSI: Program =
-    Program { target: "scenarios_iscsi", arguments: &["--ignored", "--test-threads", "1"], containerd_2: false };
+    Program { target: "scenarios", arguments: &["--ignored", "--test-threads", "1", "iscsi::"], containerd_2: false };
 
 impl Set {
     const ALL: [Self; 5] = [Self::Kernel, Self::Cgroupfs, Self::Systemd, Self::Protection, Self::Iscsi];

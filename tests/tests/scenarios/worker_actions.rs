@@ -1,6 +1,5 @@
 //! Plans executed on a real containerd: the environment of the pod's process, the calls of a restart, and that nothing
 //! of the pod remains.
-#![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,5 @@
 //! A watch against an API server with all faults but data loss: in the end the watcher has the server's objects. Random
 //! faults on paused time; the seed is in the failure's message.
-#![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

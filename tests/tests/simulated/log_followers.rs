@@ -3,7 +3,6 @@
 //!
 //! The server is the agent's main port in a process of its own (`log-server`), so that its memory, files and tasks can
 //! be measured. The clients are in the test.
-#![expect(clippy::unwrap_used, reason = "a failed assumption is what a test is for")]
 
 use std::fs;
 use std::fs::File;

@@ -2,6 +2,7 @@
 
 mod exits;
 mod failure_modes;
+mod random;
 
 use keblet::model::ContainerState;
 use keblet::model::LifecycleKind;
