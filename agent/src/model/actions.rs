@@ -79,6 +79,8 @@ pub enum KillReason {
     DefinitionChanged,
     /// Its state is unknown.
     UnknownState,
+    /// It runs in a sandbox that was replaced.
+    SandboxReplaced,
     /// A sibling's exit rule says RestartAllContainers.
     RestartAll,
     /// Liveness probe failed.

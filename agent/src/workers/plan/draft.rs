@@ -56,6 +56,11 @@ impl<'a> Draft<'a> {
         self.input.snapshot.newest(container.name())
     }
 
+    /// The newest instance of a container in the current sandbox.
+    pub(super) fn active(&self, container: &SpecContainer<'_>) -> Option<&'a ContainerStatus> {
+        self.input.snapshot.active().find(|status| status.name == container.name())
+    }
+
     /// The container has exited and the next action depends on its exit code.
     pub(super) fn await_exit_code(&mut self) {
         self.actions.await_confirmation = true;

@@ -2,6 +2,9 @@
 //!
 //! Read from the last to the first: finished init containers may have been removed, so the latest one with an
 //! instance shows how far initialisation is. Everything before it is done; of those only sidecars are restarted.
+//!
+//! Only instances of the current sandbox count, as upstream since 1.37: a new sandbox is initialised anew, whatever ran in
+//! the one before it.
 
 use super::draft::Draft;
 use super::resize;
@@ -40,11 +43,14 @@ enum InitStep {
 
 pub(super) fn plan(draft: &mut Draft<'_>) -> Progress {
     let entries: Vec<_> = spec::classified_init(draft.input.pod).collect();
+    if kill_in_replaced_sandboxes(draft, &entries) {
+        return Progress::Pending;
+    }
     let mut initialised = entries.is_empty() || already_initialised(draft);
     let mut later_has_run = initialised;
     for entry in entries.iter().rev() {
         let sidecar = entry.class == ContainerClass::Sidecar;
-        let Some(newest) = draft.newest(entry) else {
+        let Some(newest) = draft.active(entry) else {
             if later_has_run && sidecar {
                 draft.start(entry);
             }
@@ -70,12 +76,24 @@ pub(super) fn plan(draft: &mut Draft<'_>) -> Progress {
     if initialised { Progress::Done } else { Progress::Pending }
 }
 
-/// A regular container that runs or is about to proves that initialisation was done. One that exited does not: it
-/// may be from before a reboot.
+/// Kills instances that still run in a sandbox that was replaced; true if there are any. Another instance of them waits for
+/// their end.
+fn kill_in_replaced_sandboxes(draft: &mut Draft<'_>, entries: &[SpecContainer<'_>]) -> bool {
+    let runs_elsewhere = |entry: &SpecContainer<'_>| {
+        let newest = draft.newest(entry).filter(|newest| newest.state == ContainerState::Running)?;
+        draft.active(entry).is_none().then_some((newest, entry.name().to_owned()))
+    };
+    let stale: Vec<_> = entries.iter().filter_map(runs_elsewhere).collect();
+    for (instance, name) in &stale {
+        let message = format!("Init container {name} runs in a sandbox that was replaced");
+        draft.kill(instance, KillReason::SandboxReplaced, message);
+    }
+    !stale.is_empty()
+}
+
+/// An instance of a regular container proves that initialisation was done.
 fn already_initialised(draft: &Draft<'_>) -> bool {
-    spec::classified_regular(draft.input.pod)
-        .filter_map(|container| draft.newest(&container))
-        .any(|status| matches!(status.state, ContainerState::Created | ContainerState::Running))
+    spec::classified_regular(draft.input.pod).any(|container| draft.active(&container).is_some())
 }
 
 fn init_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> InitStep {

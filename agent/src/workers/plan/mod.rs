@@ -81,8 +81,8 @@ pub fn plan(input: &PlanInput<'_>) -> PodActions {
     let restart_all = restart::restart_all_pending(input.pod, input.snapshot, input.restarting_all, input.gates);
     let mut draft = Draft::new(input);
     match (need, restart_all) {
-        (SandboxNeed::Create { attempt, replaces }, true) => draft.replace_sandbox(attempt, replaces),
-        (SandboxNeed::Create { attempt, replaces }, false) => fresh::plan(&mut draft, attempt, replaces),
+        (SandboxNeed::Create { attempt, replaces, .. }, true) => draft.replace_sandbox(attempt, replaces),
+        (SandboxNeed::Create { attempt, replaces, .. }, false) => fresh::plan(&mut draft, attempt, replaces),
         (SandboxNeed::Keep(id), true) => {
             draft.actions.sandbox = SandboxPlan::Keep(id);
             restart_all::plan(&mut draft);

@@ -96,13 +96,38 @@ fn a_failed_init_container_of_a_deleted_pod_ends_it() {
 }
 
 #[test]
-fn initialisation_begins_again_without_any_instance() {
-    let ended = chain("Always", vec![exited("main", 0, 1)]);
-    assert_eq!(brief(&ended.plan()), "start one");
-    let remembered = chain("Always", vec![exited("main", 0, 1), exited("two", 0, 0)]);
-    assert_eq!(brief(&remembered.plan()), "start main");
-    let never_started = chain("Always", vec![status("main", 0, ContainerState::Created)]);
-    assert_eq!(brief(&never_started.plan()), "start main");
+fn a_regular_container_proves_that_initialisation_was_done() {
+    for main in [exited("main", 0, 1), exited("main", 0, 0), status("main", 0, ContainerState::Created)] {
+        assert_eq!(brief(&chain("Always", vec![main.clone()]).plan()), "start main", "{main:?}");
+    }
+}
+
+/// The agent can have been killed between the creation of a sandbox and that of its first container.
+#[test]
+fn a_new_sandbox_is_initialised_anew() {
+    let before = vec![running("main", 0), exited("two", 0, 0), exited("one", 0, 0)];
+    for containers in [before.clone(), vec![exited("main", 0, 0), exited("two", 0, 0)], vec![exited("one", 0, 0)]] {
+        let mut replaced = chain("Always", containers);
+        replaced.snapshot.sandboxes[0].ready = false;
+        replaced.snapshot.sandboxes.insert(0, sandbox(1));
+        assert_eq!(brief(&replaced.plan()), "start one", "{:?}", replaced.snapshot.containers);
+    }
+    let mut again = chain("Always", before);
+    again.snapshot.sandboxes[0].ready = false;
+    again.snapshot.sandboxes.insert(0, sandbox(1));
+    again.snapshot.containers.insert(0, exited("one", 1, 0));
+    again.snapshot.containers[0].sandbox_id = "sandbox-1".into();
+    assert_eq!(brief(&again.plan()), "prune one-0, start two");
+}
+
+#[test]
+fn an_init_container_that_runs_in_a_replaced_sandbox_ends_before_it_starts_again() {
+    for name in ["side", "two"] {
+        let mut replaced = with_sidecar("Always", vec![running(name, 0)]);
+        replaced.snapshot.sandboxes[0].ready = false;
+        replaced.snapshot.sandboxes.insert(0, sandbox(1));
+        assert_eq!(brief(&replaced.plan()), format!("kill {name}-0"));
+    }
 }
 
 #[test]

@@ -135,6 +135,8 @@ impl World {
         let mut instance = testing::status(&start.name, count, state);
         instance.id = format!("{}-{}", start.name, self.created).into();
         instance.created_at = self.created;
+        instance.sandbox_id =
+            self.situation.snapshot.sandboxes.first().map(|sandbox| sandbox.id.clone()).unwrap_or_default();
         self.situation.snapshot.containers.insert(0, instance);
         Ok(())
     }
