@@ -3,12 +3,17 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::future::Shared;
+use futures_util::future::WeakShared;
 use k8s_openapi::api::authentication::v1::BoundObjectReference;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::authentication::v1::TokenRequestSpec;
@@ -70,6 +75,7 @@ pub struct Token {
 }
 
 /// Why a TokenRequest failed.
+#[derive(Clone, Debug)]
 struct Failure {
     /// 403: not allowed, or not yet, for the API server's node authorizer learns of a pod after the node does.
     refused: bool,
@@ -107,18 +113,21 @@ impl CachedToken {
 /// A token, and the UID of the service account if it is to be of that one only.
 type HeldKey = (TokenKey, Option<String>);
 
+/// A request in progress, for all who need its token.
+type SharedRequest = Shared<BoxFuture<'static, Result<CachedToken, Failure>>>;
+
 /// The cached tokens of all pods.
 pub(super) struct Tokens {
-    client: Client,
+    issuer: Issuer,
     clock: Clock,
     held: Mutex<HashMap<HeldKey, CachedToken>>,
-    /// Whether the API server has the subresource `serviceaccounts/token`.
-    offered: OnceCell<bool>,
+    requests: Mutex<HashMap<HeldKey, WeakShared<BoxFuture<'static, Result<CachedToken, Failure>>>>>,
 }
 
 impl Tokens {
     pub(super) fn new(client: Client, clock: Clock) -> Self {
-        Self { client, clock, held: Mutex::default(), offered: OnceCell::new() }
+        let issuer = Issuer { client, offered: Arc::default() };
+        Self { issuer, clock, held: Mutex::default(), requests: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<HeldKey, CachedToken>> {
@@ -130,7 +139,7 @@ impl Tokens {
     /// # Errors
     /// It cannot be read.
     pub(super) async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, ObjectError> {
-        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.issuer.client.clone(), namespace);
         match tokio::time::timeout(ACCOUNT_TIMEOUT, accounts.get(name)).await {
             Ok(read) => read.map_err(|error| ObjectError::Api(describe(&error))),
             Err(_) => Err(ObjectError::Api(format!("the API server did not answer within {ACCOUNT_TIMEOUT:?}"))),
@@ -153,17 +162,7 @@ impl Tokens {
             let retry_at = held.failed.as_ref().map(|failed| failed.retry_at);
             return Ok(Token { refresh_at: retry_at.or(held.token.refresh_at), ..held.token.clone() });
         }
-        let timeout = if is_valid { RENEWAL_TIMEOUT } else { FIRST_TOKEN_TIMEOUT };
-        let mut retry = Retry::default();
-        let asked = loop {
-            match self.request(key, account, timeout).await {
-                // Only without a valid token: others can wait for the next time.
-                Err(Failure { refused: true, .. }) if !is_valid && let Some(soon) = retry.soon() => {
-                    tokio::time::sleep(soon).await;
-                }
-                asked => break asked,
-            }
-        };
+        let asked = self.request(&held_key, is_valid).await;
         match asked {
             Ok(fresh) => {
                 let now = self.clock.wall();
@@ -174,6 +173,20 @@ impl Tokens {
             }
             Err(failure) => self.fall_back(&held_key, held, failure.cause),
         }
+    }
+
+    /// The request for a token that is in progress, or a new one: volumes of a pod that are set up at the same time need one
+    /// request. It ends when everybody who waits for it is dropped.
+    fn request(&self, held_key: &HeldKey, is_valid: bool) -> SharedRequest {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(request) = requests.get(held_key).and_then(WeakShared::upgrade) {
+            return request;
+        }
+        let (issuer, (key, account)) = (self.issuer.clone(), held_key.clone());
+        let request = async move { issuer.issue(&key, account.as_deref(), is_valid).await }.boxed().shared();
+        requests.retain(|_, request| request.upgrade().is_some());
+        requests.extend(request.downgrade().map(|weak| (held_key.clone(), weak)));
+        request
     }
 
     /// The cached token, as long as it is valid.
@@ -193,6 +206,35 @@ impl Tokens {
             cached.failed = Some(FailedReplacement { retry_at, backoff, cause });
         }
         Ok(Token { refresh_at: Some(retry_at), ..held.token })
+    }
+
+    pub(super) fn forget_pod(&self, uid: &PodUid) {
+        self.lock().retain(|(key, _), _| key.pod.1 != *uid);
+    }
+}
+
+/// Sends TokenRequests. Clones share what is known of the API server.
+#[derive(Clone)]
+struct Issuer {
+    client: Client,
+    /// Whether the API server has the subresource `serviceaccounts/token`.
+    offered: Arc<OnceCell<bool>>,
+}
+
+impl Issuer {
+    /// Asks for a token, with `is_valid` beside one that is valid still.
+    async fn issue(&self, key: &TokenKey, account: Option<&str>, is_valid: bool) -> Result<CachedToken, Failure> {
+        let timeout = if is_valid { RENEWAL_TIMEOUT } else { FIRST_TOKEN_TIMEOUT };
+        let mut retry = Retry::default();
+        loop {
+            match self.request(key, account, timeout).await {
+                // Only without a valid token: others can wait for the next time.
+                Err(Failure { refused: true, .. }) if !is_valid && let Some(soon) = retry.soon() => {
+                    tokio::time::sleep(soon).await;
+                }
+                asked => return asked,
+            }
+        }
     }
 
     async fn request(&self, key: &TokenKey, account: Option<&str>, timeout: Duration) -> Result<CachedToken, Failure> {
@@ -232,10 +274,6 @@ impl Tokens {
             Ok::<_, kube::Error>(resources.resources.iter().any(|resource| resource.name == "serviceaccounts/token"))
         };
         self.offered.get_or_try_init(look).await.copied().unwrap_or(true)
-    }
-
-    pub(super) fn forget_pod(&self, uid: &PodUid) {
-        self.lock().retain(|(key, _), _| key.pod.1 != *uid);
     }
 }
 

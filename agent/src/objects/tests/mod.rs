@@ -319,6 +319,25 @@ async fn tokens_are_kept_and_replaced_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_needs_a_token_at_the_same_time_shares_one_request() {
+    let room = Room::new(Strategy::Watch);
+    let texts = async || {
+        let asked = (0..4).map(|_| async { room.objects.token(&key(3600)).await.map(|token| token.text) });
+        let texts = futures_util::future::try_join_all(asked).await.expect("a token each");
+        texts.iter().map(|text| text.expose_secret().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(texts().await, ["token-1"; 4]);
+    // A caller that gives up does not end the request of the others.
+    let needed = key(600);
+    let [mut dropped, mut kept] = [(), ()].map(|()| Box::pin(room.objects.token(&needed)));
+    assert!(futures_util::poll!(&mut dropped).is_pending() && futures_util::poll!(&mut kept).is_pending());
+    drop(dropped);
+    let token = kept.await;
+    assert_eq!(token.expect("a token").text.expose_secret(), "token-2");
+    assert_eq!(room.api.state().tokens, 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_token_of_one_service_account_only() {
     let room = Room::new(Strategy::Watch);
     room.api.put("serviceaccounts/ns/sa", json!({"metadata": {"name": "sa", "uid": "first"}}));
