@@ -20,6 +20,7 @@ pub use bounded::read_bounded;
 pub use bounded::read_opened;
 pub use mount_table::MountTable;
 pub use mounts::force_unmount_at;
+pub use mounts::is_disconnected;
 pub use mounts::is_mount_point;
 pub use mounts::is_mount_point_at;
 pub use mounts::lies_in_memory;

@@ -69,6 +69,13 @@ pub fn unmount(target: &Path) -> io::Result<()> {
     Ok(umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?)
 }
 
+/// True if the server of a mounted file system is gone or has forgotten it, by the error of an access: nothing works but
+/// unmounting it. As upstream's `IsCorruptedMnt`.
+pub fn is_disconnected(error: &io::Error) -> bool {
+    let errors = [Errno::ENOTCONN, Errno::ESTALE, Errno::EIO, Errno::EACCES, Errno::EHOSTDOWN];
+    error.raw_os_error().is_some_and(|code| errors.contains(&Errno::from_raw(code)))
+}
+
 /// Unmounts the topmost mount, unless it is in use. What was written to it is on its device then.
 ///
 /// # Errors

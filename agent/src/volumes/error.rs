@@ -31,13 +31,25 @@ pub enum VolumeError {
         /// What was given.
         name: String,
     },
-    /// A hostPath that is not what its type says.
-    #[error("hostPath type check failed: {path} is not a {expected}")]
+    /// A hostPath that is not what its type says. Texts as upstream since 1.37.
+    #[error("hostPath type check failed: {path} is not a {expected}, it's a {found}")]
     HostPathType {
         /// The path.
         path: String,
         /// What it should be.
         expected: &'static str,
+        /// What it is.
+        found: &'static str,
+    },
+    /// A hostPath with a type that is not there, or is none of the types.
+    #[error("hostPath type check failed, {path} is not a {expected}, unable to determine its type: {problem}")]
+    HostPathUnknown {
+        /// The path.
+        path: String,
+        /// What it should be.
+        expected: &'static str,
+        /// Why its type is not known.
+        problem: String,
     },
     /// A hostPath of an unknown type, or with `..`.
     #[error("hostPath {path:?}: {problem}")]

@@ -67,29 +67,52 @@ pub(super) fn check(path: &str, kind: &str) -> Result<(), VolumeError> {
     if path.is_empty() || target.components().any(|component| component == Component::ParentDir) {
         return Err(wrong("must not be empty and must not contain '..'"));
     }
-    let is = |test: fn(&fs::FileType) -> bool| fs::metadata(target).is_ok_and(|found| test(&found.file_type()));
-    let must = |holds: bool, expected: &'static str| match holds {
-        true => Ok(()),
-        false => Err(VolumeError::HostPathType { path: path.to_owned(), expected }),
-    };
+    let must = |wanted: &str, expected| must_be(target, wanted, expected);
     match kind {
         "" => Ok(()),
         "DirectoryOrCreate" => {
             if fs::symlink_metadata(target).is_err() {
                 fs::DirBuilder::new().recursive(true).mode(0o755).create(target).on("create", target)?;
             }
-            must(is(fs::FileType::is_dir), "directory")
+            must("Directory", "directory")
         }
         "FileOrCreate" => {
             make_file(target)?;
-            must(is(fs::FileType::is_file), "file")
+            must("File", "file")
         }
-        "Directory" => must(is(fs::FileType::is_dir), "directory"),
-        "File" => must(is(fs::FileType::is_file), "file"),
-        "Socket" => must(is(|found| found.is_socket()), "socket file"),
-        "CharDevice" => must(is(|found| found.is_char_device()), "character device"),
-        "BlockDevice" => must(is(|found| found.is_block_device()), "block device"),
+        "Directory" => must(kind, "directory"),
+        "File" => must(kind, "file"),
+        "Socket" => must(kind, "socket file"),
+        "CharDevice" => must(kind, "character device"),
+        "BlockDevice" => must(kind, "block device"),
         _ => Err(wrong(&format!("unknown type {kind:?}"))),
+    }
+}
+
+/// Checks that a path is of the type `wanted`, which messages call `expected`.
+fn must_be(target: &Path, wanted: &str, expected: &'static str) -> Result<(), VolumeError> {
+    let path = target.display().to_string();
+    match type_of(target) {
+        Ok(found) if found == wanted => Ok(()),
+        Ok(found) => Err(VolumeError::HostPathType { path, expected, found }),
+        Err(problem) => Err(VolumeError::HostPathUnknown { path, expected, problem }),
+    }
+}
+
+/// The type that a path has, as a hostPath names it; else why it has none.
+fn type_of(target: &Path) -> Result<&'static str, String> {
+    let found = match fs::metadata(target) {
+        Ok(found) => found.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(format!("path {target:?} does not exist")),
+        Err(error) => return Err(format!("stat {}: {error}", target.display())),
+    };
+    match found {
+        found if found.is_dir() => Ok("Directory"),
+        found if found.is_file() => Ok("File"),
+        found if found.is_socket() => Ok("Socket"),
+        found if found.is_char_device() => Ok("CharDevice"),
+        found if found.is_block_device() => Ok("BlockDevice"),
+        _ => Err("only recognise file, directory, socket, block device and character device".to_owned()),
     }
 }
 

@@ -44,14 +44,22 @@ pub(super) fn bind(volume: &Path, sub_path: &Path, target: &Path) -> Result<(), 
 
 fn mount_pinned(pinned: &OwnedFd, target: &Path) -> io::Result<()> {
     let wanted = fstat(pinned)?;
-    if let Ok(held) = fs::metadata(target) {
-        if filesystem::is_mount_point(target)? {
-            if (held.dev(), held.ino()) == (wanted.st_dev, wanted.st_ino) {
-                return Ok(());
+    match fs::metadata(target) {
+        Ok(held) => {
+            if filesystem::is_mount_point(target)? {
+                if (held.dev(), held.ino()) == (wanted.st_dev, wanted.st_ino) {
+                    return Ok(());
+                }
+                filesystem::unmount(target)?;
             }
-            filesystem::unmount(target)?;
+            remove_target(target)?;
         }
-        remove_target(target)?;
+        Err(error) if filesystem::is_disconnected(&error) => {
+            tracing::warn!(target = %target.display(), %error, "a subPath mount is broken and is made anew");
+            filesystem::unmount(target)?;
+            remove_target(target)?;
+        }
+        Err(_) => {}
     }
     make_target(target, SFlag::from_bits_truncate(wanted.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR)?;
     let source = format!("/proc/self/fd/{}", pinned.as_raw_fd());

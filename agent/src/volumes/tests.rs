@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
+use keblet_skip::mounts::disconnected;
 use keblet_skip::mounts::in_private_mounts;
 use serde_json::json;
 
@@ -178,22 +179,24 @@ fn host_path_types() {
     let at = |name: &str| dir.path().join(name).to_str().expect("text").to_owned();
     std::fs::write(at("file"), "").expect("a file");
     let _listener = UnixListener::bind(at("socket")).expect("a socket");
+    nix::unistd::mkfifo(at("fifo").as_str(), nix::sys::stat::Mode::S_IRWXU).expect("a fifo");
     let table = [
         ("dir/new", "DirectoryOrCreate", None),
         ("dir/new", "Directory", None),
-        ("dir/new", "File", Some("is not a file")),
+        ("dir/new", "File", Some("is not a file, it's a Directory")),
         ("made", "FileOrCreate", None),
         ("made", "File", None),
-        ("made", "Directory", Some("is not a directory")),
+        ("made", "Directory", Some("is not a directory, it's a File")),
         ("file", "DirectoryOrCreate", Some("is not a directory")),
         ("dir/new", "FileOrCreate", Some("is not a file")),
         ("no/parent", "FileOrCreate", Some("cannot create")),
         ("socket", "Socket", None),
-        ("file", "Socket", Some("is not a socket file")),
+        ("file", "Socket", Some("is not a socket file, it's a File")),
         ("file", "CharDevice", Some("is not a character device")),
         ("file", "BlockDevice", Some("is not a block device")),
         ("absent", "", None),
-        ("absent", "Directory", Some("is not a directory")),
+        ("absent", "Directory", Some("is not a directory, unable to determine its type: path")),
+        ("fifo", "File", Some("unable to determine its type: only recognise file, directory, socket")),
         ("a/../b", "", Some("'..'")),
         ("file", "Sock", Some("unknown type")),
     ];
@@ -206,6 +209,8 @@ fn host_path_types() {
     }
     assert!(!dir.path().join("absent").exists());
     assert!(host_path::check("/dev/null", "CharDevice").is_ok());
+    let error = host_path::check("/dev/null", "BlockDevice").expect_err("a character device").to_string();
+    assert_eq!(error, "hostPath type check failed: /dev/null is not a block device, it's a CharDevice");
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -241,6 +246,24 @@ fn a_sub_path_is_pinned_inside_its_volume() {
         }
         block_on(volumes.tear_down("u-1")).expect("unmounted and gone");
         assert_eq!(std::fs::read_to_string(source.path().join("a/b/f")).expect("the host's file stays"), "1");
+    });
+}
+
+#[test]
+fn sub_path_mounts_that_are_broken_or_of_another_file_are_made_anew() {
+    in_private_mounts(|| {
+        let (_root, volumes) = make();
+        let source = tempfile::tempdir().expect("a folder");
+        let pod = host_path_pod(source.path());
+        let target = volumes.dirs().sub_path("u-1", "h", "c", 0).expect("a path");
+        disconnected(&target);
+        assert_eq!(bind_sub_path(&volumes, &pod, 0, "a/b").expect("made anew"), target);
+
+        std::fs::rename(source.path().join("a/b"), source.path().join("a/old")).expect("moved");
+        std::fs::create_dir(source.path().join("a/b")).expect("a folder");
+        std::fs::write(source.path().join("a/b/f"), "new").expect("a file");
+        bind_sub_path(&volumes, &pod, 0, "a/b").expect("made anew");
+        assert_eq!(std::fs::read_to_string(target.join("f")).expect("seen through the mount"), "new");
     });
 }
 

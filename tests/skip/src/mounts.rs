@@ -1,5 +1,6 @@
 //! Mounts for tests that need root.
 
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
 use nix::mount::MntFlags;
@@ -49,6 +50,17 @@ pub fn bind(source: &Path, target: &Path) {
 pub fn tmpfs(target: &Path) {
     std::fs::create_dir_all(target).expect("a directory");
     mount(Some("tmpfs"), target, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+}
+
+/// Makes `target` and mounts a file system on it whose server has gone (FUSE): each access fails with ENOTCONN.
+///
+/// # Panics
+/// It cannot.
+pub fn disconnected(target: &Path) {
+    std::fs::create_dir_all(target).expect("a directory");
+    let server = std::fs::File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse");
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+    mount(Some("fuse"), target, Some("fuse"), MsFlags::empty(), Some(options.as_str())).expect("a FUSE mount");
 }
 
 /// Detaches the mount that an agent has made of its root directory, so that the directory can be removed. Does nothing where

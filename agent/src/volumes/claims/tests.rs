@@ -328,8 +328,9 @@ fn a_host_path_volume_is_its_path() {
     assert!(room.volumes.measurable(&pod).is_empty());
     fs::remove_dir_all(&dir).expect("removed");
     let expected = format!(
-        "MountVolume.SetUp failed for volume \"pv\" : hostPath type check failed: {} is not a directory",
-        dir.display()
+        "MountVolume.SetUp failed for volume \"pv\" : hostPath type check failed, {0} is not a directory, unable to \
+         determine its type: path {0:?} does not exist",
+        dir.to_string_lossy()
     );
     assert_eq!(room.set_up(&pod), Err(expected));
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use keblet_skip::mounts::bind;
+use keblet_skip::mounts::disconnected;
 use keblet_skip::mounts::in_private_mounts;
 use keblet_skip::mounts::tmpfs;
 use nix::mount::MsFlags;
@@ -166,6 +167,21 @@ fn sub_paths_are_unmounted() {
         let (node, removed) = remove_with_mount("volume-subpaths/v/c/0");
         removed.expect("removed");
         assert!(!node.pod("").exists());
+    });
+}
+
+#[test]
+fn mounts_whose_server_is_gone_are_unmounted() {
+    in_private_mounts(|| {
+        for below in
+            ["volumes/kubernetes.io~nfs/share", "volumes/kubernetes.io~local-volume/v", "volume-subpaths/v/c/0"]
+        {
+            let node = Node::new();
+            disconnected(&node.pod(below));
+            fs::metadata(node.pod(below)).expect_err("the server is gone");
+            node.remove().expect(below);
+            assert!(!node.pod("").exists(), "{below}");
+        }
     });
 }
 

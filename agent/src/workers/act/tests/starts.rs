@@ -244,7 +244,7 @@ async fn a_volume_that_fails_keeps_the_pod_from_starting() {
         "containers": [{"name": "c", "image": "app:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
     }));
     let outcome = execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
-    let expected = "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: hostPath type check failed: /etc/passwd is not a directory";
+    let expected = "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: hostPath type check failed: /etc/passwd is not a directory, it's a File";
     assert!(outcome.volumes_not_ready());
     assert_eq!(texts(&outcome.errors), [expected]);
     assert_eq!(node.runtime.take_calls(), Vec::<String>::new());
