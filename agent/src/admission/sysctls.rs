@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use k8s_openapi::api::core::v1::PodSpec;
+
 use super::Decision;
 use super::Input;
 use crate::model::spec;
 
 /// Safe sysctls and the first kernel that has each of them in a namespace.
 /// <https://kubernetes.io/docs/tasks/administer-cluster/sysctl-cluster/#safe-and-unsafe-sysctls>
-const SAFE: [(&str, (u32, u32)); 12] = [
+const SAFE: [(&str, (u32, u32)); 14] = [
     ("kernel.shm_rmid_forced", (0, 0)),
     ("net.ipv4.ip_local_port_range", (0, 0)),
     ("net.ipv4.tcp_syncookies", (0, 0)),
@@ -22,6 +24,8 @@ const SAFE: [(&str, (u32, u32)); 12] = [
     ("net.ipv4.tcp_fin_timeout", (4, 6)),
     ("net.ipv4.tcp_rmem", (4, 15)),
     ("net.ipv4.tcp_wmem", (4, 15)),
+    ("net.ipv4.tcp_slow_start_after_idle", (4, 15)),
+    ("net.ipv4.tcp_notsent_lowat", (4, 6)),
 ];
 
 /// The kernel namespace a sysctl is in.
@@ -29,6 +33,8 @@ const SAFE: [(&str, (u32, u32)); 12] = [
 enum Namespace {
     Ipc,
     Net,
+    Uts,
+    User,
 }
 
 impl fmt::Display for Namespace {
@@ -36,6 +42,8 @@ impl fmt::Display for Namespace {
         f.write_str(match self {
             Self::Ipc => "IPC",
             Self::Net => "Net",
+            Self::Uts => "UTS",
+            Self::User => "User",
         })
     }
 }
@@ -46,9 +54,29 @@ impl Namespace {
         let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix));
         match name {
             "kernel.sem" => Some(Self::Ipc),
+            "kernel.domainname" => Some(Self::Uts),
             _ if ipc => Some(Self::Ipc),
             _ if name.starts_with("net.") => Some(Self::Net),
+            _ if name.starts_with("user.") => Some(Self::User),
             _ => None,
+        }
+    }
+}
+
+/// Which namespaces a pod shares with the host.
+#[derive(Clone, Copy, Debug, Default)]
+struct HostNamespaces {
+    network: bool,
+    ipc: bool,
+    users: bool,
+}
+
+impl HostNamespaces {
+    fn of(spec: &PodSpec) -> Self {
+        Self {
+            network: spec.host_network == Some(true),
+            ipc: spec.host_ipc == Some(true),
+            users: spec.host_users != Some(false),
         }
     }
 }
@@ -99,14 +127,17 @@ impl SysctlAllowlist {
         self.names.get(name).or_else(|| by_prefix().map(|(_, namespace)| namespace)).copied()
     }
 
-    /// Why a pod may not set this sysctl.
-    fn problem(&self, name: &str, host_network: bool, host_ipc: bool) -> Option<String> {
+    /// Why a pod with these namespaces of the host may not set this sysctl.
+    fn problem(&self, name: &str, host: HostNamespaces) -> Option<String> {
         let Some(namespace) = self.namespace(name).filter(|_| is_plain(name)) else {
             return Some(format!("{name:?} not allowlisted"));
         };
         let shared = match namespace {
-            Namespace::Net => host_network,
-            Namespace::Ipc => host_ipc,
+            Namespace::Net => host.network,
+            Namespace::Ipc => host.ipc,
+            Namespace::User => host.users,
+            // The pods that share it are those that share the network, and the runtime refuses to set it for them.
+            Namespace::Uts => false,
         };
         shared.then(|| format!("{name:?} not allowed with host {namespace} enabled"))
     }
@@ -120,10 +151,9 @@ fn is_plain(name: &str) -> bool {
 
 pub(super) fn check(input: Input<'_>) -> Decision {
     let Some(spec) = input.pod.spec.as_ref() else { return Decision::Admit };
-    let (host_network, host_ipc) = (spec.host_network == Some(true), spec.host_ipc == Some(true));
+    let host = HostNamespaces::of(spec);
     let mut sysctls = spec.security_context.iter().flat_map(|context| context.sysctls.iter().flatten());
-    let problem = sysctls
-        .find_map(|sysctl| input.node.sysctls.problem(&spec::dotted_sysctl(&sysctl.name), host_network, host_ipc));
+    let problem = sysctls.find_map(|sysctl| input.node.sysctls.problem(&spec::dotted_sysctl(&sysctl.name), host));
     problem
         .map_or(Decision::Admit, |problem| Decision::reject("SysctlForbidden", format!("forbidden sysctl: {problem}")))
 }
@@ -136,6 +166,8 @@ mod tests {
     use super::super::testing;
     use super::*;
 
+    const OWN: HostNamespaces = HostNamespaces { network: false, ipc: false, users: false };
+
     fn list(kernel: Option<(u32, u32)>, patterns: &[&str]) -> Result<SysctlAllowlist, UnknownSysctlNamespace> {
         SysctlAllowlist::new(kernel, &patterns.iter().map(|pattern| (*pattern).to_owned()).collect::<Vec<_>>())
     }
@@ -147,16 +179,21 @@ mod tests {
         let unknown = list(None, &[]).expect("a list");
         for name in ["kernel.shm_rmid_forced", "net.ipv4.ping_group_range", "net.ipv4.ip_unprivileged_port_start"] {
             for kernel in [&old, &new, &unknown] {
-                assert_eq!(kernel.problem(name, false, false), None, "{name}");
+                assert_eq!(kernel.problem(name, OWN), None, "{name}");
             }
         }
-        assert_eq!(old.problem("net.ipv4.ip_local_reserved_ports", false, false), None);
-        for name in
-            ["net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"]
-        {
-            assert_eq!(new.problem(name, false, false), None, "{name}");
+        assert_eq!(old.problem("net.ipv4.ip_local_reserved_ports", OWN), None);
+        for name in [
+            "net.ipv4.tcp_keepalive_time",
+            "net.ipv4.tcp_fin_timeout",
+            "net.ipv4.tcp_rmem",
+            "net.ipv4.tcp_wmem",
+            "net.ipv4.tcp_slow_start_after_idle",
+            "net.ipv4.tcp_notsent_lowat",
+        ] {
+            assert_eq!(new.problem(name, OWN), None, "{name}");
             for kernel in [&old, &unknown] {
-                assert_eq!(kernel.problem(name, false, false), Some(format!("{name:?} not allowlisted")));
+                assert_eq!(kernel.problem(name, OWN), Some(format!("{name:?} not allowlisted")));
             }
         }
     }
@@ -165,30 +202,45 @@ mod tests {
     fn unsafe_sysctls_are_allowed_by_name_or_prefix() {
         let list = list(Some((6, 1)), &["kernel.msg*", "net/core/somaxconn", "net.ipv4.conf.*"]).expect("a list");
         for name in ["kernel.msgmax", "net.core.somaxconn", "net.ipv4.conf.all.rp_filter"] {
-            assert_eq!(list.problem(name, false, false), None, "{name}");
+            assert_eq!(list.problem(name, OWN), None, "{name}");
         }
         for name in ["kernel.sem", "net.core.somaxconn2", "net.ipv4.ip_forward", "kernel.panic", ""] {
-            assert_eq!(list.problem(name, false, false), Some(format!("{name:?} not allowlisted")));
+            assert_eq!(list.problem(name, OWN), Some(format!("{name:?} not allowlisted")));
         }
         for name in ["net.ipv4.conf...kernel.panic", "net.ipv4.conf.", "net.ipv4.conf.a\nb"] {
-            assert!(list.problem(name, false, false).is_some(), "{name}");
+            assert!(list.problem(name, OWN).is_some(), "{name}");
         }
     }
 
     #[test]
     fn host_namespaces_forbid_safe_sysctls_too() {
         let list = list(Some((6, 1)), &["net.core.*"]).expect("a list");
+        let host_network = HostNamespaces { network: true, ..OWN };
         let net = |name: &str| Some(format!("{name:?} not allowed with host Net enabled"));
-        assert_eq!(list.problem("net.ipv4.tcp_syncookies", true, false), net("net.ipv4.tcp_syncookies"));
-        assert_eq!(list.problem("net.core.somaxconn", true, true), net("net.core.somaxconn"));
-        assert_eq!(list.problem("kernel.shm_rmid_forced", true, false), None);
+        assert_eq!(list.problem("net.ipv4.tcp_syncookies", host_network), net("net.ipv4.tcp_syncookies"));
+        assert_eq!(
+            list.problem("net.core.somaxconn", HostNamespaces { ipc: true, ..host_network }),
+            net("net.core.somaxconn")
+        );
+        assert_eq!(list.problem("kernel.shm_rmid_forced", host_network), None);
         let ipc = "\"kernel.shm_rmid_forced\" not allowed with host IPC enabled".to_owned();
-        assert_eq!(list.problem("kernel.shm_rmid_forced", false, true), Some(ipc));
+        assert_eq!(list.problem("kernel.shm_rmid_forced", HostNamespaces { ipc: true, ..OWN }), Some(ipc));
+    }
+
+    #[test]
+    fn sysctls_of_user_namespaces_need_one_of_the_pod() {
+        let list = list(Some((6, 1)), &["user.*", "kernel.domainname"]).expect("a list");
+        let shared = HostNamespaces { users: true, ..OWN };
+        let problem = "\"user.max_user_namespaces\" not allowed with host User enabled".to_owned();
+        assert_eq!(list.problem("user.max_user_namespaces", shared), Some(problem));
+        assert_eq!(list.problem("user.max_user_namespaces", OWN), None);
+        assert_eq!(list.problem("kernel.domainname", shared), None);
+        assert!(HostNamespaces::of(&PodSpec::default()).users, "by default");
     }
 
     #[test]
     fn patterns_must_be_namespaced() {
-        for pattern in ["kernel.panic", "vm.*", "kernel.*", "user.max_user_namespaces"] {
+        for pattern in ["kernel.panic", "vm.*", "kernel.*", "users.x"] {
             let error = list(None, &[pattern]).expect_err(pattern);
             assert_eq!(error.to_string(), format!("the sysctls {pattern:?} are not known to be namespaced"));
         }

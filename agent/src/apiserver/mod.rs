@@ -71,7 +71,7 @@ pub struct Options {
     pub per_second: i32,
     /// `kubeAPIBurst`: requests at once of the main client.
     pub burst: i32,
-    /// `eventRecordQPS`.
+    /// `eventRecordQPS`; 0 for no limit, as upstream since 1.37.
     pub events_per_second: i32,
     /// `eventBurst`.
     pub events_burst: i32,
@@ -206,7 +206,7 @@ impl ApiServer {
         let api = Self {
             main: client(rate_limiter(options.per_second, options.burst), None),
             heartbeat: client(None, Some(options.heartbeat_timeout)),
-            events: client(rate_limiter(options.events_per_second, options.events_burst), None),
+            events: client(events_limiter(options), None),
             reviews: client(rate_limiter(REVIEWS_PER_SECOND, REVIEWS_BURST), None),
             shared: shared.clone(),
         };
@@ -237,6 +237,12 @@ impl ApiServer {
     pub fn retire_connections(&self) {
         self.shared.transport.retire();
     }
+}
+
+/// The limiter of the client that sends events.
+fn events_limiter(options: &Options) -> Option<RateLimiter> {
+    let is_limited = options.events_per_second != 0;
+    is_limited.then(|| rate_limiter(options.events_per_second, options.events_burst)).flatten()
 }
 
 /// The limiter of a client as client-go makes it: 0 means its default, a negative rate no limit.

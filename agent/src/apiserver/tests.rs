@@ -51,6 +51,12 @@ fn write_pair(folder: &Path, (certificate, key): (String, String)) {
 
 const PAIR: &str = "client-certificate: client.pem, client-key: client.pem";
 
+#[test]
+fn events_are_not_limited_at_a_rate_of_zero() {
+    assert!(events_limiter(&options()).is_some());
+    assert!(events_limiter(&Options { events_per_second: 0, ..options() }).is_none());
+}
+
 #[tokio::test]
 async fn requests_carry_credentials_and_share_a_connection() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));

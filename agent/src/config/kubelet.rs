@@ -62,7 +62,7 @@ document! {
         registry_burst "registryBurst": i32 = 10, value, used, "Image pulls in a burst.";
         image_pull_credentials_verification_policy "imagePullCredentialsVerificationPolicy": String = "NeverVerifyPreloadedImages", value, used, "When credentials are checked again for images already present.";
         preloaded_images_verification_allowlist "preloadedImagesVerificationAllowlist": Vec<String>, value, used, "Images exempt from that check.";
-        event_record_qps "eventRecordQPS": i32 = 50, pointer, used, "Events sent per second.";
+        event_record_qps "eventRecordQPS": i32 = 50, pointer, used, "Events sent per second; 0 for no limit.";
         event_burst "eventBurst": i32 = 100, value, used, "Events sent in a burst.";
         enable_debugging_handlers "enableDebuggingHandlers": bool = true, pointer, used, "Serve exec, attach, logs and the debug endpoints.";
         enable_contention_profiling "enableContentionProfiling": bool, value, later, "Profile lock contention.";

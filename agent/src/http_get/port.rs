@@ -9,23 +9,22 @@ pub enum PortError {
     /// Not between 1 and 65535.
     #[error("invalid port number: {0}")]
     Range(i64),
-    /// Neither the name of a port of the container nor a number.
-    #[error("strconv.Atoi: parsing \"{0}\": invalid syntax")]
+    /// Not the name of a port of the container.
+    #[error("port {0:?} not found")]
     Name(String),
 }
 
-/// The number of a port: an integer, the name of one of the container's ports, or a number as text.
+/// The number of a port: an integer, or the name of one of the container's ports. A number as text is a name, as upstream
+/// since 1.37.
 ///
 /// # Errors
-/// The name is not known and no number, or the number is no port.
+/// The name is not known, or the number is no port.
 pub fn resolve_port(port: &IntOrString, ports: &[ContainerPort]) -> Result<u16, PortError> {
     let number = match port {
         IntOrString::Int(number) => i64::from(*number),
         IntOrString::String(name) => {
-            match ports.iter().find(|port| port.name.as_deref().is_some_and(|known| known == name)) {
-                Some(named) => i64::from(named.container_port),
-                None => name.parse().map_err(|_| PortError::Name(name.clone()))?,
-            }
+            let named = ports.iter().find(|port| port.name.as_deref().is_some_and(|known| known == name));
+            i64::from(named.ok_or_else(|| PortError::Name(name.clone()))?.container_port)
         }
     };
     u16::try_from(number).ok().filter(|port| *port > 0).ok_or(PortError::Range(number))
@@ -42,17 +41,16 @@ mod tests {
         let text = |text: &str| IntOrString::String(text.into());
         for (port, expected) in [
             (text("found"), Ok(93)),
-            (text("118"), Ok(118)),
+            (text("118"), Err(PortError::Name("118".into()))),
             (IntOrString::Int(65535), Ok(65535)),
             (text(""), Err(PortError::Name(String::new()))),
             (text("none"), Err(PortError::Name("none".into()))),
-            (text("-1"), Err(PortError::Range(-1))),
-            (text("0"), Err(PortError::Range(0))),
             (IntOrString::Int(66666), Err(PortError::Range(66666))),
             (IntOrString::Int(-1), Err(PortError::Range(-1))),
         ] {
             assert_eq!(resolve_port(&port, &ports), expected, "{port:?}");
         }
         assert_eq!(PortError::Range(-1).to_string(), "invalid port number: -1");
+        assert_eq!(PortError::Name("web".into()).to_string(), "port \"web\" not found");
     }
 }

@@ -18,27 +18,60 @@ pub enum SandboxNeed {
         attempt: u32,
         /// The sandbox it replaces; `None` if there is none, or if that one has another network mode.
         replaces: Option<SandboxId>,
+        /// Why none of those there serves.
+        defect: SandboxDefect,
     },
+}
+
+/// Why the sandboxes of a pod do not serve: message of the condition, as upstream since 1.37.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SandboxDefect {
+    /// There is none.
+    Missing,
+    /// More than one is ready.
+    Several,
+    /// The newest one is not ready.
+    NotReady,
+    /// The network mode of the pod is another one.
+    NetworkMode,
+    /// It has a network of its own and no address.
+    NoAddress,
+}
+
+impl SandboxDefect {
+    /// Text of the condition's message.
+    pub fn message(self) -> &'static str {
+        match self {
+            Self::Missing => "no pod sandbox exists",
+            Self::Several => "multiple pod sandboxes are ready and need to be reconciled",
+            Self::NotReady => "pod sandbox is not ready",
+            Self::NetworkMode => "network namespace mode changed and sandbox needs to be recreated",
+            Self::NoAddress => "pod sandbox has no IP address",
+        }
+    }
 }
 
 impl SandboxNeed {
     /// Judges the sandboxes the runtime knows against the pod's spec.
     pub fn of(pod: &Pod, snapshot: &PodSnapshot) -> Self {
         let Some(newest) = snapshot.sandboxes.first() else {
-            return Self::Create { attempt: 0, replaces: None };
+            return Self::Create { attempt: 0, replaces: None, defect: SandboxDefect::Missing };
         };
         let ready = snapshot.sandboxes.iter().filter(|sandbox| sandbox.ready).count();
         let host_network = spec::host_network(pod);
-        let attempt = newest.attempt.saturating_add(1);
-        if ready > 1 || !newest.ready {
-            Self::Create { attempt, replaces: Some(newest.id.clone()) }
+        let defect = if ready > 1 {
+            SandboxDefect::Several
+        } else if !newest.ready {
+            SandboxDefect::NotReady
         } else if newest.host_network != host_network {
-            Self::Create { attempt, replaces: None }
+            SandboxDefect::NetworkMode
         } else if !host_network && newest.ips.is_empty() {
-            Self::Create { attempt, replaces: Some(newest.id.clone()) }
+            SandboxDefect::NoAddress
         } else {
-            Self::Keep(newest.id.clone())
-        }
+            return Self::Keep(newest.id.clone());
+        };
+        let replaces = (defect != SandboxDefect::NetworkMode).then(|| newest.id.clone());
+        Self::Create { attempt: newest.attempt.saturating_add(1), replaces, defect }
     }
 }
 
@@ -56,8 +89,8 @@ mod tests {
         SandboxNeed::of(&pod, &snapshot)
     }
 
-    fn create(attempt: u32, replaces: Option<&str>) -> SandboxNeed {
-        SandboxNeed::Create { attempt, replaces: replaces.map(SandboxId::from) }
+    fn create(attempt: u32, replaces: Option<&str>, defect: SandboxDefect) -> SandboxNeed {
+        SandboxNeed::Create { attempt, replaces: replaces.map(SandboxId::from), defect }
     }
 
     #[test]
@@ -68,13 +101,16 @@ mod tests {
 
     #[test]
     fn replaces_what_cannot_serve() {
-        assert_eq!(need(false, |s| s.sandboxes.clear()), create(0, None));
-        assert_eq!(need(false, |s| s.sandboxes[0].ready = false), create(1, Some("sandbox-0")));
-        assert_eq!(need(false, |s| s.sandboxes[0].ips.clear()), create(1, Some("sandbox-0")));
-        assert_eq!(need(false, |s| s.sandboxes[0].host_network = true), create(1, None));
-        assert_eq!(need(true, |s| s.sandboxes[0].host_network = false), create(1, None));
+        assert_eq!(need(false, |s| s.sandboxes.clear()), create(0, None, SandboxDefect::Missing));
+        assert_eq!(
+            need(false, |s| s.sandboxes[0].ready = false),
+            create(1, Some("sandbox-0"), SandboxDefect::NotReady)
+        );
+        assert_eq!(need(false, |s| s.sandboxes[0].ips.clear()), create(1, Some("sandbox-0"), SandboxDefect::NoAddress));
+        assert_eq!(need(false, |s| s.sandboxes[0].host_network = true), create(1, None, SandboxDefect::NetworkMode));
+        assert_eq!(need(true, |s| s.sandboxes[0].host_network = false), create(1, None, SandboxDefect::NetworkMode));
         let two_ready = |s: &mut PodSnapshot| s.sandboxes.insert(0, testing::sandbox(1));
-        assert_eq!(need(false, two_ready), create(2, Some("sandbox-1")));
+        assert_eq!(need(false, two_ready), create(2, Some("sandbox-1"), SandboxDefect::Several));
     }
 
     #[test]

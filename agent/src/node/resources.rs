@@ -126,7 +126,8 @@ fn capacity(sizes: &Sizes, config: &ResourceConfig) -> Amounts {
         ("pods".to_owned(), Amount::units(config.pods(sizes.cpus))),
     ]);
     if let Some(bytes) = sizes.root_fs.filter(|_| config.local_storage) {
-        capacity.insert("ephemeral-storage".to_owned(), Amount::bytes(bytes));
+        // In plain decimal, as upstream writes it since 1.37.
+        capacity.insert("ephemeral-storage".to_owned(), Amount::units(bytes));
     }
     for (size, bytes) in &sizes.hugepages {
         capacity.insert(hugepages_name(*size), Amount::bytes(*bytes));

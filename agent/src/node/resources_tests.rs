@@ -35,6 +35,7 @@ fn reservations_and_thresholds_are_subtracted() {
             "pods=110"
         ]
     );
+    assert_eq!(capacity(&sizes(), &config)["ephemeral-storage"].to_string(), "107374182400");
     assert_eq!(check(&sizes(), &config), Ok(()));
 }
 

@@ -329,6 +329,7 @@ impl<H: Host> StatusLoop<H> {
 
     /// Records events of changes since `known`.
     fn record_events(&mut self, known: &Node, node: &Node) {
+        node.metadata.uid.iter().for_each(|uid| self.inputs.recorder.identify_node(uid));
         for event in self.reported.events_since(known, node) {
             self.inputs.recorder.node_event(event.kind, event.reason, &event.message);
         }

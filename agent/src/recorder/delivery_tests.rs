@@ -128,6 +128,19 @@ impl TestDelivery {
 }
 
 #[tokio::test(start_paused = true)]
+async fn events_on_the_node_have_its_uid_once_it_is_known() {
+    let delivery = start_delivery();
+    let record = |message| delivery.recorder.node_event(EventType::Normal, "Starting", message);
+    record("before");
+    delivery.recorder.identify_node("uid-1");
+    delivery.recorder.identify_node("uid-2");
+    record("after");
+    let (asked, _) = delivery.end().await;
+    let uids: Vec<Option<&str>> = asked.iter().map(|(_, _, body)| body["involvedObject"]["uid"].as_str()).collect();
+    assert_eq!(uids, [None, Some("uid-1")]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn created_then_patched_then_created_again_if_gone() {
     let test = start_delivery();
     test.server.will([Ok((201, "")), Ok((200, "")), Ok((404, "NotFound")), Ok((201, ""))]);

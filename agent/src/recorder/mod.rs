@@ -24,6 +24,7 @@ mod text;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering;
 
@@ -75,6 +76,8 @@ impl Loss {
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
     node: Arc<str>,
+    /// Of the Node object.
+    node_uid: Arc<OnceLock<String>>,
     sender: Option<Arc<Sender>>,
 }
 
@@ -89,14 +92,14 @@ struct Sender {
 impl Recorder {
     /// Events of this node as log lines only.
     pub fn logging(node: &str) -> Self {
-        Self { node: node.into(), sender: None }
+        Self { node: node.into(), ..Self::default() }
     }
 
     /// Events of this node as log lines and for the API server, which [`Queue::deliver`] sends them to.
     pub fn delivering(node: &str, clock: Clock, observer: Arc<dyn RecorderObserver>) -> (Self, Queue) {
         let (queue, receiver) = mpsc::channel(QUEUE);
         let sender = Sender { queue, clock, last_nanos: AtomicI64::new(0), observer: observer.clone() };
-        let recorder = Self { node: node.into(), sender: Some(Arc::new(sender)) };
+        let recorder = Self { sender: Some(Arc::new(sender)), ..Self::logging(node) };
         (recorder, Queue::new(receiver, node, clock, observer))
     }
 
@@ -119,9 +122,16 @@ impl Recorder {
         self.event(object::pod(pod, field_path), kind, reason, message, annotations);
     }
 
+    /// Events on this node refer to its Node object by this UID from now on, as upstream's since 1.37: `kubectl describe node`
+    /// shows them. Only the first call has an effect.
+    pub fn identify_node(&self, uid: &str) {
+        self.node_uid.get_or_init(|| uid.to_owned());
+    }
+
     /// An event on this node.
     pub fn node_event(&self, kind: EventType, reason: &str, message: &str) {
-        self.event(object::node(&self.node), kind, reason, message, BTreeMap::new());
+        let uid = self.node_uid.get().map(String::as_str);
+        self.event(object::node(&self.node, uid), kind, reason, message, BTreeMap::new());
     }
 
     /// An event on any object. A reference without namespace is an object of the cluster.

@@ -58,12 +58,13 @@ pub(super) fn pod(pod: &Pod, field_path: &str) -> ObjectReference {
     }
 }
 
-/// Refers to a node, by nothing but its name: so it can be done before the Node exists.
-pub(super) fn node(name: &str) -> ObjectReference {
+/// Refers to a node: by nothing but its name while its UID is not known.
+pub(super) fn node(name: &str, uid: Option<&str>) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Node".to_owned()),
         name: Some(name.to_owned()),
+        uid: uid.map(str::to_owned),
         ..ObjectReference::default()
     }
 }
@@ -184,11 +185,12 @@ mod tests {
     }
 
     #[test]
-    fn an_event_on_the_node_has_neither_uid_nor_namespace() {
-        let event = occurrence(node("node-1")).event("node-1");
+    fn an_event_on_a_node_before_it_is_registered_has_neither_uid_nor_namespace() {
+        let event = occurrence(node("node-1", None)).event("node-1");
         assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
         let object = serde_json::to_value(event.involved_object).unwrap();
         assert_eq!(object, json!({ "apiVersion": "v1", "kind": "Node", "name": "node-1" }));
+        assert_eq!(node("node-1", Some("u")).uid.as_deref(), Some("u"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ const INITIALIZED: &str = "Initialized";
 const POD_SCHEDULED: &str = "PodScheduled";
 pub(super) const READY: &str = "Ready";
 const READY_TO_START: &str = "PodReadyToStartContainers";
+const SANDBOX_NOT_READY: &str = "PodSandboxNotReady";
 
 /// Conditions of resizes, which come with their times.
 const RESIZES: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
@@ -135,7 +136,7 @@ impl ConditionValue {
 fn ready_to_start_containers(input: &StatusInput<'_>) -> ConditionValue {
     match SandboxNeed::of(input.pod, input.snapshot) {
         SandboxNeed::Keep(_) => ConditionValue::yes(),
-        SandboxNeed::Create { .. } => ConditionValue::no("", String::new()),
+        SandboxNeed::Create { defect, .. } => ConditionValue::no(SANDBOX_NOT_READY, defect.message().to_owned()),
     }
 }
 

@@ -70,6 +70,25 @@ pub struct FileCounters {
     pub own_page_faults: u64,
     /// Page faults that read from a disk, likewise.
     pub own_major_page_faults: u64,
+    /// Reclaim and write-back of pages; absent with v1, which does not count them.
+    pub reclaim: Option<ReclaimCounters>,
+}
+
+/// Reclaim and write-back of the pages of a cgroup (v2: `memory.stat`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReclaimCounters {
+    /// File pages that are not written back yet, in bytes.
+    pub file_dirty: u64,
+    /// File pages that are being written back, in bytes.
+    pub file_writeback: u64,
+    /// Pages that were looked at since the cgroup was created.
+    pub scanned: u64,
+    /// Pages that were reclaimed.
+    pub reclaimed: u64,
+    /// File pages that were needed again after they had been reclaimed.
+    pub refaults_file: u64,
+    /// Anonymous pages, likewise.
+    pub refaults_anon: u64,
 }
 
 /// Throttling by a CPU quota since the cgroup was created.
@@ -264,6 +283,14 @@ fn memory_v2(folder: &Path, counters: &mut FileCounters) -> Option<MemoryUsage> 
         kernel: stat.get("kernel"),
         own_page_faults: page_faults,
         own_major_page_faults: major_page_faults,
+        reclaim: Some(ReclaimCounters {
+            file_dirty: of("file_dirty"),
+            file_writeback: of("file_writeback"),
+            scanned: of("pgscan"),
+            reclaimed: of("pgsteal"),
+            refaults_file: of("workingset_refault_file"),
+            refaults_anon: of("workingset_refault_anon"),
+        }),
         ..*counters
     };
     Some(MemoryUsage {

@@ -60,6 +60,8 @@ pub struct MemoryDetail {
     pub reservation: Option<u64>,
     /// How often the limit was reached.
     pub limit_hits: Option<u64>,
+    /// How often `memory.high` was exceeded; absent with v1.
+    pub high_hits: Option<u64>,
     /// Processes killed by the OOM killer.
     pub oom_kills: Option<u64>,
 }
@@ -156,6 +158,7 @@ fn memory_v2(folder: &Path, kernel: Option<u64>) -> MemoryDetail {
         peak: number(&folder.join("memory.peak")),
         reservation: limit(&folder.join("memory.min")),
         limit_hits: events.get("max"),
+        high_hits: events.get("high"),
         oom_kills: events.get("oom_kill"),
     }
 }
@@ -166,6 +169,7 @@ fn memory_v1(folder: &Path) -> MemoryDetail {
         peak: number(&folder.join("memory.max_usage_in_bytes")),
         reservation: limit(&folder.join("memory.soft_limit_in_bytes")),
         limit_hits: number(&folder.join("memory.failcnt")),
+        high_hits: None,
         oom_kills: table(&folder.join("memory.oom_control")).get("oom_kill"),
     }
 }
@@ -223,6 +227,7 @@ fn disks_v1(folder: &Path) -> Vec<DiskTraffic> {
 mod tests {
     use super::*;
     use crate::cgroups::Layout;
+    use crate::cgroups::usage::ReclaimCounters;
     use crate::cgroups::usage::basic::tests::write;
 
     #[test]
@@ -239,11 +244,16 @@ mod tests {
                 ),
                 ("cpu.max", "50000 100000\n"),
                 ("cpu.weight", "100\n"),
-                ("memory.stat", "file 10\nfile_mapped 4\nactive_file 3\ninactive_file 7\nkernel 2\npgfault 8\n"),
+                (
+                    "memory.stat",
+                    "file 10\nfile_mapped 4\nfile_dirty 12\nfile_writeback 13\nactive_file 3\ninactive_file 7\n\
+                     kernel 2\nworkingset_refault_anon 14\nworkingset_refault_file 15\npgscan 16\npgsteal 17\n\
+                     pgfault 8\n",
+                ),
                 ("memory.peak", "99\n"),
                 ("memory.current", "50\n"),
                 ("memory.min", "64\n"),
-                ("memory.events", "low 0\nmax 6\noom 1\noom_kill 1\n"),
+                ("memory.events", "low 0\nhigh 5\nmax 6\noom 1\noom_kill 1\n"),
                 ("cgroup.procs", "7\n8\n"),
                 ("pids.max", "max\n"),
                 ("io.stat", "8:16 rbytes=512 wbytes=1024 rios=1 wios=2 dbytes=0 dios=0\n"),
@@ -270,6 +280,7 @@ mod tests {
                 peak: Some(99),
                 reservation: Some(64),
                 limit_hits: Some(6),
+                high_hits: Some(5),
                 oom_kills: Some(1),
             }),
             processes: Some(vec![7, 8]),
@@ -279,6 +290,15 @@ mod tests {
         assert_eq!(detail, expected);
         let FileCounters { cache, mapped_file, active_file, inactive_file, own_page_faults, .. } = usage.counters;
         assert_eq!((cache, mapped_file, active_file, inactive_file, own_page_faults), (10, 4, 3, 7, 8));
+        let reclaim = ReclaimCounters {
+            file_dirty: 12,
+            file_writeback: 13,
+            refaults_anon: 14,
+            refaults_file: 15,
+            scanned: 16,
+            reclaimed: 17,
+        };
+        assert_eq!(usage.counters.reclaim, Some(reclaim));
         let none = CgroupPlace::at(&layout, "/none");
         assert_eq!(none.detail(&none.read()), CgroupDetail::default());
     }
@@ -328,6 +348,7 @@ mod tests {
         let memory = detail.memory.expect("memory");
         assert_eq!((usage.counters.cache, usage.counters.own_page_faults, memory.peak), (5, 3, Some(77)));
         assert_eq!((memory.oom_kills, memory.limit_hits, memory.reservation), (Some(3), Some(2), None));
+        assert_eq!((memory.high_hits, usage.counters.reclaim), (None, None), "not counted");
         let disk = DiskTraffic { major: 8, minor: 0, reads: 1, writes: 0, read_bytes: 4096, write_bytes: 0 };
         assert_eq!((detail.disks, detail.processes), (vec![disk], None));
     }

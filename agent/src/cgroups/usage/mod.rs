@@ -11,6 +11,7 @@ pub use basic::CgroupPlace;
 pub use basic::CgroupUsage;
 pub use basic::FileCounters;
 pub use basic::MemoryUsage;
+pub use basic::ReclaimCounters;
 pub use basic::Throttling;
 pub use counters::CgroupCounters;
 pub use detail::CgroupDetail;

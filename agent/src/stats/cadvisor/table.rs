@@ -8,6 +8,7 @@ use crate::cgroups::usage::DiskTraffic;
 use crate::cgroups::usage::FileCounters;
 use crate::cgroups::usage::MemoryDetail;
 use crate::cgroups::usage::MemoryUsage;
+use crate::cgroups::usage::ReclaimCounters;
 use crate::cgroups::usage::Throttling;
 use crate::kernel::usage::DiskUsage;
 use crate::kernel::usage::InterfaceUsage;
@@ -49,6 +50,12 @@ fn detail(row: &Row, of: fn(&MemoryDetail) -> Option<u64>) -> Option<f64> {
 /// A counter of `memory.stat`.
 fn counters(row: &Row, of: fn(&FileCounters) -> u64) -> Option<f64> {
     row.detail.memory.map(|_| float(of(&row.usage.counters)))
+}
+
+/// Reclaim of a cgroup; nothing with v1.
+fn reclaim(row: &Row, of: fn(&ReclaimCounters) -> u64) -> Option<f64> {
+    row.detail.memory?;
+    row.usage.counters.reclaim.as_ref().map(|counters| float(of(counters)))
 }
 
 /// Sizes of the machine's file systems.
@@ -154,6 +161,9 @@ pub(super) const FAMILIES: &[Of] = &[
     counter("container_cpu_user_seconds_total", "Processor time of programs.", |row, out| {
         out.one(row.detail.cpu_user.map(seconds));
     }),
+    gauge("container_creation_time_seconds", "Unix time of the creation.", |row, out| {
+        out.one(row.started_at.and_then(unix_seconds).map(f64::trunc));
+    }),
     gauge("container_file_descriptors", "Open files.", |row, out| out.one(open(row, |of| Some(of.files)))),
     gauge("container_fs_inodes_free", "Inodes left on the file system.", |row, out| {
         sizes(row, out, |of| of.inodes_free);
@@ -204,10 +214,23 @@ pub(super) const FAMILIES: &[Of] = &[
         out.one(at);
     }),
     gauge("container_memory_cache", "Bytes of file pages.", |row, out| out.one(counters(row, |of| of.cache))),
+    counter("container_memory_events_high_total", "Times memory.high was exceeded.", |row, out| {
+        out.one(detail(row, |of| of.high_hits));
+    }),
+    counter("container_memory_events_max_total", "Times memory.max was met.", |row, out| {
+        // With v1 it is container_memory_failcnt alone.
+        out.one(detail(row, |of| of.high_hits.and(of.limit_hits)));
+    }),
     counter("container_memory_failcnt", "Times the memory limit was met.", |row, out| {
         out.one(detail(row, |of| of.limit_hits));
     }),
     counter("container_memory_failures_total", "Page faults.", faults),
+    gauge("container_memory_file_dirty_bytes", "Bytes of file pages not written back yet.", |row, out| {
+        out.one(reclaim(row, |of| of.file_dirty));
+    }),
+    gauge("container_memory_file_writeback_bytes", "Bytes of file pages being written back.", |row, out| {
+        out.one(reclaim(row, |of| of.file_writeback));
+    }),
     gauge("container_memory_kernel_usage", "Bytes of the kernel's memory.", |row, out| {
         out.one(detail(row, |of| of.kernel));
     }),
@@ -216,6 +239,12 @@ pub(super) const FAMILIES: &[Of] = &[
     }),
     gauge("container_memory_max_usage_bytes", "The most memory there ever was.", |row, out| {
         out.one(detail(row, |of| of.peak));
+    }),
+    counter("container_memory_pgscan_total", "Pages looked at to reclaim memory.", |row, out| {
+        out.one(reclaim(row, |of| of.scanned));
+    }),
+    counter("container_memory_pgsteal_total", "Pages reclaimed.", |row, out| {
+        out.one(reclaim(row, |of| of.reclaimed));
     }),
     gauge("container_memory_rss", "Bytes of anonymous memory.", |row, out| {
         out.one(memory(row, |of| Some(of.rss)));
@@ -232,6 +261,12 @@ pub(super) const FAMILIES: &[Of] = &[
     }),
     gauge("container_memory_working_set_bytes", "Bytes in use lately.", |row, out| {
         out.one(memory(row, |of| Some(of.working_set)));
+    }),
+    counter("container_memory_workingset_refault_anon_total", "Anonymous pages needed again.", |row, out| {
+        out.one(reclaim(row, |of| of.refaults_anon));
+    }),
+    counter("container_memory_workingset_refault_file_total", "File pages needed again.", |row, out| {
+        out.one(reclaim(row, |of| of.refaults_file));
     }),
     counter("container_network_receive_bytes_total", "Bytes received.", |row, out| {
         wires(row, out, |wire| wire.rx_bytes);

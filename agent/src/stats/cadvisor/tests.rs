@@ -3,8 +3,10 @@ use tokio::time::Instant;
 use super::super::sample::tests::sample;
 use super::*;
 use crate::cgroups::usage::DiskTraffic;
+use crate::cgroups::usage::FileCounters;
 use crate::cgroups::usage::MemoryDetail;
 use crate::cgroups::usage::MemoryUsage;
+use crate::cgroups::usage::ReclaimCounters;
 use crate::cgroups::usage::Throttling;
 use crate::metrics::encode_text;
 use crate::model::KernelMoment;
@@ -46,6 +48,9 @@ fn scrape(with_sandbox: bool) -> (tempfile::TempDir, Scrape) {
     let container = dir.path().join("kubepods/poduid/main-0");
     std::fs::create_dir_all(&container).unwrap();
     std::fs::write(container.join("cpu.stat"), "usage_usec 5\nuser_usec 3000000\n").unwrap();
+    std::fs::write(container.join("memory.current"), "600\n").unwrap();
+    std::fs::write(container.join("memory.stat"), "pgscan 21\npgsteal 20\n").unwrap();
+    std::fs::write(container.join("memory.events"), "high 4\nmax 3\n").unwrap();
     std::fs::write(container.join("cgroup.procs"), format!("{}\n", std::process::id())).unwrap();
     std::fs::write(container.join("io.stat"), "7:200 rbytes=512 wbytes=0 rios=1 wios=0\n").unwrap();
     if with_sandbox {
@@ -78,6 +83,10 @@ async fn labels_values_and_times_of_a_container() {
         format!("container_memory_working_set_bytes{}600 {at}", labels("")),
         format!("container_spec_memory_limit_bytes{}1000 {at}", labels("")),
         format!("container_memory_swap{}7 {at}", labels("")),
+        format!("container_memory_pgscan_total{}21 {at}", labels("")),
+        format!("container_memory_events_high_total{}4 {at}", labels("")),
+        format!("container_memory_events_max_total{}3 {at}", labels("")),
+        format!("container_creation_time_seconds{}1767225600 {at}", labels("")),
         format!("container_start_time_seconds{}1767225600 {at}", labels("")),
         format!("container_last_seen{}1767225700 {at}", labels("")),
         format!("container_fs_reads_bytes_total{}512 {at}", labels(r#"device="","#)),
@@ -182,6 +191,7 @@ fn every_family_has_a_value_and_a_unique_name() {
             cpu: Some(1),
             memory: Some(MemoryUsage::default()),
             tasks: Some(1),
+            counters: FileCounters { reclaim: Some(ReclaimCounters::default()), ..FileCounters::default() },
             ..CgroupUsage::default()
         },
         detail: CgroupDetail {
@@ -195,6 +205,7 @@ fn every_family_has_a_value_and_a_unique_name() {
                 kernel: Some(1),
                 peak: Some(1),
                 limit_hits: Some(1),
+                high_hits: Some(1),
                 oom_kills: Some(2),
                 ..MemoryDetail::default()
             }),

@@ -27,7 +27,8 @@ fn ready_to_start_containers_follows_the_sandbox() {
     let situation = Situation::new(pod("Always", &[], &["a"]), vec![]);
     assert_eq!(describe(&situation.generate(), "PodReadyToStartContainers"), "True");
     let lost = situation.with(|s| s.snapshot.sandboxes[0].ready = false);
-    assert_eq!(describe(&lost.generate(), "PodReadyToStartContainers"), "False");
+    let shown = describe(&lost.generate(), "PodReadyToStartContainers");
+    assert_eq!(shown, "False PodSandboxNotReady pod sandbox is not ready");
 }
 
 #[test]

@@ -21,6 +21,8 @@ const GUARANTEED_SCORE: i64 = -997;
 const BEST_EFFORT_SCORE: i64 = 1000;
 /// Resources that count for the QoS class.
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
+/// Prefix of the names of huge pages.
+const HUGEPAGES: &str = "hugepages-";
 /// `priorityClassName` of node-critical pods.
 const NODE_CRITICAL: &str = "system-node-critical";
 
@@ -37,8 +39,8 @@ pub fn qos_class(pod: &Pod) -> Result<QosClass, GenerateError> {
     }
     let Some(spec) = &pod.spec else { return Ok(QosClass::BestEffort) };
     let stated: Vec<Option<&ResourceRequirements>> = match &spec.resources {
-        Some(resources) => vec![Some(resources)],
-        None => containers(pod).map(|container| container.resources.as_ref()).collect(),
+        Some(resources) if is_of_pods(resources) => vec![Some(resources)],
+        _ => containers(pod).map(|container| container.resources.as_ref()).collect(),
     };
     let (mut requests, mut limits) = (Amounts::new(), Amounts::new());
     let mut all_limited = true;
@@ -55,6 +57,17 @@ pub fn qos_class(pod: &Pod) -> Result<QosClass, GenerateError> {
     } else {
         QosClass::Burstable
     })
+}
+
+/// True if `spec.resources` names a resource that pods can have (KEP-2837). Without one it says nothing, as upstream since
+/// 1.37.
+fn is_of_pods(resources: &ResourceRequirements) -> bool {
+    [&resources.requests, &resources.limits].into_iter().flatten().flat_map(BTreeMap::keys).any(|name| of_pods(name))
+}
+
+/// True for a resource that `spec.resources` can name.
+fn of_pods(name: &str) -> bool {
+    COMPUTE.contains(&name) || name.starts_with(HUGEPAGES)
 }
 
 /// cpu and memory amounts above zero.
@@ -109,7 +122,7 @@ pub fn pod_total(pod: &Pod, kind: ResourceKind, with_overhead: bool) -> Result<A
     let mut total = containers_total(pod, kind)?;
     let Some(spec) = &pod.spec else { return Ok(total) };
     for (name, amount) in amounts(kind.of(spec.resources.as_ref()))? {
-        if COMPUTE.contains(&name.as_str()) || name.starts_with("hugepages-") {
+        if of_pods(&name) {
             total.insert(name, amount);
         }
     }

@@ -332,6 +332,15 @@ fn qos_classes() {
                 "containers": [{"name": "a"}]}),
             QosClass::Guaranteed,
         ),
+        (
+            json!({"resources": {}, "containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}]}),
+            QosClass::Burstable,
+        ),
+        (
+            json!({"resources": {"requests": {"cpu": "0"}},
+                "containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}]}),
+            QosClass::BestEffort,
+        ),
     ];
     for (spec, expected) in table {
         assert_eq!(qos::qos_class(&pod(spec.clone())).expect("valid"), expected, "{spec}");

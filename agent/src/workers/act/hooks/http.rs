@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(text, "failed to find networking container: the pod has no address of its own");
         let (result, _) = sent(json!({"path": "/", "port": "web", "host": "127.0.0.1"}), &[]).await;
         let text = result.expect_err("no such port").to_string();
-        assert_eq!(text, "strconv.Atoi: parsing \"web\": invalid syntax");
+        assert_eq!(text, "port \"web\" not found");
         let closed = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("an address").port();
         let (result, _) = sent(json!({"path": "/x", "port": closed, "host": "127.0.0.1"}), &[]).await;
         let text = result.expect_err("no listener").to_string();
