@@ -113,15 +113,15 @@ impl CachedToken {
 /// A token, and the UID of the service account if it is to be of that one only.
 type HeldKey = (TokenKey, Option<String>);
 
-/// A request in progress, for all who need its token.
-type SharedRequest = Shared<BoxFuture<'static, Result<CachedToken, Failure>>>;
+/// A request in progress.
+type Request = BoxFuture<'static, Result<CachedToken, Failure>>;
 
 /// The cached tokens of all pods.
 pub(super) struct Tokens {
     issuer: Issuer,
     clock: Clock,
     held: Mutex<HashMap<HeldKey, CachedToken>>,
-    requests: Mutex<HashMap<HeldKey, WeakShared<BoxFuture<'static, Result<CachedToken, Failure>>>>>,
+    requests: Mutex<HashMap<HeldKey, WeakShared<Request>>>,
 }
 
 impl Tokens {
@@ -176,8 +176,8 @@ impl Tokens {
     }
 
     /// The request for a token that is in progress, or a new one: volumes of a pod that are set up at the same time need one
-    /// request. It ends when everybody who waits for it is dropped.
-    fn request(&self, held_key: &HeldKey, is_valid: bool) -> SharedRequest {
+    /// request. It ends when all futures that wait for it are dropped.
+    fn request(&self, held_key: &HeldKey, is_valid: bool) -> Shared<Request> {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(request) = requests.get(held_key).and_then(WeakShared::upgrade) {
             return request;
