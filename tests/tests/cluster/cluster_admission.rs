@@ -17,9 +17,17 @@ use serde_json::Value;
 use serde_json::json;
 
 /// Name of the pod, fields of its spec, reason and message.
-fn rejected() -> [(&'static str, Value, &'static str, &'static str); 2] {
+type Rejected = (&'static str, Value, &'static str, &'static str);
+
+/// What this node cannot do, and a pod that was bound to it past the scheduler.
+fn rejected(node: &str) -> Vec<Rejected> {
     let sysctls = json!([{ "name": "kernel.msgmax", "value": "65536" }]);
-    [
+    let zone = json!([{ "key": "zone", "operator": "In", "values": ["elsewhere"] }]);
+    let affinity = json!({ "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [{ "matchExpressions": zone }] },
+    } });
+    let elsewhere = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
+    let mut all = vec![
         (
             "unsafe-sysctl",
             json!({ "securityContext": { "sysctls": sysctls } }),
@@ -32,14 +40,31 @@ fn rejected() -> [(&'static str, Value, &'static str, &'static str); 2] {
             "PodOSNotSupported",
             "Failed to admit pod as the OS field doesn't match node OS",
         ),
-    ]
+        ("selector", json!({ "nodeName": node, "nodeSelector": { "zone": "elsewhere" } }), "NodeAffinity", elsewhere),
+        ("affinity", json!({ "nodeName": node, "affinity": affinity }), "NodeAffinity", elsewhere),
+        (
+            "strict-groups",
+            json!({ "securityContext": { "supplementalGroupsPolicy": "Strict" } }),
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        ),
+    ];
+    if !std::path::Path::new("/sys/module/apparmor").exists() {
+        all.push((
+            "app-armor",
+            json!({ "securityContext": { "appArmorProfile": { "type": "RuntimeDefault" } } }),
+            "AppArmor",
+            "Cannot enforce AppArmor: AppArmor is not enabled on the host",
+        ));
+    }
+    all
 }
 
 #[tokio::test]
 #[ignore = "real cluster"]
 async fn pods_that_the_node_cannot_honour_are_rejected_with_upstreams_reason() {
     let tenant = Tenant::new_namespace("admission").await.unwrap();
-    for (name, fields, reason, message) in rejected() {
+    for (name, fields, reason, message) in rejected(tenant.node.name()) {
         let mut spec = tenant.shell("sleep 3600");
         spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         tenant.pod(name, spec).await.unwrap();

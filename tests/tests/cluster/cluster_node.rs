@@ -116,6 +116,8 @@ async fn until_event(cluster: &Cluster, node: &ClusterNode, reason: &str) {
     let found = tokio::time::timeout(keblet_tests::cluster::TIMEOUT, futures_util::StreamExt::next(&mut events)).await;
     let event = found.unwrap_or_else(|_| panic!("no event {reason}\n{}", node.log_excerpt())).unwrap().unwrap();
     assert_eq!(event.message, Some(format!("Node {} status is now: {reason}", node.name())));
+    let object = nodes(cluster).get(node.name()).await.unwrap();
+    assert_eq!(event.involved_object.uid, object.metadata.uid, "kubectl describe finds events by it");
 }
 
 #[tokio::test]

@@ -99,3 +99,31 @@ async fn a_pod_is_resized_without_a_restart_and_an_impossible_resize_waits() {
     assert_eq!(pid(&tenant, "one"), process, "the process was not restarted");
     tenant.delete_namespace().await.unwrap();
 }
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn a_resize_restarts_the_container_where_its_policy_says_so() {
+    let tenant = Tenant::new_namespace("policy").await.unwrap();
+    let mut spec = tenant.shell("sleep 3600");
+    let resources = |cpu: &str, memory: &str| json!({ "requests": { "cpu": cpu, "memory": memory }, "limits": { "cpu": cpu, "memory": memory } });
+    let main = &mut spec["containers"][0];
+    main["resources"] = resources("50m", "64Mi");
+    main["resizePolicy"] = json!([
+        { "resourceName": "cpu", "restartPolicy": "NotRequired" },
+        { "resourceName": "memory", "restartPolicy": "RestartContainer" },
+    ]);
+    spec["terminationGracePeriodSeconds"] = json!(1);
+    tenant.pod("one", spec).await.unwrap();
+    tenant.until_ready("one").await.unwrap();
+    let restarts = |pod: &Pod| pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].restart_count;
+    let more_cpu = resources("100m", "64Mi");
+    resize(&tenant, "one", more_cpu.clone()).await;
+    assert_eq!(restarts(&until_resized(&tenant, "one", &more_cpu).await), 0);
+    let more_memory = resources("100m", "96Mi");
+    resize(&tenant, "one", more_memory.clone()).await;
+    assert_eq!(restarts(&until_resized(&tenant, "one", &more_memory).await), 1);
+    let files = CgroupFiles::of_machine().unwrap();
+    let container = files.of_process(pid(&tenant, "one")).unwrap();
+    assert_eq!(files.memory(&container).unwrap().map(|bytes| bytes >> 20), Some(96));
+    tenant.delete_namespace().await.unwrap();
+}

@@ -33,14 +33,14 @@ fn rejected(reason: &str, message: &str) -> (Value, Value) {
 #[ignore = "real runtime"]
 fn a_full_node_preempts_for_critical_pods_and_rejects_the_others() -> Result<()> {
     let mut node = StandaloneNode::with(json!({ "maxPods": 2 }))?;
-    let port = json!([{ "containerPort": 18_080, "hostPort": 18_080 }]);
-    write(&node, "web", 5, port.clone())?;
+    let port = |address: &str| json!([{ "containerPort": 18_080, "hostPort": 18_080, "hostIP": address }]);
+    write(&node, "web", 5, port("127.0.0.1"))?;
     write(&node, "low", 1, json!([]))?;
     node.start()?;
     let web = node.until_running("web")?;
     node.until_running("low")?;
 
-    write(&node, "high", 3, json!([]))?;
+    write(&node, "high", 3, port("127.0.0.2"))?;
     let message = json!("Preempted in order to admit critical pod");
     ensure!(failure(&mut node, "low")? == (json!("Preempting"), message), "{}", node.status("low"));
     let conditions = node.status("low")["conditions"].clone();
@@ -55,7 +55,7 @@ fn a_full_node_preempts_for_critical_pods_and_rejects_the_others() -> Result<()>
     write(&node, "same", 3, json!([]))?;
     ensure!(failure(&mut node, "same")? == rejected("UnexpectedAdmissionError", none), "{}", node.status("same"));
     let taken = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
-    write(&node, "port", 9, port)?;
+    write(&node, "port", 9, port("127.0.0.1"))?;
     ensure!(failure(&mut node, "port")? == rejected("NodePorts", taken), "{}", node.status("port"));
     for name in ["same", "port"] {
         ensure!(node.sandboxes(name)?.is_empty(), "{name} has a sandbox");

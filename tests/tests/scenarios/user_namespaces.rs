@@ -48,7 +48,7 @@ fn pod(node: &StandaloneNode, name: &str) -> Value {
     let out = output(node, name).display().to_string();
     let seen = |file: &str| format!("stat -c '%n %u:%g %a' {file};");
     let script = format!(
-        "{{ tr -s ' ' < /proc/self/uid_map; tr -s ' ' < /proc/self/gid_map; id -u; touch /cache/root /memory/root; {} {} {} {} {} \
+        "{{ grep -q ' /proc/' /proc/mounts && echo masked; tr -s ' ' < /proc/self/uid_map; tr -s ' ' < /proc/self/gid_map; id -u; touch /cache/root /memory/root; {} {} {} {} {} \
          echo end; }} > {out}; echo start 1 >> {}; exec sleep 36000",
         seen("/cache"),
         seen("/memory/root"),
@@ -61,11 +61,13 @@ fn pod(node: &StandaloneNode, name: &str) -> Value {
     if let Some(all) = main["volumeMounts"].as_array_mut() {
         all.extend(mounts.clone());
     }
-    let script =
-        format!("{{ id -u; touch /cache/user && {} echo end; }} > /cache/out; exec sleep 36000", seen("/cache/user"));
+    let script = format!(
+        "{{ id -u; grep -c ' /proc/' /proc/mounts; touch /cache/user && {} echo end; }} > /cache/out; exec sleep 36000",
+        seen("/cache/user")
+    );
     let user = json!({
         "name": "user", "image": BUSYBOX_IMAGE, "imagePullPolicy": "Never", "command": ["/bin/sh", "-c", script],
-        "securityContext": { "runAsUser": USER }, "volumeMounts": mounts,
+        "securityContext": { "runAsUser": USER, "procMount": "Unmasked" }, "volumeMounts": mounts,
     });
     if let Some(containers) = spec["containers"].as_array_mut() {
         containers.push(user);
@@ -127,6 +129,7 @@ fn check_ids(node: &mut StandaloneNode, name: &str) -> Result<()> {
     let seen = written(node, name)?;
     let map = format!("0 {first} {IDS}");
     let expected = [
+        "masked",
         map.as_str(),
         &map,
         "0",
@@ -143,7 +146,7 @@ fn check_ids(node: &mut StandaloneNode, name: &str) -> Result<()> {
         let text = fs::read_to_string(cache.join("out")).unwrap_or_default();
         Ok(text.ends_with("end\n").then_some(text))
     })?;
-    ensure!(by_user == "1000\n/cache/user 1000:2000 644\nend\n", "{by_user}");
+    ensure!(by_user == "1000\n0\n/cache/user 1000:2000 644\nend\n", "{by_user}");
     // The disk has the ids of the containers, so that volumes can go from pod to pod.
     for (file, user) in [("root", 0), ("user", USER)] {
         let found = fs::metadata(cache.join(file))?;
