@@ -246,11 +246,13 @@ async fn a_kubelets_node_is_taken_over_and_handed_back_without_touching_a_pod() 
     found.extend(swap(&tenant, "again", async |node| node.start_agent().await.unwrap()).await);
     found.extend(swap(&tenant, "kubelet", async |node| node.start_other_agent(&kubelet).unwrap()).await);
     // A kubelet that starts posts its Node as not Ready until it has read its CSINode, computes the first statuses of static
-    // pods without their mirror pods, and may drop the addresses of pods that have ended.
+    // pods without their mirror pods, and may drop the addresses of pods that have ended. One before 1.37 says no reason why
+    // their sandbox is not ready.
     let kubelets_own = ["kubelet: the node", "kubelet: static-", "kubelet: status of static-"];
     let is_own = |line: &str| {
         let is_address = line.starts_with("kubelet: status of job-") && line.contains(".podIP");
-        is_address || kubelets_own.iter().any(|own| line.starts_with(own))
+        let is_reason = line.contains("PodSandboxNotReady") || line.contains("pod sandbox is not ready");
+        is_address || is_reason || kubelets_own.iter().any(|own| line.starts_with(own))
     };
     found.retain(|line| !is_own(line));
     assert!(found.is_empty(), "changed:\n{}", found.join("\n"));
