@@ -18,7 +18,7 @@ Usage:
                                                   --child a child does, and the parent keeps running
   probe grow --mb-per-s N                         touch N MiB more every second, until SIGTERM
   probe thrash --file PATH --leave-mb N           touch memory until N MiB are available on the machine, then read pages
-                                                  of a larger file in random order, until SIGTERM
+                                                  of a larger file in random order by several threads, until SIGTERM
   probe obey --commands PATH                      execute the lines of a FIFO: `main N` touches N MiB, `child N` forks
                                                   a child that does and waits for its end, `exit K` exits with K
   probe web [--port P] [--stamp PATH] [--fail-at-ns N] [--once-file PATH]

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::Read as _;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use std::time::Duration;
 
 use nix::sys::mman::MapFlags;
 use nix::sys::mman::ProtFlags;
@@ -16,14 +15,15 @@ use crate::process;
 /// Memory is touched, and the file read for the first time, in steps of so many bytes.
 const STEP: usize = 8 << 20;
 const PAGE: usize = 4096;
-/// Pages between two looks at the signals.
-const BATCH: u32 = 64;
+/// Threads that need pages at the same time: most of them wait, as those of a server that no longer fits in memory.
+const READERS: u64 = 8;
+const STACK: usize = 64 << 10;
 
 /// Touches memory until `leave` MiB are available on the machine, reads the file once, then needs its pages in random
-/// order until SIGTERM, each by a page fault as code of programs is.
+/// order by several threads until SIGTERM, each by a page fault as code of programs is.
 ///
 /// # Errors
-/// The file cannot be read or mapped or has no page, the memory cannot be reserved, or signals cannot be read.
+/// The file cannot be read or mapped or has no page, the memory cannot be reserved, a thread cannot be started, or signals cannot be read.
 pub(crate) fn thrash(path: &Path, leave: u64) -> Result<u8, String> {
     let cannot = |what: &str, error: &dyn std::fmt::Display| format!("cannot {what} {}: {error}", path.display());
     let mut file = File::open(path).map_err(|error| cannot("open", &error))?;
@@ -40,16 +40,33 @@ pub(crate) fn thrash(path: &Path, leave: u64) -> Result<u8, String> {
     // In order, which fills the memory that is left soon.
     let mut buffer = vec![0; STEP];
     while file.read(&mut buffer).map_err(|error| cannot("read", &error))? > 0 {}
-    let mut random = Random(1);
-    while !process::run_until_signal(Some(Duration::ZERO))? {
-        for _ in 0..BATCH {
-            let page = (random.next() % pages as u64) as usize;
-            // SAFETY: it is within the mapping, and nobody shortens the file.
-            std::hint::black_box(unsafe { mapped.add(page * PAGE).read_volatile() });
-        }
+    for reader in 0..READERS {
+        let pages = Pages { first: mapped.as_ptr() as usize, count: pages };
+        std::thread::Builder::new()
+            .stack_size(STACK)
+            .spawn(move || pages.read_forever(Random(reader + 1)))
+            .map_err(|error| format!("cannot start a thread: {error}"))?;
     }
+    process::run_until_signal(None)?;
     std::hint::black_box(&held);
     Ok(0)
+}
+
+/// The pages of the file, mapped for as long as the process runs.
+struct Pages {
+    /// Address of the first.
+    first: usize,
+    count: usize,
+}
+
+impl Pages {
+    fn read_forever(self, mut random: Random) {
+        loop {
+            let page = (random.next() % self.count as u64) as usize;
+            // SAFETY: it is within the mapping, which is never unmapped, and nobody shortens the file.
+            std::hint::black_box(unsafe { ((self.first + page * PAGE) as *const u8).read_volatile() });
+        }
+    }
 }
 
 /// Touches memory until so many MiB are left.

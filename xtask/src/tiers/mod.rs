@@ -180,7 +180,7 @@ fn workspace(fresh_seeds: Option<u32>) -> Result<Tally> {
 
 /// Each test has a runtime of its own, and mostly waits.
 fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
-    let mut own = vec!["--ignored", "--test-threads", "2", "--skip", "bpf", "--skip", "cluster_", "--skip", "vm_"];
+    let mut own = vec!["--ignored", "--test-threads", "3", "--skip", "bpf", "--skip", "cluster_", "--skip", "vm_"];
     if !with_systemd {
         own.extend(["--skip", "systemd_"]);
     }
