@@ -63,7 +63,7 @@ impl Pages {
     fn read_forever(self, mut random: Random) {
         loop {
             let page = (random.next() % self.count as u64) as usize;
-            // SAFETY: it is within the mapping, which is never unmapped, and nobody shortens the file.
+            // SAFETY: it is within the mapping, which is never unmapped, and the file keeps its length.
             std::hint::black_box(unsafe { ((self.first + page * PAGE) as *const u8).read_volatile() });
         }
     }
