@@ -8,11 +8,11 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::Pod;
-use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
 use keblet_tests::cluster::until_gone;
+use keblet_tests::cluster::until_some;
 use kube::api::DeleteParams;
-use kube::api::ListParams;
+use kube::runtime::watcher::Config;
 use serde_json::Value;
 use serde_json::json;
 
@@ -148,16 +148,9 @@ async fn a_probe_that_takes_longer_than_its_timeout_fails() {
     spec["containers"][0]["readinessProbe"] =
         json!({ "exec": { "command": ["sleep", "60"] }, "timeoutSeconds": 1, "periodSeconds": 1 });
     tenant.pod("slow", spec).await.unwrap();
-    let about = ListParams::default().fields("involvedObject.name=slow,reason=Unhealthy");
-    let deadline = Instant::now() + TIMEOUT;
-    let message = loop {
-        let events = tenant.api::<Event>().list(&about).await.unwrap().items;
-        if let Some(event) = events.into_iter().next() {
-            break event.message.unwrap_or_default();
-        }
-        assert!(Instant::now() < deadline, "no event; {}", tenant.node.log_excerpt());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    };
+    let about = Config::default().fields("involvedObject.name=slow,reason=Unhealthy");
+    let message = until_some(tenant.api::<Event>(), about, "the failed probe", |event: &Event| event.message.clone());
+    let message = message.await.unwrap();
     assert!(message.contains("timed out"), "{message}");
     tenant.delete_namespace().await.unwrap();
 }

@@ -3,20 +3,18 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::path::PathBuf;
-use std::time::Duration;
-use std::time::Instant;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::core::v1::Secret;
-use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
+use keblet_tests::cluster::until_some;
 use kube::Api;
 use kube::api::DeleteParams;
-use kube::api::ListParams;
 use kube::api::PostParams;
+use kube::runtime::watcher::Config;
 use serde_json::Value;
 use serde_json::json;
 
@@ -94,25 +92,13 @@ async fn host_paths_are_made_or_checked_by_their_type() {
     spec["volumes"] = json!([path("wrong", &host.join("file"), "Directory")]);
     spec["containers"][0]["volumeMounts"] = json!([{ "name": "wrong", "mountPath": "/wrong" }]);
     tenant.pod("wrong", spec).await.unwrap();
-    let message = event(&tenant, "wrong", "FailedMount").await;
+    let about = Config::default().fields("involvedObject.name=wrong,reason=FailedMount");
+    let message = until_some(tenant.api::<Event>(), about, "the refused path", |event: &Event| event.message.clone());
+    let message = message.await.unwrap();
     let expected =
         format!("hostPath type check failed: {} is not a directory, it's a File", host.join("file").display());
     assert!(message.ends_with(&expected), "{message}");
     tenant.delete_namespace().await.unwrap();
-}
-
-/// Waits for an event on the pod; returns its message.
-async fn event(tenant: &Tenant, pod: &str, reason: &str) -> String {
-    let about = ListParams::default().fields(&format!("involvedObject.name={pod},reason={reason}"));
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        let events = tenant.api::<Event>().list(&about).await.unwrap().items;
-        if let Some(event) = events.into_iter().next() {
-            return event.message.unwrap_or_default();
-        }
-        assert!(Instant::now() < deadline, "no event {reason} on {pod}; {}", tenant.node.log_excerpt());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
 }
 
 /// A volume of this source that is kept for a claim of the tenant; returns its name.
