@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryStreamExt as _;
 use k8s_openapi::api::core::v1::Node;
 use keblet_tests::cluster::Cluster;
 use keblet_tests::cluster::ClusterNode;
@@ -18,6 +19,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::http::HeaderValue;
 
 use crate::cluster_streams::copy_there_and_back;
 use crate::cluster_streams::on_a_terminal;
@@ -205,6 +208,46 @@ async fn port_forward_uses_websockets_to_the_node() {
         assert!(code != 0 && output.contains("9003"), "{code}: {output}");
     }
     delete_namespace(tenant).await;
+}
+
+/// What a WebSocket client receives from `path` of the API server, which a proxy serves at `port`.
+async fn read_websocket(port: u16, path: &str) -> String {
+    let mut request = format!("ws://127.0.0.1:{port}{path}").into_client_request().unwrap();
+    request.headers_mut().insert("Sec-WebSocket-Protocol", HeaderValue::from_static("binary.k8s.io"));
+    let read = async {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        let (messages, _) = tokio_tungstenite::client_async(request, stream).await.unwrap();
+        let data = messages.try_filter(|message| std::future::ready(message.is_binary()));
+        let all = data.try_fold(Vec::new(), async |all, message| Ok([all, message.into_data().to_vec()].concat()));
+        String::from_utf8(all.await.unwrap()).unwrap()
+    };
+    timeout(TIMEOUT, read).await.expect("the end of the stream")
+}
+
+/// The API server discards what it reads together with the end of a log.
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn logs_reach_websocket_clients_to_their_last_line() {
+    let tenant = Tenant::new_namespace("websocket-logs").await.unwrap();
+    for (name, script) in [("short", "echo only line"), ("long", "seq 1 20000")] {
+        let mut pod = tenant.shell(script);
+        pod["restartPolicy"] = json!("Never");
+        tenant.pod(name, pod).await.unwrap();
+    }
+    let mut proxy = tenant.kubectl().start(&["proxy", "--port=0"]).unwrap();
+    let output = proxy.until_output("\n").await.unwrap();
+    let port = output.trim().rsplit(':').next().unwrap().parse().unwrap();
+    let long: String = (1..=20000).map(|n| format!("{n}\n")).collect();
+    for (name, expected) in [("short", "only line\n"), ("long", &long)] {
+        tenant.until_phase(name, "Succeeded").await.unwrap();
+        for attempt in 1..=10 {
+            let path = format!("/api/v1/namespaces/{}/pods/{name}/log", tenant.namespace);
+            let log = read_websocket(port, &path).await;
+            assert!(log == expected, "attempt {attempt} of {name}: {} of {} bytes", log.len(), expected.len());
+        }
+    }
+    drop(proxy);
+    tenant.delete_namespace().await.unwrap();
 }
 
 #[tokio::test]

@@ -9,13 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use bytes::Bytes;
 use futures_util::stream;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::super::containers::Containers;
+use super::chunks;
 use super::reader::ReadError;
 use super::reader::ReadOutcome;
 use super::reader::Reader;
@@ -27,8 +26,6 @@ use crate::model::PodUid;
 
 /// Concurrent reads, for followers and for other requests each.
 const MAX_READS: usize = 4;
-/// Chunks that are buffered for a client.
-const MAX_CHUNKS: usize = 2;
 /// Period of reads without an inotify event: containers exit, and inotify may lose events.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -103,13 +100,8 @@ pub(super) struct Follow {
 
 /// The log as a body. With `follow` it ends when the container has exited and everything was read.
 pub(super) fn body(reader: Reader, follow: Option<Follow>, reads: Reads) -> Body {
-    let room = Arc::new(Semaphore::new(MAX_CHUNKS));
-    let log = Log { reader: Some(reader), follow, reads, room, is_last_look: false, look_after: Instant::now() };
-    let pieces = stream::unfold(log, |mut log| async move {
-        let piece = log.next().await?;
-        Some((Ok::<Bytes, std::convert::Infallible>(piece), log))
-    });
-    Body::from_stream(pieces)
+    let log = Log { reader: Some(reader), follow, reads, is_last_look: false, look_after: Instant::now() };
+    chunks::body(stream::unfold(log, |mut log| async move { Some((log.next().await?, log)) }))
 }
 
 struct Log {
@@ -117,35 +109,20 @@ struct Log {
     reader: Option<Reader>,
     follow: Option<Follow>,
     reads: Reads,
-    /// Bounds the chunks that were not sent yet.
-    room: Arc<Semaphore>,
     /// The container has exited: no more output will be written.
     is_last_look: bool,
     /// Results of other followers from before this are ignored.
     look_after: Instant,
 }
 
-/// A chunk with its permit, which is released when the chunk was sent.
-struct Piece {
-    bytes: Vec<u8>,
-    _room: OwnedSemaphorePermit,
-}
-
-impl AsRef<[u8]> for Piece {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
 impl Log {
-    async fn next(&mut self) -> Option<Bytes> {
-        let room = self.room.clone().acquire_owned().await.ok()?;
+    async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let changes = self.follow.as_mut().and_then(|follow| follow.changes.mark_seen());
             let (mut bytes, at_end) = self.read(changes).await?;
             if !bytes.is_empty() {
                 bytes.shrink_to_fit();
-                return Some(Bytes::from_owner(Piece { bytes, _room: room }));
+                return Some(bytes);
             }
             // Nothing follows the last chunk.
             self.reader.as_ref()?;

@@ -7,6 +7,7 @@
 //!                                                   one inotify ─▶ watch ──▶ follow ─┘
 //! ```
 
+mod chunks;
 mod filter;
 mod follow;
 mod format;
@@ -111,7 +112,7 @@ impl ContainerLogs {
         match self.open(&pod, &id, &query).await {
             Ok(body) => Ok(Response::new(body)),
             // As upstream: with stdout the status was sent already, so the error becomes the body.
-            Err(text) if query.stream != Some(Wanted::Stderr) => Ok(Response::new(Body::from(text))),
+            Err(text) if query.stream != Some(Wanted::Stderr) => Ok(Response::new(chunks::text(text))),
             Err(text) => Err((StatusCode::BAD_REQUEST, text)),
         }
     }

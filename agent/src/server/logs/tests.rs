@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use axum::body::Bytes;
+use futures_util::TryStreamExt as _;
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::core::v1::PodStatus;
 use keblet_proto::cri::v1 as cri;
@@ -61,8 +62,11 @@ impl Node {
     async fn text(&self, path_and_query: &str) -> (u16, String) {
         let response = self.get(path_and_query).await;
         let status = response.status().as_u16();
-        let body = tokio::time::timeout(TIMEOUT, response.into_body().collect()).await.expect("an end").unwrap();
-        (status, String::from_utf8(body.to_bytes().to_vec()).unwrap())
+        let chunks = response.into_body().into_data_stream();
+        // Each chunk is dropped once it is copied, as a server drops it when it was sent.
+        let text = chunks.try_fold(Vec::new(), async |text, chunk| Ok([text, chunk.to_vec()].concat()));
+        let text = tokio::time::timeout(TIMEOUT, text).await.expect("an end").unwrap();
+        (status, String::from_utf8(text).unwrap())
     }
 
     fn log(&self) -> File {
