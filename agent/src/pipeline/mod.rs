@@ -339,6 +339,7 @@ impl Services {
         .with_objects(self.objects)
         .with_user_namespaces(self.user_namespaces);
         act.startups = self.startups;
+        act.exits = Some(running.pleg.clone());
         act.allocations = self.allocations;
         act.dead_containers = DeadContainers::new(self.dead_containers);
         let metrics = self.metrics.clone();

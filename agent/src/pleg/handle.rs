@@ -1,6 +1,7 @@
 //! Handle for other modules: reads the pod cache, requests inspections.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::RwLock;
@@ -45,6 +46,8 @@ pub(super) enum Command {
     Inspect(PodUid, Vec<ContainerId>, Reply),
     /// The pod's worker begins to act and will request an inspection afterwards.
     Acting(PodUid),
+    /// The cache shows this container as exited.
+    Exit(PodUid, ContainerId, oneshot::Sender<()>),
 }
 
 /// Reads the pod cache and requests inspections. Cheap to clone.
@@ -53,6 +56,12 @@ pub struct PlegHandle {
     pub(super) published: Published,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) dirty: DirtyPods,
+}
+
+impl fmt::Debug for PlegHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlegHandle").finish_non_exhaustive()
+    }
 }
 
 impl PlegHandle {
@@ -99,6 +108,16 @@ impl PlegHandle {
     pub async fn acting(&self, uid: &PodUid) {
         // Fails only after the PLEG has stopped.
         let _ = self.commands.send(Command::Acting(uid.clone())).await;
+    }
+
+    /// Waits until the cache shows a container of the pod as exited, reported by the runtime or proven by the kernel. Never
+    /// returns for a container whose exit does not become known, or once the PLEG has stopped. Cancel-safe.
+    pub async fn exit_of(&self, uid: &PodUid, id: &ContainerId) {
+        let (sender, exited) = oneshot::channel();
+        let sent = self.commands.send(Command::Exit(uid.clone(), id.clone(), sender)).await;
+        if sent.is_err() || exited.await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Waits for changed pods and takes them. Cancel-safe.

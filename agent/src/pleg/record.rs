@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::time::delay_queue;
 
@@ -57,6 +58,8 @@ pub(super) struct PodRecord {
     /// Another inspection is due when it ends.
     pub again: Option<Instant>,
     pub waiters: Vec<Waiter>,
+    /// Callers that wait for the exit of one container.
+    pub exit_waiters: Vec<(ContainerId, oneshot::Sender<()>)>,
     /// Containers that the worker has just started: the next inspection needs their statuses.
     pub fresh: Vec<ContainerId>,
     pub hints: Vec<PendingHint>,
@@ -105,6 +108,17 @@ impl PodRecord {
     pub(super) fn hint_timeout(&self) -> Option<Duration> {
         let starts_only = self.hints.iter().all(|hint| hint.expect == Expect::Started);
         (!self.hints.is_empty()).then_some(if starts_only { STARTING_LIMIT } else { ACTING_LIMIT })
+    }
+
+    /// Answers the callers whose container has exited as of the present snapshot, and drops those that were cancelled.
+    pub(super) fn answer_exits(&mut self) {
+        let Some(snapshot) = &self.snapshot else { return };
+        let has_exited =
+            |id: &ContainerId| snapshot.by_id(id).is_some_and(|found| found.state == ContainerState::Exited);
+        for (_, exited) in self.exit_waiters.extract_if(.., |(id, exited)| exited.is_closed() || has_exited(id)) {
+            // Fails if the caller was cancelled.
+            let _ = exited.send(());
+        }
     }
 
     /// True if the record holds nothing and can be removed.

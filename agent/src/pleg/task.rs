@@ -180,6 +180,12 @@ impl PlegTask {
                 self.inspect_if_wanted(&uid);
             }
             Command::Acting(uid) => self.records.entry(uid).or_default().acting_since = Some(now),
+            Command::Exit(uid, id, exited) => {
+                if let Some(record) = self.records.get_mut(&uid) {
+                    record.exit_waiters.push((id, exited));
+                    record.answer_exits();
+                }
+            }
         }
     }
 
@@ -379,6 +385,7 @@ impl PlegTask {
         let old = record.snapshot.take();
         let new = Arc::new(snapshot);
         record.snapshot = Some(new.clone());
+        record.answer_exits();
         self.published.write().unwrap_or_else(PoisonError::into_inner).insert(uid.clone(), new.clone());
         self.emit(old.as_deref(), Some(&new), source);
     }

@@ -133,6 +133,32 @@ async fn a_container_is_restarted_when_liveness_fails_as_often_as_its_threshold_
     world.until("it is restarted again", |l| attempts(l, "web") == 3).await;
 }
 
+/// A runtime answers a stop 45 ms after the end of the process, which the kernel proves at once.
+#[tokio::test(start_paused = true)]
+async fn a_restart_after_a_failed_probe_does_not_wait_for_the_runtime() {
+    let liveness = exec(&json!({ "periodSeconds": 1, "failureThreshold": 1 }));
+    let world = World::start(
+        vec![with(pod("web").running("main", "run"), "main", &json!({ "livenessProbe": liveness }))],
+        |_| (),
+    );
+    world.until("it runs", |l| l.live("web", "main").is_some()).await;
+    world.answers("web", "main", 1);
+    world.until("it is restarted", |l| attempts(l, "web") == 2).await;
+    world.answers("web", "main", 0);
+    let (gone, created) = world.sim.trace(|l| {
+        let instances: Vec<_> = l.history("web", "main").collect();
+        (instances[0].gone.expect("gone"), instances[1].created)
+    });
+    let pause = created.saturating_duration_since(gone);
+    assert!(pause < Duration::from_millis(20), "{pause:?}");
+    world
+        .until("the first one is reported", |l| l.history("web", "main").next().is_some_and(|i| i.reported.is_some()))
+        .await;
+    assert_eq!(world.sim.trace(|l| l.count(Method::StopContainer)), 1, "and not stopped again");
+    sleep(seconds(5)).await;
+    assert_eq!(world.status("web").container_statuses.expect("statuses")[0].restart_count, 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_container_without_restart_policy_is_killed_and_stays_so() {
     let once = pod("web").running("main", "run").restarted("Never");

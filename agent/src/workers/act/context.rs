@@ -16,6 +16,7 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::objects::Objects;
 use crate::pacing::Pacing;
+use crate::pleg::PlegHandle;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::startup::Startups;
@@ -57,6 +58,8 @@ pub struct ActContext {
     pub pacing: Pacing,
     /// Ranges of ids of pods with a user namespace of their own; none without [`Self::with_user_namespaces`].
     pub user_namespaces: UserNamespaces,
+    /// Exits of containers that are stopped; without it the runtime's answer is waited for.
+    pub exits: Option<PlegHandle>,
     /// Limits on dead containers.
     pub dead_containers: DeadContainers,
     pub(super) pre_stops: PreStops,
@@ -117,6 +120,7 @@ impl ActContext {
             metrics: None,
             pacing,
             user_namespaces: UserNamespaces::default(),
+            exits: None,
             dead_containers: DeadContainers::default(),
             pre_stops: PreStops::default(),
             pulls,

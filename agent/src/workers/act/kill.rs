@@ -36,14 +36,24 @@ pub(super) struct Kill<'a> {
     pub(super) grace_override: Option<i64>,
     /// Addresses of the pod, for hooks.
     pub(super) ips: &'a [String],
+    pub(super) until: Until,
+}
+
+/// What ends the wait for a stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// The runtime's answer.
+    Stopped,
+    /// The exit of the container, which the kernel may prove earlier.
+    Exited,
 }
 
 /// Exits of a terminating pod's containers by name: true once the container has been stopped.
 type Exits = HashMap<String, watch::Receiver<bool>>;
 
-/// Runs the preStop hook of one container and stops it, both within its grace period. A container that no longer exists
-/// is no error. One that the spec does not name is not stopped, since its grace period is unknown; it is stopped with its
-/// sandbox.
+/// Runs the preStop hook of one container and stops it, both within its grace period; [`Kill::until`] says when it
+/// returns. A container that no longer exists is no error. One that the spec does not name is not stopped, since its grace
+/// period is unknown; it is stopped with its sandbox.
 ///
 /// # Errors
 /// The runtime did not stop it, or the spec does not name it.
@@ -85,14 +95,41 @@ async fn stop_in_order(
     let grace = grace::grace_period(pod, &spec.container, kill.reason, kill.grace_override);
     let left = run_pre_stop(ctx, pod, spec, kill, grace).await;
     let left = wait_for_others(ctx, pod, kill.name, exits, left).await;
-    let stopped = match ctx.runtime.stop_container(kill.id.as_str(), grace::stop_timeout(left)).await {
-        Err(error) if !error.is_not_found() && !exited_meanwhile(&ctx.runtime, kill.id, &error).await => {
-            Err(error.into())
-        }
-        _ => Ok(()),
-    };
+    let stopped = stop(ctx, pod, kill, grace::stop_timeout(left)).await;
     ctx.pre_stops.release(kill.id);
     stopped
+}
+
+/// Stops the container. [`Until::Exited`]: once its exit is known, the runtime only removes what is left of it, and the next
+/// instance can be created meanwhile. The call is not cancelled then, since the runtime might abandon its work.
+async fn stop(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, timeout: Duration) -> Result<(), Cause> {
+    let mut call = Box::pin(stop_call(ctx.runtime.clone(), kill.id.clone(), timeout));
+    let exited = async {
+        match &ctx.exits {
+            Some(pleg) if kill.until == Until::Exited => pleg.exit_of(&names::pod_uid(pod).into(), kill.id).await,
+            _ => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        stopped = &mut call => stopped,
+        () = exited => {
+            let id = kill.id.clone();
+            tokio::spawn(async move {
+                if let Err(error) = call.await {
+                    tracing::debug!(%id, %error, "the runtime failed to stop a container that had exited");
+                }
+            });
+            Ok(())
+        }
+    }
+}
+
+async fn stop_call(runtime: Runtime, id: ContainerId, timeout: Duration) -> Result<(), Cause> {
+    match runtime.stop_container(id.as_str(), timeout).await {
+        Err(error) if !error.is_not_found() && !exited_meanwhile(&runtime, &id, &error).await => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Runs the preStop hook, if there is one, and waits for it no longer than the grace period. Without one it is not run.
@@ -186,7 +223,7 @@ pub(super) async fn kill_containers(
     let kills = running.iter().zip(&senders).map(|(container, exited)| async {
         let reason = KillReason::PodKilled;
         let (id, name, ips) = (&container.id, &container.name, &snapshot.ips);
-        let kill = Kill { id, name, reason, message: "", grace_override, ips };
+        let kill = Kill { id, name, reason, message: "", grace_override, ips, until: Until::Stopped };
         let result = kill_in_order(ctx, pod, kill, &exits).await;
         if result.is_ok() {
             exited.send_replace(true);

@@ -41,6 +41,7 @@ pub(super) async fn remove_planned(
             message: "killing",
             grace_override: Some(0),
             ips: &snapshot.ips,
+            until: kill::Until::Stopped,
         };
         kill::kill_container(ctx, pod, kill).await?;
     }

@@ -9,6 +9,7 @@ use super::image_volumes;
 use super::image_volumes::ImageVolumes;
 use super::kill;
 use super::kill::Kill;
+use super::kill::Until;
 use super::prefetch;
 use super::prerequisites;
 use super::pull_secrets;
@@ -134,6 +135,7 @@ async fn kills(
             message: &planned.message,
             grace_override: planned.grace_override,
             ips: &pass.snapshot.ips,
+            until: Until::Exited,
         };
         stop_at(outcome, kill::kill_container(ctx, &pass.pod, kill).await)?;
     }

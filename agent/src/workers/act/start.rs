@@ -101,6 +101,7 @@ impl StartContext<'_> {
             message: "FailedPostStartHook",
             grace_override: None,
             ips: &sandbox.ips,
+            until: kill::Until::Stopped,
         };
         if let Err(error) = kill::kill_container(ctx, pod, kill).await {
             tracing::warn!(pod = pass.describe(), %error, "cannot stop a container whose postStart hook failed");

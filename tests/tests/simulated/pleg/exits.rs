@@ -54,6 +54,25 @@ async fn kernel_exit_is_reported_before_the_runtime_event() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_caller_waits_for_an_exit_no_longer_than_the_kernel_needs_to_prove_it() {
+    let (sim, mut client) = node();
+    let harness = awake(&sim, SensorSet::ALL).await;
+    let (_, id) = run(&mut client, "web", "exit 7 2s").await;
+    harness.pleg.inspect(&uid("web")).await.expect("view");
+    let (web, container) = (uid("web"), id.as_str().into());
+    tokio::time::timeout(secs(3), harness.pleg.exit_of(&web, &container)).await.expect("an exit");
+    let exited = sim.trace(|l| l.history("web", "main").next().and_then(|i| i.exited)).expect("an exit").0;
+    assert!(exited.elapsed() <= ms(2), "{:?}", exited.elapsed());
+    sleep(secs(1)).await;
+    tokio::time::timeout(ms(1), harness.pleg.exit_of(&web, &container)).await.expect("a known exit");
+    for (pod, id) in [("web", "another"), ("another", id.as_str())] {
+        let (pod, container) = (uid(pod), id.into());
+        let exit = harness.pleg.exit_of(&pod, &container);
+        tokio::time::timeout(secs(60), exit).await.expect_err("no such container");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn exit_in_a_shared_pid_namespace_waits_for_the_runtime() {
     let (sim, mut client) = node();
     let harness = awake(&sim, SensorSet::ALL).await;

@@ -91,6 +91,7 @@ async fn stop_lost(ctx: &ActContext, snapshot: &PodSnapshot, status: &ContainerS
         message: "",
         grace_override: None,
         ips: &snapshot.ips,
+        until: kill::Until::Stopped,
     };
     kill::stop_silently(ctx, &pod, kill).await
 }
