@@ -91,6 +91,23 @@ pub struct Working {
     pub origin: PodOrigin,
 }
 
+impl Working {
+    /// The groups that there can be.
+    fn all() -> impl Iterator<Item = Self> {
+        let origins = [
+            ("desired", PodOrigin::Static),
+            ("desired", PodOrigin::Api),
+            ("orphan", PodOrigin::Static),
+            ("orphan", PodOrigin::Api),
+            ("runtime_only", PodOrigin::Unknown),
+        ];
+        let lifecycles = ["sync", "terminating", "terminated"];
+        origins
+            .into_iter()
+            .flat_map(move |(config, origin)| lifecycles.map(|lifecycle| Self { lifecycle, config, origin }))
+    }
+}
+
 impl Pods {
     pub(super) fn new(register: &Register<'_>) -> Self {
         Self {
@@ -207,13 +224,12 @@ impl Pods {
         self.active.with_label_values(&[origin.label()]).set(gauge(count));
     }
 
-    /// Pods with a worker; replaces all earlier counts.
+    /// Pods with a worker; replaces all earlier counts. Groups without a pod are shown, too, as by a kubelet.
     pub fn working(&self, counts: impl IntoIterator<Item = (Working, usize)>) {
-        self.working.reset();
-        for (group, count) in counts {
-            let labels = [group.config, group.lifecycle, group.origin.label()];
-            self.working.with_label_values(&labels).set(gauge(count));
-        }
+        let gauge_of =
+            |group: Working| self.working.with_label_values(&[group.config, group.lifecycle, group.origin.label()]);
+        Working::all().for_each(|group| gauge_of(group).set(0));
+        counts.into_iter().for_each(|(group, count)| gauge_of(group).set(gauge(count)));
     }
 
     /// Mirror pods of this node.

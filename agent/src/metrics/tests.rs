@@ -207,7 +207,9 @@ fn counts_are_replaced() {
     metrics.pods.running(0, []);
     metrics.node.name("node-2");
     let text = metrics.render().unwrap();
-    assert!(!text.contains("kubelet_working_pods{") && !text.contains("kubelet_running_containers{"));
+    let working: Vec<&str> = text.lines().filter(|line| line.starts_with("kubelet_working_pods{")).collect();
+    assert!(working.len() == 15 && working.iter().all(|line| line.ends_with(" 0")), "{working:?}");
+    assert!(!text.contains("kubelet_running_containers{"));
     assert!(!text.contains("node-1"), "an old name does not stay");
 }
 

@@ -14,6 +14,7 @@ use super::mount;
 use super::port;
 use super::probe;
 use super::resources;
+use super::resources::RESTART_CONTAINER;
 use super::restart;
 use super::security;
 use super::spec::first_of_its_name;
@@ -35,11 +36,13 @@ pub(super) fn check_all(spec: &PodSpec, volumes: &Volumes<'_>, path: &Path, find
         check(container, spec, volumes, &path, findings);
         probe::check_container(container, spec.termination_grace_period_seconds, &path, findings);
     }
-    port::host_port_conflicts(&spec.containers, &containers, findings);
+    let paths: Vec<Path> = (0..spec.containers.len()).map(|i| containers.index(i)).collect();
+    port::host_port_conflicts(paths.iter().zip(&spec.containers), findings);
     for (i, container) in spec.init_containers.iter().flatten().enumerate() {
         let path = path.child("initContainers").index(i);
         name(&container.name, &path, &mut seen, findings);
         check(container, spec, volumes, &path, findings);
+        port::host_port_conflicts([(&path, container)], findings);
         if text(&container.restart_policy) == "Always" {
             probe::check_container(container, spec.termination_grace_period_seconds, &path, findings);
         } else {
@@ -69,6 +72,13 @@ fn plain_init(container: &Container, path: &Path, findings: &mut Findings) {
     for (field, _) in set.into_iter().filter(|(_, set)| *set) {
         findings.forbidden(&path.child(field), "may not be set for init containers without restartPolicy=Always");
     }
+    for (i, policy) in container.resize_policy.iter().flatten().enumerate() {
+        if policy.restart_policy == RESTART_CONTAINER {
+            let message = "must not be set to 'RestartContainer' for non-sidecar initContainers";
+            let path = path.child("resizePolicy").index(i).child("restartPolicy");
+            findings.invalid(&path, RESTART_CONTAINER, message);
+        }
+    }
 }
 
 fn check(container: &Container, spec: &PodSpec, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
@@ -86,14 +96,32 @@ fn check(container: &Container, spec: &PodSpec, volumes: &Volumes<'_>, path: &Pa
     super::no_control(text(&container.termination_message_path), &path.child("terminationMessagePath"), findings);
 
     restart::check(container, path, findings);
+    stop_signal(container, spec, path, findings);
+    resources::resize_policies(container, spec, path, findings);
     let host_network = spec.host_network == Some(true);
     port::check_all(container.ports.as_deref().unwrap_or_default(), host_network, &path.child("ports"), findings);
     env::check_all(container, path, findings);
     mount::check_all(container, volumes, path, findings);
     if let Some(requirements) = &container.resources {
-        resources::check_container(requirements, &path.child("resources"), findings);
+        let claims = spec.resource_claims.as_deref().unwrap_or_default();
+        resources::check_container(requirements, claims, &path.child("resources"), findings);
     }
     if let Some(context) = &container.security_context {
         security::check_container(context, spec.host_users, &path.child("securityContext"), findings);
+    }
+}
+
+/// `lifecycle.stopSignal` (KEP-4960). The signals of another operating system are not known here.
+fn stop_signal(container: &Container, spec: &PodSpec, path: &Path, findings: &mut Findings) {
+    let Some(signal) = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.stop_signal.as_deref()) else {
+        return;
+    };
+    let path = path.child("lifecycle").child("stopSignal");
+    match spec.os.as_ref().map(|os| os.name.as_str()) {
+        None => findings.forbidden(&path, "may not be set for containers with empty `spec.os.name`"),
+        Some("linux") if !formats::signal(signal) => {
+            findings.invalid(&path, signal, "must be the name of a signal, such as SIGTERM or SIGRTMIN+1");
+        }
+        Some(_) => {}
     }
 }

@@ -121,7 +121,9 @@ pub(super) fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &Pat
     };
     if field.field_path.is_empty() {
         findings.required(&path, "");
-    } else if let Some(key) = subscript("metadata.labels").or_else(|| subscript("metadata.annotations")) {
+    } else if let Some(key) = subscript("metadata.labels") {
+        findings.invalid_each(&path, key, formats::qualified_name(key));
+    } else if let Some(key) = subscript("metadata.annotations") {
         findings.invalid_each(&path, key, formats::qualified_name(&key.to_lowercase()));
     } else {
         findings.one_of(&path, &field.field_path, fields);

@@ -61,9 +61,10 @@ pub fn dns_search(text: &str) -> Problems {
     if text == "." {
         return Vec::new();
     }
-    let plain = text.strip_suffix('.').unwrap_or(text).replace('_', "-");
-    let underscores_at_ends = |part: &str| label_shaped(part.trim_matches('-')) && !part.is_empty();
-    let shape = (!plain.split('.').all(underscores_at_ends)).then(|| DNS_SUBDOMAIN.to_owned());
+    let plain = text.strip_suffix('.').unwrap_or(text);
+    let inner = |b| lower_alnum(b) || b == b'-' || b == b'_';
+    let label = |part: &str| bounded_by(part.strip_prefix('_').unwrap_or(part), lower_alnum, inner);
+    let shape = (!plain.split('.').all(label)).then(|| DNS_SUBDOMAIN.to_owned());
     longer_than(text, 253).into_iter().chain(shape).collect()
 }
 
@@ -161,6 +162,53 @@ pub fn ip(text: &str) -> Problems {
 pub fn sysctl(text: &str) -> bool {
     let part = |part: &str| bounded_by(part, lower_alnum, |b| lower_alnum(b) || b == b'-' || b == b'_');
     text.len() <= 253 && text.split(['.', '/']).all(part)
+}
+
+/// Signals of Linux that have a name in the API, but for the real-time ones.
+const SIGNALS: [&str; 34] = [
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPOLL",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGQUIT",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+
+/// The name of a signal: SIGTERM, SIGRTMIN+1, SIGRTMAX-1.
+pub fn signal(text: &str) -> bool {
+    let offset = |number: &str, most: u8| (1..=most).any(|offset| offset.to_string() == number);
+    SIGNALS.contains(&text)
+        || matches!(text, "SIGRTMIN" | "SIGRTMAX")
+        || text.strip_prefix("SIGRTMIN+").is_some_and(|number| offset(number, 15))
+        || text.strip_prefix("SIGRTMAX-").is_some_and(|number| offset(number, 14))
 }
 
 /// Something that is safe as one component of a path: what UIDs become on the node.

@@ -4,6 +4,7 @@
 //! Left out: rules about fields only schedulers read (affinity, spread constraints), Windows, and the inside of volume
 //! types that need the API or a storage driver.
 
+mod annotations;
 mod container;
 mod env;
 pub mod formats;
@@ -29,6 +30,7 @@ use super::field::Path;
 pub fn pod(pod: &Pod) -> Vec<FieldError> {
     let mut findings = Findings::default();
     meta::check(&pod.metadata, &Path::root("metadata"), &mut findings);
+    annotations::check(pod, &mut findings);
     match &pod.spec {
         Some(pod_spec) => spec::check(pod_spec, &Path::root("spec"), &mut findings),
         None => findings.required(&Path::root("spec"), ""),

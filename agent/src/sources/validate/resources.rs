@@ -3,25 +3,37 @@
 use std::collections::BTreeMap;
 use std::collections::HashSet;
 
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::PodResourceClaim;
+use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::api::core::v1::ResourceClaim;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::super::field::Findings;
 use super::super::field::Path;
 use super::formats;
+use super::text;
 use crate::model::Amount;
 
 type ResourceList = BTreeMap<String, Quantity>;
 
 const CONTAINER_RESOURCES: [&str; 3] = ["cpu", "ephemeral-storage", "memory"];
 const POD_RESOURCES: [&str; 2] = ["cpu", "memory"];
+/// `resizePolicy[].restartPolicy` of containers that a resize restarts.
+pub(super) const RESTART_CONTAINER: &str = "RestartContainer";
 
 fn huge_pages(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
-/// Resources of one container.
-pub(super) fn check_container(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
+/// Resources of one container, of a pod with these claims.
+pub(super) fn check_container(
+    requirements: &ResourceRequirements,
+    claims_of_pod: &[PodResourceClaim],
+    path: &Path,
+    findings: &mut Findings,
+) {
     for (field, list) in [("limits", &requirements.limits), ("requests", &requirements.requests)] {
         for (name, quantity) in list.iter().flatten() {
             let path = path.child(field).key(name);
@@ -30,18 +42,65 @@ pub(super) fn check_container(requirements: &ResourceRequirements, path: &Path, 
         }
     }
     requests_within_limits(requirements, path, findings);
+    huge_pages_need_others(requirements, path, findings);
+    check_claims(requirements.claims.as_deref().unwrap_or_default(), claims_of_pod, &path.child("claims"), findings);
+}
+
+fn huge_pages_need_others(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
     let mut names = requirements.limits.iter().chain(&requirements.requests).flat_map(BTreeMap::keys);
     let ordinary = names.clone().any(|n| n == "cpu" || n == "memory");
     if names.any(|n| huge_pages(n)) && !ordinary {
         findings.forbidden(path, "HugePages require cpu or memory");
     }
-    let mut claims = HashSet::new();
-    for (i, claim) in requirements.claims.iter().flatten().enumerate() {
-        let path = path.child("claims").index(i);
+}
+
+/// Claims of a container: each is one of the pod's, and no part of it is named twice.
+fn check_claims(claims: &[ResourceClaim], of_pod: &[PodResourceClaim], path: &Path, findings: &mut Findings) {
+    for (i, claim) in claims.iter().enumerate() {
+        let path = path.index(i);
         if claim.name.is_empty() {
             findings.required(&path.child("name"), "");
-        } else if !claims.insert((&claim.name, &claim.request)) {
+            continue;
+        }
+        let request = text(&claim.request);
+        if !request.is_empty() {
+            findings.invalid_each(&path.child("request"), request, formats::dns_label(request));
+        }
+        let overlaps = |other: &ResourceClaim| {
+            let others = text(&other.request);
+            other.name == claim.name && (others.is_empty() || request.is_empty() || others == request)
+        };
+        if claims[..i].iter().any(overlaps) {
             findings.duplicate(&path, &claim.name);
+        }
+        if !of_pod.iter().any(|known| known.name == claim.name) {
+            findings.not_found(&path, &claim.name);
+        }
+    }
+}
+
+/// What a resize of a container's resources demands (KEP-1287).
+pub(super) fn resize_policies(container: &Container, spec: &PodSpec, path: &Path, findings: &mut Findings) {
+    let mut seen = HashSet::new();
+    for (i, policy) in container.resize_policy.iter().flatten().enumerate() {
+        let path = path.child("resizePolicy").index(i);
+        if !seen.insert(&policy.resource_name) {
+            findings.duplicate(&path, &policy.resource_name);
+        }
+        let fields: [(&str, &str, &[&str]); 2] = [
+            ("resourceName", &policy.resource_name, &POD_RESOURCES),
+            ("restartPolicy", &policy.restart_policy, &["NotRequired", RESTART_CONTAINER]),
+        ];
+        for (field, value, supported) in fields {
+            if value.is_empty() {
+                findings.required(&path.child(field), "");
+            } else {
+                findings.one_of(&path.child(field), value, supported);
+            }
+        }
+        if text(&spec.restart_policy) == "Never" && policy.restart_policy == RESTART_CONTAINER {
+            let message = "must be 'NotRequired' when pod `restartPolicy` is 'Never'";
+            findings.invalid(&path.child("restartPolicy"), RESTART_CONTAINER, message);
         }
     }
 }
@@ -58,6 +117,7 @@ pub(super) fn check_pod(requirements: &ResourceRequirements, path: &Path, findin
         }
     }
     requests_within_limits(requirements, path, findings);
+    huge_pages_need_others(requirements, path, findings);
     if requirements.claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
         findings.forbidden(&path.child("claims"), "claims may not be set for Resources at pod-level");
     }

@@ -12,7 +12,7 @@ const MAX_EXIT_CODES: usize = 255;
 
 pub(super) fn check(container: &Container, path: &Path, findings: &mut Findings) {
     let policy = text(&container.restart_policy);
-    if !policy.is_empty() {
+    if let Some(policy) = &container.restart_policy {
         findings.one_of(&path.child("restartPolicy"), policy, &["Always", "Never", "OnFailure"]);
     }
     let rules = container.restart_policy_rules.as_deref().unwrap_or_default();
@@ -48,9 +48,6 @@ fn check_rule(rule: &ContainerRestartRule, path: &Path, findings: &mut Findings)
         findings.one_of(&path.child("operator"), &codes.operator, &["In", "NotIn"]);
     }
     let values = codes.values.as_deref().unwrap_or_default();
-    if values.is_empty() {
-        findings.invalid(&path.child("values"), "[]", "must have at least one value");
-    }
     if values.len() > MAX_EXIT_CODES {
         findings.too_many(&path.child("values"), values.len(), MAX_EXIT_CODES);
     }

@@ -138,6 +138,64 @@ fn ports() {
 }
 
 #[test]
+fn host_ports_of_init_containers() {
+    let ports = json!([{"containerPort": 1, "hostPort": 9}, {"containerPort": 2, "hostPort": 9}]);
+    check(&[
+        (
+            "/spec/initContainers/0/ports",
+            ports,
+            "spec.initContainers[0].ports[1].hostPort: Duplicate value: \"TCP//9\"",
+        ),
+        // Plain ones run one after the other.
+        (
+            "/spec/initContainers",
+            json!([
+                {"name": "i", "image": "a:1", "ports": [{"containerPort": 1, "hostPort": 9}]},
+                {"name": "j", "image": "a:1", "ports": [{"containerPort": 1, "hostPort": 9}]},
+            ]),
+            "",
+        ),
+    ]);
+}
+
+#[test]
+fn restarts() {
+    let rules = json!([{"action": "Restart", "exitCodes": {"operator": "NotIn", "values": []}}]);
+    check(&[
+        ("/spec/containers/0/restartPolicy", json!(""), "spec.containers[0].restartPolicy: Unsupported value: \"\""),
+        (
+            "/spec/containers",
+            json!([{"name": "c", "image": "a:1", "restartPolicy": "Never", "restartPolicyRules": rules}]),
+            "",
+        ),
+    ]);
+}
+
+#[test]
+fn stop_signals() {
+    let path = "spec.containers[0].lifecycle.stopSignal";
+    for (os, signal, expected) in [
+        ("linux", "SIGTERM", ""),
+        ("linux", "SIGRTMIN+15", ""),
+        ("linux", "SIGRTMAX-14", ""),
+        ("linux", "SIGRTMIN+16", "Invalid value: \"SIGRTMIN+16\": must be the name of a signal"),
+        ("linux", "TERM", "Invalid value: \"TERM\": must be the name of a signal"),
+        ("", "SIGTERM", "Forbidden: may not be set for containers with empty `spec.os.name`"),
+    ] {
+        let mut pod = base();
+        if !os.is_empty() {
+            pod["spec"]["os"] = json!({"name": os});
+        }
+        pod["spec"]["containers"][0]["lifecycle"] = json!({"stopSignal": signal});
+        let errors = errors_of(pod);
+        match expected {
+            "" => assert_eq!(errors, Vec::<String>::new(), "{signal}"),
+            _ => assert!(errors[0].starts_with(&format!("{path}: {expected}")), "{errors:?}"),
+        }
+    }
+}
+
+#[test]
 fn environment() {
     let at = "/spec/containers/0/env";
     let from = |source: Value| json!([{"name": "A", "valueFrom": source}]);
@@ -157,6 +215,12 @@ fn environment() {
         ),
         (at, from(json!({})), "spec.containers[0].env[0].valueFrom: Invalid value: \"\": must specify one of"),
         (at, from(json!({"fieldRef": {"fieldPath": "metadata.labels['app']"}})), ""),
+        (at, from(json!({"fieldRef": {"fieldPath": "metadata.annotations['Example.com/a']"}})), ""),
+        (
+            at,
+            from(json!({"fieldRef": {"fieldPath": "metadata.labels['Example.com/a']"}})),
+            "spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: Invalid value: \"Example.com/a\": prefix part",
+        ),
         (
             at,
             from(json!({"fieldRef": {"fieldPath": "spec.secret"}})),
@@ -313,55 +377,6 @@ fn iscsi_volumes() {
         let expected = if expected.is_empty() { String::new() } else { format!("{at}{expected}") };
         check(&[("/spec/volumes", json!([{"name": "v"}, {"name": "w", "iscsi": source}]), &expected)]);
     }
-}
-
-#[test]
-fn resource_amounts() {
-    let at = "/spec/containers/0/resources";
-    check(&[
-        (at, json!({"limits": {"cpu": "1.5", "memory": "1Gi"}, "requests": {"cpu": "100m"}}), ""),
-        (
-            at,
-            json!({"limits": {"cpu": "lots"}}),
-            "spec.containers[0].resources.limits[cpu]: Invalid value: \"lots\": quantities must match the regular expression",
-        ),
-        (
-            at,
-            json!({"limits": {"cpu": "-1"}}),
-            "spec.containers[0].resources.limits[cpu]: Invalid value: \"-1\": must be greater than or equal to 0",
-        ),
-        (
-            at,
-            json!({"limits": {"cpu": "1"}, "requests": {"cpu": "1001m"}}),
-            "spec.containers[0].resources.requests: Invalid value: \"1001m\": must be less than or equal to cpu limit of 1",
-        ),
-        (
-            at,
-            json!({"limits": {"gold": "1"}}),
-            "spec.containers[0].resources.limits[gold]: Invalid value: \"gold\": must be a standard resource type or fully qualified",
-        ),
-        (
-            at,
-            json!({"requests": {"example.com/gpu": "1"}}),
-            "spec.containers[0].resources.limits: Required value: Limit must be set for non overcommitable resources",
-        ),
-        (
-            at,
-            json!({"limits": {"example.com/gpu": "1500m"}}),
-            "spec.containers[0].resources.limits[example.com/gpu]: Invalid value: \"1500m\": must be an integer",
-        ),
-        (
-            at,
-            json!({"limits": {"hugepages-2Mi": "2Mi"}}),
-            "spec.containers[0].resources: Forbidden: HugePages require cpu or memory",
-        ),
-        (
-            "/spec/resources",
-            json!({"limits": {"ephemeral-storage": "1Gi"}}),
-            "spec.resources.limits[ephemeral-storage]: Unsupported value",
-        ),
-        ("/spec/resources", json!({"limits": {"cpu": "1"}}), ""),
-    ]);
 }
 
 #[test]

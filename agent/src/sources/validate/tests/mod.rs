@@ -1,6 +1,8 @@
 //! One broken field at a time in an otherwise valid pod, and what is said about it.
 
+mod annotations;
 mod container;
+mod resources;
 
 use k8s_openapi::api::core::v1::Pod;
 use proptest::prelude::*;
@@ -112,6 +114,12 @@ fn pod_level_fields() {
             "spec.dnsConfig.nameservers[0]: Invalid value: \"one\": must be a valid IP address",
         ),
         ("/spec/dnsConfig", json!({"searches": ["a b"]}), "spec.dnsConfig.searches[0]: Invalid value"),
+        ("/spec/dnsConfig", json!({"searches": ["-a"]}), "spec.dnsConfig.searches[0]: Invalid value"),
+        (
+            "/spec/resources",
+            json!({"limits": {"hugepages-2Mi": "4Mi"}}),
+            "spec.resources: Forbidden: HugePages require",
+        ),
         (
             "/spec/dnsConfig",
             json!({"options": [{"name": "a\nnameserver 6.6.6.6"}]}),
