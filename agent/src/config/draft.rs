@@ -197,6 +197,8 @@ fn with_defaults(
     flag_gates: &BTreeMap<String, bool>,
 ) -> Result<Map<String, Value>, document::Problem> {
     strip_nulls(&mut fields);
+    // A zero of another type is an error, not a default.
+    document::decode::<KubeletConfiguration>(Value::Object(fields.clone()))?;
     forget_zeros(&mut fields, origins);
     fill_dependent_defaults(&mut fields, flag_gates);
     document::decode::<KubeletConfiguration>(Value::Object(fields)).map(|config| to_json(&config))

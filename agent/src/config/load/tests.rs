@@ -104,6 +104,21 @@ fn zero_means_absent_for_plain_fields_and_zero_for_optional_ones() {
 }
 
 #[test]
+fn a_zero_of_another_type_is_an_error() {
+    for (text, field) in [
+        ("serverTLSBootstrap: 0\n", "serverTLSBootstrap"),
+        ("clusterDNS: 0\n", "clusterDNS"),
+        ("maxPods: ''\n", "maxPods"),
+        ("topologyManagerScope: 0\n", "topologyManagerScope"),
+        ("syncFrequency: ''\n", "syncFrequency"),
+        ("memorySwap: {swapBehavior: 0}\n", "memorySwap.swapBehavior"),
+    ] {
+        let error = Case::new().main(text).error();
+        assert!(error.contains(&format!(": {field}: ")), "{text:?}: {error}");
+    }
+}
+
+#[test]
 fn zero_on_the_command_line_is_zero() {
     assert_eq!(Case::new().main("").flag("max-pods", "0").load().kubelet.max_pods, 0);
     let error = Case::new().flag("port", "0").error();

@@ -79,7 +79,7 @@ fn reserved(config: &KubeletConfiguration, gates: &FeatureGates, problems: &mut 
             });
             match amount.parse::<Amount>() {
                 Err(error) => problems.add(path, error.to_string()),
-                Ok(amount) => problems.require(amount >= Amount::ZERO, &path, || format!("{amount:?} is negative")),
+                Ok(parsed) => problems.require(parsed >= Amount::ZERO, &path, || format!("{amount:?} is negative")),
             }
         }
     }
