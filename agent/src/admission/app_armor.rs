@@ -7,9 +7,9 @@ use super::Decision;
 use super::Input;
 use crate::model::quote::go_quoted;
 use crate::model::spec;
+use crate::model::spec::APP_ARMOR_ANNOTATION;
 
 const REASON: &str = "AppArmor";
-const ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// The profile of one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ fn by_field(profile: &AppArmorProfile) -> Profile<'_> {
 }
 
 fn by_annotation<'a>(pod: &'a Pod, container: &str) -> Option<Profile<'a>> {
-    match pod.metadata.annotations.as_ref()?.get(&format!("{ANNOTATION}{container}"))?.as_str() {
+    match pod.metadata.annotations.as_ref()?.get(&format!("{APP_ARMOR_ANNOTATION}{container}"))?.as_str() {
         "unconfined" => Some(Profile::Unconfined),
         "runtime/default" => Some(Profile::RuntimeDefault),
         other => other.strip_prefix("localhost/").map(Profile::Localhost),

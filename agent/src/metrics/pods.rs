@@ -226,6 +226,7 @@ impl Pods {
 
     /// Pods with a worker; replaces all earlier counts. Groups without a pod are shown, too, as by a kubelet.
     pub fn working(&self, counts: impl IntoIterator<Item = (Working, usize)>) {
+        self.working.reset();
         let gauge_of =
             |group: Working| self.working.with_label_values(&[group.config, group.lifecycle, group.origin.label()]);
         Working::all().for_each(|group| gauge_of(group).set(0));

@@ -211,10 +211,13 @@ pub fn is_pod_level_behind(pod: &Pod, actuated: Option<&PodResources>) -> bool {
     actuated.pod.as_ref().map(Compute::of).unwrap_or_default() != Compute::of(wanted)
 }
 
+/// `resizePolicy[].restartPolicy` of containers that a resize restarts (KEP-1287).
+pub const RESTART_CONTAINER: &str = "RestartContainer";
+
 /// A change of this resource needs a restart of the container (`resizePolicy`).
 pub fn needs_restart(container: &Container, resource: Resizable) -> bool {
     let mut policies = container.resize_policy.iter().flatten();
-    policies.any(|policy| policy.resource_name == resource.name() && policy.restart_policy == "RestartContainer")
+    policies.any(|policy| policy.resource_name == resource.name() && policy.restart_policy == RESTART_CONTAINER)
 }
 
 /// What the runtime reported of a container that runs.

@@ -42,6 +42,9 @@ pub fn has_user_namespace(pod: &Pod) -> bool {
     pod.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false))
 }
 
+/// Annotations with the AppArmor profile of a container, from before there was a field (KEP-24); its name follows.
+pub const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
 /// `spec.containers`.
 pub fn regular_containers(pod: &Pod) -> &[Container] {
     pod.spec.as_ref().map_or(&[], |spec| &spec.containers)

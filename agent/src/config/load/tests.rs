@@ -114,7 +114,7 @@ fn a_zero_of_another_type_is_an_error() {
         ("memorySwap: {swapBehavior: 0}\n", "memorySwap.swapBehavior"),
     ] {
         let error = Case::new().main(text).error();
-        assert!(error.contains(&format!(": {field}: ")), "{text:?}: {error}");
+        assert!(error.contains(&format!("main.yaml:3: {field}: ")), "{text:?}: {error}");
     }
 }
 

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::SeccompProfile;
 
 use super::super::field::Findings;
 use super::super::field::Path;
+use crate::model::spec::APP_ARMOR_ANNOTATION;
 
-const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
 const LOCALHOST: &str = "localhost/";
@@ -27,7 +27,7 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     let (Some(annotations), Some(spec)) = (&pod.metadata.annotations, &pod.spec) else { return };
     let path = Path::root("metadata").child("annotations");
     for (key, value) in annotations {
-        if let Some(container) = key.strip_prefix(APP_ARMOR) {
+        if let Some(container) = key.strip_prefix(APP_ARMOR_ANNOTATION) {
             app_armor(container, value, spec, &path.key(key), findings);
         } else if key == SECCOMP_POD || key.starts_with(SECCOMP_CONTAINER) {
             seccomp(value, &path.key(key), findings);
@@ -66,7 +66,7 @@ fn fields_agree(annotations: &Annotations, spec: &PodSpec, findings: &mut Findin
         let annotation = annotations.get(&format!("{SECCOMP_CONTAINER}{}", container.name));
         agrees(annotation, profile.map(Into::into), &path.child("seccompProfile"), findings);
         let profile = own.and_then(|context| context.app_armor_profile.as_ref()).or(pod_app_armor);
-        let annotation = annotations.get(&format!("{APP_ARMOR}{}", container.name));
+        let annotation = annotations.get(&format!("{APP_ARMOR_ANNOTATION}{}", container.name));
         agrees(annotation, profile.map(Into::into), &path.child("appArmorProfile"), findings);
     }
 }

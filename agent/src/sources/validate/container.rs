@@ -14,12 +14,12 @@ use super::mount;
 use super::port;
 use super::probe;
 use super::resources;
-use super::resources::RESTART_CONTAINER;
 use super::restart;
 use super::security;
 use super::spec::first_of_its_name;
 use super::text;
 use super::volume::VolumeKind;
+use crate::model::resources::RESTART_CONTAINER;
 
 /// The volumes a container may mount, by name.
 pub(super) type Volumes<'a> = HashMap<&'a str, VolumeKind>;
@@ -36,13 +36,12 @@ pub(super) fn check_all(spec: &PodSpec, volumes: &Volumes<'_>, path: &Path, find
         check(container, spec, volumes, &path, findings);
         probe::check_container(container, spec.termination_grace_period_seconds, &path, findings);
     }
-    let paths: Vec<Path> = (0..spec.containers.len()).map(|i| containers.index(i)).collect();
-    port::host_port_conflicts(paths.iter().zip(&spec.containers), findings);
+    port::host_port_conflicts(&spec.containers, |i| containers.index(i), findings);
     for (i, container) in spec.init_containers.iter().flatten().enumerate() {
         let path = path.child("initContainers").index(i);
         name(&container.name, &path, &mut seen, findings);
         check(container, spec, volumes, &path, findings);
-        port::host_port_conflicts([(&path, container)], findings);
+        port::host_port_conflicts(std::slice::from_ref(container), |_| path.clone(), findings);
         if text(&container.restart_policy) == "Always" {
             probe::check_container(container, spec.termination_grace_period_seconds, &path, findings);
         } else {

@@ -1,5 +1,7 @@
 //! Formats of names and values, each as "what is wrong with this text": an empty list means nothing.
 
+use keblet_proto::cri::v1::Signal;
+
 const DNS_LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and \
     must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
@@ -164,51 +166,11 @@ pub fn sysctl(text: &str) -> bool {
     text.len() <= 253 && text.split(['.', '/']).all(part)
 }
 
-/// Signals of Linux that have a name in the API, but for the real-time ones.
-const SIGNALS: [&str; 34] = [
-    "SIGABRT",
-    "SIGALRM",
-    "SIGBUS",
-    "SIGCHLD",
-    "SIGCLD",
-    "SIGCONT",
-    "SIGFPE",
-    "SIGHUP",
-    "SIGILL",
-    "SIGINT",
-    "SIGIO",
-    "SIGIOT",
-    "SIGKILL",
-    "SIGPIPE",
-    "SIGPOLL",
-    "SIGPROF",
-    "SIGPWR",
-    "SIGQUIT",
-    "SIGSEGV",
-    "SIGSTKFLT",
-    "SIGSTOP",
-    "SIGSYS",
-    "SIGTERM",
-    "SIGTRAP",
-    "SIGTSTP",
-    "SIGTTIN",
-    "SIGTTOU",
-    "SIGURG",
-    "SIGUSR1",
-    "SIGUSR2",
-    "SIGVTALRM",
-    "SIGWINCH",
-    "SIGXCPU",
-    "SIGXFSZ",
-];
-
-/// The name of a signal: SIGTERM, SIGRTMIN+1, SIGRTMAX-1.
+/// The name of a signal: SIGTERM, SIGRTMIN+1, SIGRTMAX-1. The runtime interface has the same ones, with the signs spelt out.
 pub fn signal(text: &str) -> bool {
-    let offset = |number: &str, most: u8| (1..=most).any(|offset| offset.to_string() == number);
-    SIGNALS.contains(&text)
-        || matches!(text, "SIGRTMIN" | "SIGRTMAX")
-        || text.strip_prefix("SIGRTMIN+").is_some_and(|number| offset(number, 15))
-        || text.strip_prefix("SIGRTMAX-").is_some_and(|number| offset(number, 14))
+    let spelt_out = text.contains("PLUS") || text.contains("MINUS");
+    let name = text.replace('+', "PLUS").replace('-', "MINUS");
+    text.starts_with("SIG") && !spelt_out && Signal::from_str_name(&name).is_some()
 }
 
 /// Something that is safe as one component of a path: what UIDs become on the node.

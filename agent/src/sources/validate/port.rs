@@ -56,17 +56,14 @@ fn check(port: &ContainerPort, host_network: bool, path: &Path, findings: &mut F
 }
 
 /// A host port can be had only once per protocol and address.
-pub(super) fn host_port_conflicts<'a>(
-    containers: impl IntoIterator<Item = (&'a Path, &'a Container)>,
-    findings: &mut Findings,
-) {
+pub(super) fn host_port_conflicts(containers: &[Container], path: impl Fn(usize) -> Path, findings: &mut Findings) {
     let mut taken = HashSet::new();
-    for (path, container) in containers {
+    for (i, container) in containers.iter().enumerate() {
         for (j, port) in container.ports.iter().flatten().enumerate() {
             let Some(host_port) = port.host_port.filter(|&p| p != 0) else { continue };
             let claim = format!("{}/{}/{host_port}", text(&port.protocol), text(&port.host_ip));
             if !taken.insert(claim.clone()) {
-                findings.duplicate(&path.child("ports").index(j).child("hostPort"), &claim);
+                findings.duplicate(&path(i).child("ports").index(j).child("hostPort"), &claim);
             }
         }
     }

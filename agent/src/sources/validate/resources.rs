@@ -15,13 +15,12 @@ use super::super::field::Path;
 use super::formats;
 use super::text;
 use crate::model::Amount;
+use crate::model::resources::RESTART_CONTAINER;
 
 type ResourceList = BTreeMap<String, Quantity>;
 
 const CONTAINER_RESOURCES: [&str; 3] = ["cpu", "ephemeral-storage", "memory"];
 const POD_RESOURCES: [&str; 2] = ["cpu", "memory"];
-/// `resizePolicy[].restartPolicy` of containers that a resize restarts.
-pub(super) const RESTART_CONTAINER: &str = "RestartContainer";
 
 fn huge_pages(name: &str) -> bool {
     name.starts_with("hugepages-")

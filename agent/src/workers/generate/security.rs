@@ -19,6 +19,7 @@ use super::ImageUser;
 use super::SecuritySettings;
 use super::names;
 use crate::model::ContainerId;
+use crate::model::spec::APP_ARMOR_ANNOTATION;
 
 /// What every kubelet masks in a container's /proc and /sys.
 pub const MASKED_PATHS: [&str; 12] = [
@@ -37,7 +38,6 @@ pub const MASKED_PATHS: [&str; 12] = [
 ];
 /// What every kubelet makes read-only in a container's /proc.
 pub const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-const LEGACY_APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// `LinuxContainerConfig.security_context`. `target` is the instance that an ephemeral container targets, `users` the pod's
 /// user namespace.
@@ -249,7 +249,7 @@ fn apparmor(pod: &Pod, container: &Container) -> Option<cri::SecurityProfile> {
         return Some(stated_apparmor(stated));
     }
     let annotations = pod.metadata.annotations.as_ref();
-    let annotation = annotations.and_then(|map| map.get(&format!("{LEGACY_APPARMOR}{}", container.name)));
+    let annotation = annotations.and_then(|map| map.get(&format!("{APP_ARMOR_ANNOTATION}{}", container.name)));
     match annotation.map(String::as_str) {
         Some("runtime/default") => return Some(profile(ProfileType::RuntimeDefault, String::new())),
         Some("unconfined") => return Some(profile(ProfileType::Unconfined, String::new())),

@@ -179,6 +179,8 @@ fn stop_signals() {
         ("linux", "SIGRTMIN+15", ""),
         ("linux", "SIGRTMAX-14", ""),
         ("linux", "SIGRTMIN+16", "Invalid value: \"SIGRTMIN+16\": must be the name of a signal"),
+        ("linux", "SIGRTMINPLUS1", "Invalid value: \"SIGRTMINPLUS1\": must be the name of a signal"),
+        ("linux", "RUNTIME_DEFAULT", "Invalid value: \"RUNTIME_DEFAULT\": must be the name of a signal"),
         ("linux", "TERM", "Invalid value: \"TERM\": must be the name of a signal"),
         ("", "SIGTERM", "Forbidden: may not be set for containers with empty `spec.os.name`"),
     ] {
