@@ -176,9 +176,10 @@ impl FromStr for Amount {
 impl fmt::Display for Amount {
     /// Canonical form: the largest suffix of the notation that needs no fraction.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let units = divide_away(self.nanos, NANOS);
+        let units = self.nanos / NANOS;
         match self.notation {
-            Notation::Binary if units.abs() >= 1024 => {
+            // Its suffixes have no fractions of a unit.
+            Notation::Binary if self.is_whole() && units.abs() >= 1024 => {
                 let power = (units.trailing_zeros() / 10).min(6);
                 let suffix = BINARY.iter().find(|(_, shift)| *shift == power * 10).map_or("", |(s, _)| s);
                 write!(f, "{}{suffix}", units >> (power * 10))
@@ -210,8 +211,6 @@ fn parse(text: &str) -> Option<Amount> {
     let significant = digits.trim_start_matches('0');
     let point = i64::try_from(significant.len()).ok()? - i64::try_from(fraction.len()).ok()? + i64::from(exponent);
     let magnitude = scale(significant.as_bytes(), point, factor * NANOS);
-    // A binary amount below one unit cannot be written back in binary notation.
-    let notation = if notation == Notation::Binary && magnitude < NANOS { Notation::Decimal } else { notation };
     Some(Amount::capped(if text.starts_with('-') { -magnitude } else { magnitude }, notation))
 }
 
@@ -342,8 +341,7 @@ mod tests {
             ("1024Ki", "1Mi"),
             ("1Ki", "1Ki"),
             ("0.5Ki", "512"),
-            ("0.5Ki", "512"),
-            ("1.1Ki", "1127"),
+            ("1.1Ki", "1126400m"),
             ("1000e3", "1e6"),
             ("5e0", "5"),
             ("5e-3", "5e-3"),
