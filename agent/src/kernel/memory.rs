@@ -1,7 +1,11 @@
-//! Returns freed memory to the system.
+//! Returns memory that the process holds and does not need.
 //!
 //! glibc raises its mmap threshold when large blocks are freed (`M_MMAP_THRESHOLD` in mallopt(3)) and then keeps them. The
-//! BPF loader parses the kernel's type information once (about 25 MB for a moment). Does nothing with other C libraries.
+//! BPF loader parses the kernel's type information once (about 25 MB for a moment). With other C libraries, nothing is
+//! done about freed memory.
+
+/// Smallest page size of the supported machines; the kernel refuses an address that is not aligned to its own.
+const PAGE: u64 = 4096;
 
 /// From now on, blocks of 128 KiB and more are returned as soon as they are freed, in the whole process.
 pub fn return_large_blocks() {
@@ -18,5 +22,69 @@ pub fn return_all() {
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+/// Unmaps the pages of the program's own code and constants, so that those which only the work of the past needed no
+/// longer count as resident. They stay in the page cache of the kernel, which may reclaim unmapped pages first; what is
+/// used again is mapped by a minor fault, 64 KiB at a time.
+pub fn unmap_program() {
+    // SAFETY: the callback matches the type that dl_iterate_phdr calls, takes no data and does not unwind.
+    unsafe {
+        libc::dl_iterate_phdr(Some(unmap_read_only_segments), std::ptr::null_mut());
+    }
+}
+
+/// Handles the first object that dl_iterate_phdr reports, which is the program itself, and ends the iteration.
+unsafe extern "C" fn unmap_read_only_segments(
+    info: *mut libc::dl_phdr_info,
+    _size: libc::size_t,
+    _data: *mut libc::c_void,
+) -> libc::c_int {
+    // SAFETY: dl_iterate_phdr passes a valid record, whose headers stay mapped as long as the program.
+    let (base, headers) = unsafe {
+        let info = &*info;
+        (info.dlpi_addr, std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)))
+    };
+    for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0) {
+        let begin = (base + header.p_vaddr) & !(PAGE - 1);
+        let length = base + header.p_vaddr + header.p_memsz - begin;
+        // SAFETY: the segment is a private mapping of a file that cannot be written while it is executed. It was never
+        // writable, so no page of it differs from the file, and each access after the call reads the same bytes.
+        unsafe {
+            libc::madvise(begin as *mut libc::c_void, length as libc::size_t, libc::MADV_DONTNEED);
+        }
+    }
+    1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+
+    /// So much that its middle shares no window of pages with anything else that is in use.
+    static CONSTANTS: [u8; 1 << 20] = [7; 1 << 20];
+
+    /// True if the page of this byte is mapped.
+    fn is_mapped(byte: &u8) -> bool {
+        const ENTRY: usize = size_of::<u64>();
+        let mut entry = [0; ENTRY];
+        let page = (&raw const *byte).addr() / usize::try_from(PAGE).unwrap();
+        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        pagemap.read_exact_at(&mut entry, u64::try_from(page * ENTRY).unwrap()).unwrap();
+        u64::from_ne_bytes(entry) >> 63 == 1
+    }
+
+    #[test]
+    fn constants_are_unmapped_and_read_the_same_again() {
+        let byte = &CONSTANTS[CONSTANTS.len() / 2];
+        assert_eq!(std::hint::black_box(*byte), 7);
+        assert!(is_mapped(byte));
+        unmap_program();
+        assert!(!is_mapped(byte));
+        assert_eq!(std::hint::black_box(*byte), 7);
+        assert!(is_mapped(byte));
     }
 }

@@ -11,6 +11,7 @@ mod eviction;
 mod images;
 mod lock_file;
 mod log_rotation;
+mod memory;
 mod node;
 mod node_object;
 mod node_shutdown;
@@ -185,6 +186,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         return serving.await.context("ending the servers")?;
     };
     let Started { running, garbage, sync } = bootstrap.start_pipeline(own_node, prepared, pleg, adoptions?, &mut tasks);
+    memory::return_at_rest(bootstrap.pacing.priority.clone(), &mut tasks);
     bootstrap.await_node_shutdown(&running);
     bootstrap.watch_resources(&running, garbage, watched, stats);
     started.send_replace(Some(running));
