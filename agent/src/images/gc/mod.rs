@@ -107,10 +107,12 @@ impl ImageGc {
     }
 
     /// Runs passes until it is dropped: the first one at once, the next five minutes after the end of the last one. Records
-    /// event `ImageGCFailed` from the second consecutive failure. Ends at once if no policy is set.
+    /// event `ImageGCFailed` from the second consecutive failure. If no policy is set, passes only observe, so that the
+    /// eviction manager knows the age of images.
     pub async fn run(&self) {
         if self.policy.is_off() {
-            return tracing::info!("unused images are not removed periodically: high threshold 100, no maximum age");
+            tracing::info!("unused images are not removed periodically: high threshold 100, no maximum age");
+            return self.keep_observing().await;
         }
         let (started, mut failed) = (Instant::now(), false);
         loop {
@@ -125,6 +127,17 @@ impl ImageGc {
                     failed = true;
                 }
             }
+            tokio::time::sleep(PERIOD).await;
+        }
+    }
+
+    async fn keep_observing(&self) {
+        loop {
+            let turn = self.turn.lock().await;
+            if let Err(error) = self.observe(None).await {
+                tracing::info!(%error, "cannot observe images");
+            }
+            drop(turn);
             tokio::time::sleep(PERIOD).await;
         }
     }

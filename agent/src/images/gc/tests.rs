@@ -274,8 +274,16 @@ async fn images_expire_and_repeated_failures_are_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_thresholds_nothing_runs() {
-    let bench = Bench::new(GcPolicy::default(), Node::default());
-    bench.gc.run().await;
-    assert_eq!(bench.asked("ListImages"), 0);
+async fn without_thresholds_images_get_old_until_the_eviction_manager_needs_their_space() {
+    let node = Node { images: vec![image("old", 7)], mountpoint: "/", ..Node::default() };
+    let bench = Bench::new(GcPolicy::default(), node);
+    let observing = tokio::spawn({
+        let gc = bench.gc.clone();
+        async move { gc.run().await }
+    });
+    tokio::time::sleep(16 * MINUTE).await;
+    assert_eq!((bench.asked("ListImages"), bench.asked("ImageFsInfo")), (4, 0), "observed every five minutes");
+    assert_eq!(bench.remaining(), ["old"]);
+    assert_eq!(bench.gc.remove_unused(2 * MINUTE).await, Ok(RemovedImages { count: 1, bytes: 7 }));
+    observing.abort();
 }
