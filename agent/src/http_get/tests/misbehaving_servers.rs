@@ -55,6 +55,18 @@ fn https(server: &Server) -> HttpGet {
 }
 
 #[tokio::test]
+async fn a_response_may_have_many_headers() {
+    const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n";
+    let with = |count: usize| format!("{HEAD}{}\r\n", "a: b\r\n".repeat(count)).leak();
+    let server = speaking(with(190)).await;
+    let response = send(&request_to(server.address, "/"), Some(LONG)).await.expect("a response");
+    assert_eq!(response.status, 200);
+    let server = speaking(with(200)).await;
+    let error = send(&request_to(server.address, "/"), Some(LONG)).await.expect_err("too many headers");
+    assert!(matches!(error, HttpGetError::Exchange { .. }), "{error}");
+}
+
+#[tokio::test]
 async fn a_server_that_never_answers_costs_the_timeout() {
     let server = silent().await;
     for request in [request_to(server.address, "/"), https(&server)] {
