@@ -26,6 +26,7 @@ use crate::events::sensors::Sensor;
 use crate::events::sensors::SensorState;
 use crate::events::sensors::SensorStates;
 use crate::kernel::bpf::Losses;
+use crate::kernel::memory;
 use crate::model::Clock;
 use crate::model::OomVerdict;
 use crate::model::PodUid;
@@ -196,6 +197,9 @@ impl Task {
         for record in self.kills_without_cgroup() {
             self.send(record).await?;
         }
+        // What only the start has needed: the loader of BPF programs, the lists of all pods.
+        memory::return_all();
+        memory::unmap_program();
         let pods = u64::try_from(self.pods.len()).unwrap_or(u64::MAX);
         self.send(Record::Ready(Ready { pods })).await
     }
