@@ -20,16 +20,15 @@ const VERDICTS: [&str; 5] = ["honoured", "rejected", "control plane", "no effect
 /// Folders of tests on a real runtime.
 const REAL: [&str; 2] = ["tests/tests/scenarios/", "tests/tests/cluster/"];
 
-/// Honoured fields whose tests need no runtime: the machines of the tests have no SELinux and no NFS server, refuse negative
+/// Honoured fields whose tests need no runtime: the machines of the tests have no SELinux, refuse negative
 /// `oom_score_adj` outside of the virtual one, and their runtimes send SIGTERM whatever the signal; a taint that removes pods
 /// would remove those of all tests; the iSCSI target has one portal without authenticated discovery.
-const ELSEWHERE: [(&str, &str); 9] = [
+const ELSEWHERE: [(&str, &str); 8] = [
     ("PodSpec", "priorityClassName"),
     ("PodSpec", "tolerations"),
     ("Lifecycle", "stopSignal"),
     ("PodSecurityContext", "seLinuxOptions"),
     ("SecurityContext", "seLinuxOptions"),
-    ("Volume", "nfs"),
     ("ISCSIVolumeSource", "chapAuthDiscovery"),
     ("ISCSIVolumeSource", "iscsiInterface"),
     ("ISCSIVolumeSource", "portals"),

@@ -1,5 +1,5 @@
 //! iSCSI disks of a real target, the kernel's on loopback: attached, formatted and mounted for pods, and detached. They change
-//! the kernel of the machine, so that they run in the emulated one only (`cargo xtask vm test iscsi`).
+//! the kernel of the machine, so that they run in the emulated one only (`cargo xtask vm test storage`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,31 +9,27 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::process::Command;
 use std::process::Stdio;
-use std::time::Duration;
-use std::time::Instant;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::Pod;
-use keblet::apiserver::recovery::Recovered;
-use keblet::model::Clock;
-use keblet::objects::Objects;
-use keblet::objects::ObjectsConfig;
-use keblet::objects::Strategy;
 use keblet::volumes::Volumes;
-use keblet_peers::BUSYBOX_IMAGE;
 use keblet_tests::standalone::StandaloneNode;
-use keblet_tests::standalone::timeout;
-use kube::client::Body;
 use serde_json::Value;
 use serde_json::json;
+
+use crate::storage::mounts_of;
+use crate::storage::objects;
+use crate::storage::pod;
+use crate::storage::run;
+use crate::storage::until;
+use crate::storage::written;
 
 const CONFIG: &str = "/sys/kernel/config";
 const PORTAL: &str = "127.0.0.1:3260";
 /// Pages of the disk: 32 MiB.
 const PAGES: u32 = 8192;
-const POLL: Duration = Duration::from_millis(100);
 
 /// A target with one disk in memory, and what a node needs to use it: udev and iscsid.
 struct Target {
@@ -130,59 +126,10 @@ impl Drop for Target {
     }
 }
 
-fn run(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("cannot run {program}"))?;
-    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    ensure!(output.status.success(), "{program} {}: {}: {text}", arguments.join(" "), output.status);
-    Ok(text)
-}
-
 /// Asked for its sessions, it has none, or an error only if it is not there.
 fn iscsid_answers() -> bool {
     let ended = Command::new("iscsiadm").args(["-m", "host"]).stdin(Stdio::null()).output();
     ended.is_ok_and(|output| matches!(output.status.code(), Some(0 | 21)))
-}
-
-fn until(what: &str, condition: impl Fn() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + timeout();
-    while !condition()? {
-        ensure!(Instant::now() < deadline, "timed out waiting for: {what}");
-        std::thread::sleep(POLL);
-    }
-    Ok(())
-}
-
-/// A pod whose container runs a script that writes to `$out`, with the disk at `/disk`.
-fn pod(node: &StandaloneNode, name: &str, script: &str, source: Value) -> Value {
-    let out = node.stamps.join(format!("out-{name}"));
-    let mut pod = node.pod(name, &[]);
-    let spec = &mut pod["spec"];
-    spec["securityContext"] = json!({ "fsGroup": 77 });
-    let main = &mut spec["containers"][0];
-    main["image"] = BUSYBOX_IMAGE.into();
-    main["command"] = json!(["/bin/sh", "-c", format!("{{ {script}; }} > {} 2>&1; exec sleep 36000", out.display())]);
-    if let Some(mounts) = main["volumeMounts"].as_array_mut() {
-        mounts.push(json!({ "name": "disk", "mountPath": "/disk" }));
-    }
-    if let Some(volumes) = spec["volumes"].as_array_mut() {
-        volumes.push(json!({ "name": "disk", "iscsi": source }));
-    }
-    pod
-}
-
-/// The last line that the pod's script has written.
-fn last_line(node: &mut StandaloneNode, name: &str) -> Result<String> {
-    let out = node.stamps.join(format!("out-{name}"));
-    node.until("the output of the script", |_| {
-        let text = fs::read_to_string(&out).unwrap_or_default();
-        Ok(text.ends_with("end\n").then(|| text.trim_end_matches("\nend\n").to_owned()))
-    })
-}
-
-fn mounts_of(name: &str) -> usize {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    table.lines().filter(|line| line.contains(name)).count()
 }
 
 #[test]
@@ -190,10 +137,10 @@ fn mounts_of(name: &str) -> usize {
 fn vm_a_disk_is_formatted_mounted_and_detached_and_keeps_its_files() -> Result<()> {
     let target = Target::start("iqn.2001-04.com.example:files", None)?;
     let mut node = StandaloneNode::new()?;
-    let write = "grep -c ' /disk ext4 rw' /proc/mounts; stat -c '%g' /disk; echo kept > /disk/file && sync; echo end";
-    node.layout.write_manifest("writer", &pod(&node, "writer", write, target.source()))?;
+    let write = "grep -c ' /data ext4 rw' /proc/mounts; stat -c '%g' /data; echo kept > /data/file && sync; echo end";
+    node.layout.write_manifest("writer", &pod(&node, "writer", write, "iscsi", target.source()))?;
     node.start()?;
-    let seen = last_line(&mut node, "writer")?;
+    let seen = written(&mut node, "writer")?;
     ensure!(seen == "1\n77", "{seen}");
     let place = node.layout.root.join("plugins/kubernetes.io/iscsi/iface-default");
     let place = place.join(format!("{PORTAL}-{}-lun-0", target.name));
@@ -213,39 +160,18 @@ fn vm_a_disk_is_formatted_mounted_and_detached_and_keeps_its_files() -> Result<(
     let mut source = target.source();
     source["readOnly"] = true.into();
     source["initiatorName"] = "iqn.2001-04.com.example:reader".into();
-    let read = "cat /disk/file; touch /disk/new 2>/dev/null || echo refused; echo end";
-    node.layout.write_manifest("reader", &pod(&node, "reader", read, source))?;
-    let seen = last_line(&mut node, "reader")?;
+    let read = "cat /data/file; touch /data/new 2>/dev/null || echo refused; echo end";
+    node.layout.write_manifest("reader", &pod(&node, "reader", read, "iscsi", source))?;
+    let seen = written(&mut node, "reader")?;
     ensure!(seen == "kept\nrefused", "{seen}");
     let interfaces = run("iscsiadm", &["-m", "iface"])?;
-    ensure!(interfaces.contains("127.0.0.1:3260:disk") && interfaces.contains(":reader"), "{interfaces}");
+    ensure!(interfaces.contains("127.0.0.1:3260:data") && interfaces.contains(":reader"), "{interfaces}");
     node.layout.remove_manifest("reader")?;
     node.until_true("the session ends", |_| Ok(!target.has_session()))?;
     node.until_true("the interface is removed", |_| {
-        Ok(!run("iscsiadm", &["-m", "iface"])?.contains("127.0.0.1:3260:disk"))
+        Ok(!run("iscsiadm", &["-m", "iface"])?.contains("127.0.0.1:3260:data"))
     })?;
     node.stop().context("the agent or the runtime left something")
-}
-
-/// Objects of an API server that answers GETs of these, by path.
-fn objects(replies: BTreeMap<&'static str, Value>) -> Objects {
-    let service = tower::service_fn(move |request: http::Request<Body>| {
-        let reply = replies.get(request.uri().path()).cloned();
-        async move {
-            let code = if reply.is_some() { 200 } else { 404 };
-            let missing = json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound" });
-            let body = Body::from(reply.unwrap_or(missing).to_string().into_bytes());
-            http::Response::builder().status(code).body(body)
-        }
-    });
-    let config = ObjectsConfig {
-        strategy: Strategy::default(),
-        recovered: Recovered::default(),
-        sync_frequency: Duration::from_secs(60),
-        clock: Clock::System,
-        node: None,
-    };
-    Objects::new(&kube::Client::new(service, "default"), config)
 }
 
 fn encoded(text: &str) -> String {

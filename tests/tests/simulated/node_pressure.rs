@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::Pod as ApiPod;
 use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use keblet::config::eviction::Signal;
-use keblet::eviction::Garbage as _;
 use keblet::eviction::Reclaim;
 use keblet::stats::PodUsage;
 use keblet::stats::Used;

@@ -3,7 +3,8 @@
 //! ```text
 //! machine/qemu    qemu and virtiofsd, run on this system with their own libraries
 //!        /kernel  a kernel with cgroup v2 only, and its modules
-//!        /root    root file system of the machine: systemd, bus, shell tools, iSCSI, and the files of `vm/guest`
+//!        /root    root file system of the machine: systemd, bus, shell tools, storage on the network, and the files of
+//!                 `vm/guest`
 //! ```
 
 use std::fs;
@@ -31,9 +32,9 @@ const SUITE: &str = "trixie";
 /// With the libraries of their own suite, so that they run on any system.
 const QEMU: [&str; 2] = ["qemu-system-x86", "virtiofsd"];
 const KERNEL: &str = "linux-image-cloud-amd64";
-/// Of the suite of this system, so that programs built here run there. The last four are for disks that pods mount, and for
-/// file systems that count projects.
-const ROOT: [&str; 12] = [
+/// Of the suite of this system, so that programs built here run there. The last five are for disks and exports that pods
+/// mount, and for file systems that count projects.
+const ROOT: [&str; 13] = [
     "systemd",
     "dbus",
     "util-linux",
@@ -46,6 +47,7 @@ const ROOT: [&str; 12] = [
     "xfsprogs",
     "open-iscsi",
     "udev",
+    "nfs-kernel-server",
 ];
 /// Mount points and folders of the root file system that no package has.
 const FOLDERS: [&str; 8] = ["proc", "sys", "dev", "run", "tmp", "mnt", "root", "share"];

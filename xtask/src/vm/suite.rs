@@ -43,8 +43,8 @@ pub(crate) enum Set {
     Systemd,
     /// Protection of requested memory, with the cgroupfs driver.
     Protection,
-    /// Disks of an iSCSI target in the machine.
-    Iscsi,
+    /// Disks of an iSCSI target and exports of an NFS server in the machine.
+    Storage,
 }
 
 /// A test program and the arguments of its runner.
@@ -72,14 +72,17 @@ const QUOTAS: Program = Program {
 /// BPF programs on the machine's kernel.
 const KERNEL: Program =
     Program { target: "kernel", arguments: &["--ignored", "--test-threads", "1", "bpf"], containerd_2: false };
-/// Logs in to targets, with modules of the machine's kernel.
-const ISCSI: Program =
-    Program { target: "scenarios", arguments: &["--ignored", "--test-threads", "1", "iscsi::"], containerd_2: false };
+/// Logs in to targets and mounts exports, with modules of the machine's kernel.
+const STORAGE: Program = Program {
+    target: "scenarios",
+    arguments: &["--ignored", "--test-threads", "1", "iscsi::", "nfs::"],
+    containerd_2: false,
+};
 
 impl Set {
-    const ALL: [Self; 5] = [Self::Kernel, Self::Cgroupfs, Self::Systemd, Self::Protection, Self::Iscsi];
+    const ALL: [Self; 5] = [Self::Kernel, Self::Cgroupfs, Self::Systemd, Self::Protection, Self::Storage];
     /// Those of `cargo xtask test`. The others are timed for a real processor: under emulation they fail now and then.
-    const OF_TIER: [Self; 3] = [Self::Cgroupfs, Self::Systemd, Self::Iscsi];
+    const OF_TIER: [Self; 3] = [Self::Cgroupfs, Self::Systemd, Self::Storage];
 
     fn name(self) -> &'static str {
         match self {
@@ -87,7 +90,7 @@ impl Set {
             Self::Cgroupfs => "cgroupfs",
             Self::Systemd => "systemd",
             Self::Protection => "protection",
-            Self::Iscsi => "iscsi",
+            Self::Storage => "storage",
         }
     }
 
@@ -97,7 +100,7 @@ impl Set {
             Self::Cgroupfs => &[CGROUPS, QUOTAS],
             Self::Systemd => &[CGROUPS],
             Self::Protection => &[PROTECTION],
-            Self::Iscsi => &[ISCSI],
+            Self::Storage => &[STORAGE],
         }
     }
 }

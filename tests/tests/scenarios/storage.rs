@@ -1,0 +1,98 @@
+//! What tests of storage on the network share: programs of the machine, pods that use a volume, objects of volumes.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::process::Stdio;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::ensure;
+use keblet::apiserver::recovery::Recovered;
+use keblet::model::Clock;
+use keblet::objects::Objects;
+use keblet::objects::ObjectsConfig;
+use keblet::objects::Strategy;
+use keblet_peers::BUSYBOX_IMAGE;
+use keblet_tests::standalone::StandaloneNode;
+use keblet_tests::standalone::timeout;
+use kube::client::Body;
+use serde_json::Value;
+use serde_json::json;
+
+const POLL: Duration = Duration::from_millis(100);
+
+/// Runs a program; returns what it prints.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot run {program}"))?;
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(output.status.success(), "{program} {}: {}: {text}", arguments.join(" "), output.status);
+    Ok(text)
+}
+
+/// Waits for a condition on the machine.
+pub(crate) fn until(what: &str, condition: impl Fn() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + timeout();
+    while !condition()? {
+        ensure!(Instant::now() < deadline, "timed out waiting for: {what}");
+        std::thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// A pod whose container runs a script that writes to `$out`, with a volume of this source at `/data`.
+pub(crate) fn pod(node: &StandaloneNode, name: &str, script: &str, plugin: &str, source: Value) -> Value {
+    let out = node.stamps.join(format!("out-{name}"));
+    let mut pod = node.pod(name, &[]);
+    let spec = &mut pod["spec"];
+    spec["securityContext"] = json!({ "fsGroup": 77 });
+    let main = &mut spec["containers"][0];
+    main["image"] = BUSYBOX_IMAGE.into();
+    main["command"] = json!(["/bin/sh", "-c", format!("{{ {script}; }} > {} 2>&1; exec sleep 36000", out.display())]);
+    if let Some(mounts) = main["volumeMounts"].as_array_mut() {
+        mounts.push(json!({ "name": "data", "mountPath": "/data" }));
+    }
+    if let Some(volumes) = spec["volumes"].as_array_mut() {
+        volumes.push(json!({ "name": "data", plugin: source }));
+    }
+    pod
+}
+
+/// What the script of the pod has written, which ends with the line `end`.
+pub(crate) fn written(node: &mut StandaloneNode, name: &str) -> Result<String> {
+    let out = node.stamps.join(format!("out-{name}"));
+    node.until("the output of the script", |_| {
+        let text = fs::read_to_string(&out).unwrap_or_default();
+        Ok(text.ends_with("end\n").then(|| text.trim_end_matches("\nend\n").to_owned()))
+    })
+}
+
+/// Mounts whose line in the table has this text.
+pub(crate) fn mounts_of(name: &str) -> usize {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    table.lines().filter(|line| line.contains(name)).count()
+}
+
+/// Objects of an API server that answers GETs of these, by path.
+pub(crate) fn objects(replies: BTreeMap<&'static str, Value>) -> Objects {
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let reply = replies.get(request.uri().path()).cloned();
+        async move {
+            let code = if reply.is_some() { 200 } else { 404 };
+            let missing = json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound" });
+            let body = Body::from(reply.unwrap_or(missing).to_string().into_bytes());
+            http::Response::builder().status(code).body(body)
+        }
+    });
+    let config = ObjectsConfig {
+        strategy: Strategy::default(),
+        recovered: Recovered::default(),
+        sync_frequency: Duration::from_secs(60),
+        clock: Clock::System,
+        node: None,
+    };
+    Objects::new(&kube::Client::new(service, "default"), config)
+}
