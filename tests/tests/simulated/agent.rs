@@ -532,8 +532,9 @@ async fn idle_runtime_calls_do_not_grow_with_pod_count() {
         sleep(secs(600)).await;
         per_ten_minutes.push(node.sim.trace(Trace::total) - before);
     }
-    // Ten Status calls, two relists of two lists each: 1.4 calls per minute, whatever the number of pods.
-    assert!(per_ten_minutes[1] <= per_ten_minutes[0] && per_ten_minutes[0] <= 15, "{per_ten_minutes:?}");
+    // Ten Status calls, two relists and two observations of images of two lists each: 1.8 calls per minute, whatever the
+    // number of pods.
+    assert!(per_ten_minutes[1] <= per_ten_minutes[0] && per_ten_minutes[0] <= 18, "{per_ten_minutes:?}");
 }
 
 /// KEP-2000: pods terminate within the shutdown's period, their status has the reason, and new pods are rejected.
