@@ -43,7 +43,7 @@ pub(crate) fn until(what: &str, condition: impl Fn() -> Result<bool>) -> Result<
     Ok(())
 }
 
-/// A pod whose container runs a script that writes to `$out`, with a volume of this source at `/data`.
+/// A pod whose container runs a script, for [`written`], with a volume of this source at `/data`.
 pub(crate) fn pod(node: &StandaloneNode, name: &str, script: &str, plugin: &str, source: Value) -> Value {
     let out = node.stamps.join(format!("out-{name}"));
     let mut pod = node.pod(name, &[]);
