@@ -16,7 +16,8 @@ Usage:
   probe oom --mb N [--child] [--at-ns N] [--stamp PATH]
                                                   touch N MiB, or wait until N ns of the monotonic clock first; with
                                                   --child a child does, and the parent keeps running
-  probe grow --mb-per-s N                         touch N MiB more every second, until SIGTERM
+  probe grow --mb-per-s N [--first-mb N]          touch N MiB more every second, until SIGTERM, and other N MiB at once
+                                                  before
   probe thrash --file PATH --leave-mb N           touch memory until N MiB are available on the machine, then read pages
                                                   of a larger file in random order by several threads, until SIGTERM
   probe obey --commands PATH                      execute the lines of a FIFO: `main N` touches N MiB, `child N` forks
@@ -48,6 +49,8 @@ pub(crate) enum Action {
     Grow {
         /// MiB per second.
         speed: usize,
+        /// MiB that are touched before, as fast as possible.
+        first: usize,
     },
     /// Read a file that does not fit in the memory that is left.
     Thrash {
@@ -130,14 +133,15 @@ impl Action {
             "exit" => Exit::parse(options).map(Self::Exit),
             "oom" => Oom::parse(options).map(Self::Oom),
             "grow" => {
-                let mut speed = None;
+                let (mut speed, mut first) = (None, 0);
                 while let Some(option) = options.next() {
                     match option {
                         "--mb-per-s" => speed = Some(options.number(option)?),
+                        "--first-mb" => first = options.number(option)?,
                         _ => return Err(unknown(name, option)),
                     }
                 }
-                Ok(Self::Grow { speed: speed.ok_or("grow: --mb-per-s is missing")? })
+                Ok(Self::Grow { speed: speed.ok_or("grow: --mb-per-s is missing")?, first })
             }
             "thrash" => {
                 let (mut file, mut leave) = (None, None);
@@ -268,7 +272,8 @@ mod tests {
             ("oom --mb 64", Action::Oom(Oom { megabytes: 64, ..Oom::default() })),
             ("oom --child --mb 64", Action::Oom(Oom { megabytes: 64, child: true, ..Oom::default() })),
             ("oom --mb 64 --at-ns 5 --stamp /s", Action::Oom(timed)),
-            ("grow --mb-per-s 50", Action::Grow { speed: 50 }),
+            ("grow --mb-per-s 50", Action::Grow { speed: 50, first: 0 }),
+            ("grow --mb-per-s 50 --first-mb 900", Action::Grow { speed: 50, first: 900 }),
             ("thrash --file /f --leave-mb 200", Action::Thrash { file: "/f".into(), leave: 200 }),
             ("obey --commands /c", Action::Obey { commands: "/c".into() }),
             ("web", Action::Web(Web { port: 8080, stamp: None, fail_at: None, once_file: None })),
@@ -289,7 +294,7 @@ mod tests {
             ("exit --code 256", "--code: \"256\" is not a number that fits"),
             ("exit --stamp", "--stamp needs a value"),
             ("oom --child", "oom: --mb is missing"),
-            ("grow", "grow: --mb-per-s is missing"),
+            ("grow --first-mb 9", "grow: --mb-per-s is missing"),
             ("thrash --file /f", "thrash: --leave-mb is missing"),
             ("thrash --leave-mb 5", "thrash: --file is missing"),
             ("obey", "obey: --commands is missing"),

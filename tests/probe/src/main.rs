@@ -43,7 +43,7 @@ fn perform(action: Action) -> Result<u8, String> {
         Action::Run { stamp } => process::run(&stamp),
         Action::Exit(exit) => process::exit(&exit),
         Action::Oom(oom) => memory::exhaust(&oom),
-        Action::Grow { speed } => memory::grow(speed),
+        Action::Grow { speed, first } => memory::grow(speed, first),
         Action::Thrash { file, leave } => thrash::thrash(&file, leave),
         Action::Obey { commands } => obey::execute(&commands),
         Action::Web(web) => web::serve(&web),

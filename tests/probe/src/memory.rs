@@ -42,23 +42,19 @@ pub(crate) fn exhaust(oom: &Oom) -> Result<u8, String> {
     }
 }
 
-/// Touches so many MiB more every second, in steps, until SIGTERM.
+/// Touches `first` MiB as fast as possible, then `speed` MiB more every second, in steps, until SIGTERM.
 ///
 /// # Errors
 /// The memory cannot be reserved, or signals cannot be read.
-pub(crate) fn grow(speed: usize) -> Result<u8, String> {
+pub(crate) fn grow(speed: usize, first: usize) -> Result<u8, String> {
+    let mut steps = vec![touch(first << 20)?];
     let start = Instant::now();
-    let mut steps: Vec<Vec<u8>> = Vec::new();
     let mut touched = 0;
     loop {
         let due = (start.elapsed().as_secs_f64() * (speed << 20) as f64) as usize;
         // If touching takes longer than planned, it goes on as fast as it can.
         let step = due.saturating_sub(touched).min(MAX_STEP);
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(step).map_err(|error| format!("cannot reserve {step} bytes: {error}"))?;
-        memory.resize(step, 1);
-        std::hint::black_box(&memory);
-        steps.push(memory);
+        steps.push(touch(step)?);
         touched += step;
         if process::run_until_signal(Some(STEP))? {
             return Ok(0);
@@ -71,12 +67,18 @@ pub(crate) fn grow(speed: usize) -> Result<u8, String> {
 /// # Errors
 /// The memory cannot be reserved.
 pub(crate) fn hold(megabytes: usize) -> Result<u8, String> {
-    let mut memory: Vec<u8> = Vec::new();
-    memory.try_reserve_exact(megabytes << 20).map_err(|error| format!("cannot reserve {megabytes} MiB: {error}"))?;
-    // Not zero: the allocator can return zeroed pages without touching them.
-    memory.resize(megabytes << 20, 1);
-    std::hint::black_box(&memory);
+    let memory = touch(megabytes << 20)?;
     println!("{megabytes} MiB touched, still running");
     process::run_until_signal(None)?;
+    drop(memory);
     Ok(0)
+}
+
+fn touch(bytes: usize) -> Result<Vec<u8>, String> {
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(bytes).map_err(|error| format!("cannot reserve {bytes} bytes: {error}"))?;
+    // Not zero: the allocator can return zeroed pages without touching them.
+    memory.resize(bytes, 1);
+    std::hint::black_box(&memory);
+    Ok(memory)
 }

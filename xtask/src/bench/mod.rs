@@ -22,6 +22,7 @@ use crate::run;
 use crate::setup;
 use crate::system;
 use crate::vm;
+use crate::vm::Disk;
 
 /// Memory of the machine for the benchmark of pressure, in MiB.
 const PRESSURE_MEMORY: u32 = 3072;
@@ -90,19 +91,26 @@ fn measure(benchmark: Benchmark, arguments: &Arguments) -> Result<ExitCode> {
         Benchmark::Pressure => {
             let peers = peers(arguments, "--config {config} --root-dir {root} --cert-dir {root}/pki")?;
             let around = &["xtask", "containerd", "--", "sh", "-c", ON_CONTAINERD, "sh"];
-            in_machine(arguments, &program, peers, around, &["--node-oom", "--only", "oom"])
+            in_machine(arguments, &program, peers, around, &["--node-oom", "--only", "oom"], None)
         }
-        Benchmark::Race => in_cluster_of_machine(arguments, &program, "race"),
-        Benchmark::Thrash => in_cluster_of_machine(arguments, &program, "thrash"),
+        Benchmark::Race => in_cluster_of_machine(arguments, &program, "race", None),
+        Benchmark::Thrash => in_cluster_of_machine(arguments, &program, "thrash", Some(THRASH_DISK)),
     }
 }
 
 /// A part of the benchmark of pressure in a cluster in a machine.
-fn in_cluster_of_machine(arguments: &Arguments, program: &Path, part: &str) -> Result<ExitCode> {
+fn in_cluster_of_machine(arguments: &Arguments, program: &Path, part: &str, disk: Option<Disk>) -> Result<ExitCode> {
     peers::control_plane()?;
-    let around = &["xtask", "cluster", "run", "--no-node", "--", "sh", "-c", IN_CLUSTER, "sh"];
-    in_machine(arguments, program, peers(arguments, KUBELET_FLAGS)?, around, &["--only", part])
+    let script =
+        if disk.is_some() { format!("{MOUNT_DISK} && {IN_CLUSTER} --thrash-folder /data") } else { IN_CLUSTER.into() };
+    let around = &["xtask", "cluster", "run", "--no-node", "--", "sh", "-c", &script, "sh"];
+    in_machine(arguments, program, peers(arguments, KUBELET_FLAGS)?, around, &["--only", part], disk)
 }
+
+/// As busy a disk as a small node in a cloud has. Reads from a shared folder are served from the host's memory: tasks
+/// that need them wait no longer than they compute, in emulation.
+const THRASH_DISK: Disk = Disk { size: 1024, reads_per_second: 500 };
+const MOUNT_DISK: &str = "modprobe virtio_blk && mkfs.ext4 -q /dev/vda && mkdir /data && mount /dev/vda /data";
 
 /// In the machine, variables are expanded by its shell.
 const ON_CONTAINERD: &str =
@@ -119,6 +127,7 @@ fn in_machine(
     peers: Vec<OsString>,
     around: &[&str],
     options: &[&str],
+    disk: Option<Disk>,
 ) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     run::build_cluster(false)?;
@@ -131,7 +140,7 @@ fn in_machine(
     words.extend(arguments.rest.iter().cloned());
     let results = results(arguments);
     std::fs::create_dir_all(&results).with_context(|| format!("cannot create {}", results.display()))?;
-    vm::command(&words, PRESSURE_MEMORY, &results, &interrupt)
+    vm::command(&words, PRESSURE_MEMORY, disk, &results, &interrupt)
 }
 
 fn pleg(arguments: &Arguments, program: &Path) -> Result<ExitCode> {

@@ -27,6 +27,7 @@ use keblet_peers::Cache;
 
 use super::job;
 use super::qemu;
+use super::qemu::Disk;
 use super::qemu::Programs;
 use super::qemu::Specification;
 use super::relay::Relay;
@@ -74,6 +75,8 @@ pub(super) struct Machine {
     pub cpus: u32,
     /// Whether systemd is the first process.
     pub systemd: bool,
+    /// A disk of its own.
+    pub disk: Option<Disk>,
     /// Working directory of the command.
     pub directory: PathBuf,
     /// Environment of the command.
@@ -92,6 +95,7 @@ impl Machine {
             memory: 1024,
             cpus: 2,
             systemd: false,
+            disk: None,
             directory: "/".into(),
             environment: vec![
                 ("PATH".to_owned(), path),
@@ -161,9 +165,14 @@ impl Running {
             running.spawn(&mut programs.daemon(source, writable, &socket), tag)?;
             running.until_listening(&socket, tag)?;
         }
+        if let Some(Disk { size, .. }) = machine.disk {
+            let path = qemu::disk(folder);
+            let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+            file.set_len(u64::from(size) << 20).with_context(|| format!("cannot enlarge {}", path.display()))?;
+        }
         let tags = machine.tags();
-        let specification =
-            Specification { memory: machine.memory, cpus: machine.cpus, systemd: machine.systemd, tags: &tags, folder };
+        let Machine { memory, cpus, systemd, disk, .. } = *machine;
+        let specification = Specification { memory, cpus, systemd, tags: &tags, disk, folder };
         running.spawn(&mut programs.machine(&specification), "qemu")?;
         Ok(running)
     }

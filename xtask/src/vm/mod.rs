@@ -8,7 +8,7 @@
 //!        ◀─ ports `stdout`, `stderr` ────┘
 //!        ◀─ port `control`: exit code
 //! ```
-//! The machine has no network and no disk of its own, and leaves nothing behind but what it writes to `--share`.
+//! The machine has no network, a disk of its own only for benchmarks that read from it, and leaves nothing behind but what it writes to `--share`.
 
 pub(crate) mod guest;
 mod job;
@@ -33,6 +33,7 @@ use crate::run;
 use crate::setup;
 use machine::Machine;
 use machine::Output;
+pub(crate) use qemu::Disk;
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -121,13 +122,20 @@ pub(crate) fn prepare() -> Result<Cache> {
 ///
 /// # Errors
 /// As [`vm`].
-pub(crate) fn command(command: &[OsString], memory: u32, share: &Path, interrupt: &Interrupt) -> Result<ExitCode> {
+pub(crate) fn command(
+    command: &[OsString],
+    memory: u32,
+    disk: Option<Disk>,
+    share: &Path,
+    interrupt: &Interrupt,
+) -> Result<ExitCode> {
     if let Some(lack) = lacks() {
         anyhow::bail!("no virtual machine here: {lack}");
     }
     let cache = prepare()?;
     let mut machine = Machine::new(&cache);
     machine.memory = memory;
+    machine.disk = disk;
     machine.share(share, Path::new("/share"), true);
     machine.directory = "/share".into();
     Ok(ExitCode::from(machine.run(command, Output::Inherit, interrupt)?))

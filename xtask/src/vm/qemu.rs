@@ -74,8 +74,24 @@ pub(super) struct Specification<'a> {
     pub systemd: bool,
     /// Tags of the shared folders, the root file system first.
     pub tags: &'a [String],
+    /// A disk in the file [`disk`].
+    pub disk: Option<Disk>,
     /// Folder of the sockets and the kernel's log.
     pub folder: &'a Path,
+}
+
+/// An empty disk, `/dev/vda` in the machine once its module `virtio_blk` is loaded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Disk {
+    /// Size in MiB.
+    pub size: u32,
+    /// Most read requests that it serves in a second.
+    pub reads_per_second: u32,
+}
+
+/// The file of the disk.
+pub(super) fn disk(folder: &Path) -> PathBuf {
+    folder.join("disk.raw")
 }
 
 /// The socket of a port or of a shared folder.
@@ -107,6 +123,11 @@ fn arguments(machine: &Specification<'_>) -> Vec<OsString> {
         add("-chardev", argument(&format!("socket,id={tag},path="), &socket(machine.folder, tag)));
         add("-device", format!("vhost-user-fs-pci,chardev={tag},tag={tag}").into());
     }
+    if let Some(Disk { reads_per_second, .. }) = machine.disk {
+        let drive = format!("if=none,id=disk,format=raw,throttling.iops-read={reads_per_second},file=");
+        add("-drive", argument(&drive, &disk(machine.folder)));
+        add("-device", "virtio-blk-pci,drive=disk".into());
+    }
     add("-device", "virtio-serial-pci".into());
     for port in PORTS {
         add("-chardev", argument(&format!("socket,id={port},path="), &socket(machine.folder, port)));
@@ -137,7 +158,8 @@ mod tests {
     #[test]
     fn machine_has_a_port_and_a_device_per_socket() {
         let tags = [ROOT.to_owned(), "share0".to_owned()];
-        let machine = Specification { memory: 512, cpus: 1, systemd: true, tags: &tags, folder: Path::new("/t") };
+        let machine =
+            Specification { memory: 512, cpus: 1, systemd: true, tags: &tags, disk: None, folder: Path::new("/t") };
         let words = arguments(&machine);
         let text = words.join(" ".as_ref()).into_string().unwrap();
         for name in ["control", "stdout", "stderr", ROOT, "share0"] {
@@ -147,5 +169,9 @@ mod tests {
         assert!(text.contains("-m 512M") && text.contains("size=512M"), "{text}");
         assert!(text.contains("init=/vm/init vm.systemd"), "{text}");
         assert!(!kernel_parameters(false).contains("vm.systemd"));
+        assert!(!text.contains("-drive"), "{text}");
+        let machine = Specification { disk: Some(Disk { size: 64, reads_per_second: 300 }), ..machine };
+        let text = arguments(&machine).join(" ".as_ref()).into_string().unwrap();
+        assert!(text.contains("throttling.iops-read=300,file=/t/disk.raw -device virtio-blk-pci,drive=disk"), "{text}");
     }
 }

@@ -53,6 +53,9 @@ pub struct PressureArgs {
     /// Size of the file, in MiB: more than is left, so that pages that were just evicted are read again
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub thrash_mb: u32,
+    /// Where the file is, on a disk; the folder of the results by default
+    #[arg(long, value_name = "DIR")]
+    pub thrash_folder: Option<PathBuf>,
     /// Another node agent: a shell command in which {root} and {config} stand for a folder for its state and a
     /// KubeletConfiguration file; for race and thrash also {kubeconfig}, {node} and {ip}
     #[arg(long = "peer", value_name = "NAME=COMMAND")]

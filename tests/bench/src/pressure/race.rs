@@ -33,6 +33,9 @@ const GONE_LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(5);
 /// The growth of the pod is measured over so much memory above the threshold.
 const APPROACH: u64 = 256 << 20;
+/// The pod grows for so long before it reaches the threshold, as long as a kubelet's poll interval; what memory it would
+/// need more time for, it takes at once.
+const LEAD: Duration = Duration::from_secs(10);
 /// The agent's own histogram; other agents have none.
 const DECISIONS: &str = "keblet_eviction_decision_seconds";
 
@@ -151,7 +154,8 @@ impl RaceNode<'_> {
         let free = tokio::time::timeout(GONE_LIMIT, self.client.without_memory_pressure()).await;
         free.context("the node still has memory pressure")??;
         let mut kernel = KernelLog::open()?;
-        self.client.create(&[pod(name, race.speed, image, self.node)?]).await?;
+        let first = first_mib(available()?, self.args.threshold, race.speed);
+        self.client.create(&[pod(name, race.speed, first, image, self.node)?]).await?;
         let crossed = self.until_crossed(name).await?;
         let names = [name.to_owned()];
         let ended = self.observed.wait(&names, "ended", PodTimes::ended, RACE_LIMIT).await;
@@ -204,8 +208,13 @@ impl RaceNode<'_> {
     }
 }
 
-/// A pod without requests that grows.
-fn pod(name: &str, speed: u32, image: &str, node: &str) -> anyhow::Result<Pod> {
+/// How much memory the pod takes at once: all but what it grows by within [`LEAD`].
+fn first_mib(available: u64, threshold: u32, speed: u32) -> u64 {
+    (available >> 20).saturating_sub(u64::from(threshold) + u64::from(speed) * LEAD.as_secs())
+}
+
+/// A pod without requests that takes so much at once and then grows.
+fn pod(name: &str, speed: u32, first: u64, image: &str, node: &str) -> anyhow::Result<Pod> {
     let pod = json!({
         "metadata": {"name": name, "namespace": NAMESPACE, "labels": {LABEL.0: LABEL.1}},
         "spec": {
@@ -219,7 +228,7 @@ fn pod(name: &str, speed: u32, image: &str, node: &str) -> anyhow::Result<Pod> {
                 "name": "main",
                 "image": image,
                 "imagePullPolicy": "Never",
-                "command": ["/probe", "grow", "--mb-per-s", speed.to_string()],
+                "command": ["/probe", "grow", "--mb-per-s", speed.to_string(), "--first-mb", first.to_string()],
             }],
         },
     });
@@ -253,6 +262,12 @@ mod tests {
         let stat = "anon 100000\nfile 50000\nfile_mapped 7\ninactive_file 30000\n";
         assert_eq!(parse_available("MemFree: 5 kB\nMemTotal:       1000 kB\n", stat), Some((1000 << 10) - 120_000));
         assert_eq!(parse_available("MemTotal: 1000 kB\n", "anon 1\n"), None);
+    }
+
+    #[test]
+    fn a_pod_grows_for_ten_seconds_before_it_reaches_the_threshold() {
+        assert_eq!(first_mib(2500 << 20, 300, 50), 1700);
+        assert_eq!(first_mib(2500 << 20, 300, 500), 0);
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod bystander;
 mod stall;
 
 use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -94,7 +95,7 @@ struct ThrashNode<'a> {
     _watching: AbortOnDropHandle<()>,
     image: &'a str,
     node: &'a str,
-    file: SparseFile,
+    file: DataFile,
     args: &'a PressureArgs,
 }
 
@@ -111,7 +112,7 @@ pub(crate) async fn measure(
 ) -> anyhow::Result<Outcome> {
     let kubeconfig = args.cluster.kubeconfig.as_deref().context("no --kubeconfig")?;
     let node = args.cluster.node_name.as_deref().context("no --node-name")?;
-    let file = SparseFile::create(&args.common.output, args.thrash_mb)?;
+    let file = DataFile::create(args.thrash_folder.as_ref().unwrap_or(&args.common.output), args.thrash_mb)?;
     stay_in_memory()?;
     let client = ClusterClient::connect(kubeconfig, node).await?;
     client.until_usable().await?;
@@ -267,30 +268,34 @@ impl ThrashNode<'_> {
     }
 }
 
-/// A file of zeros without blocks on its disk; removed on drop.
+/// A file on a disk; removed on drop.
 #[derive(Debug)]
-struct SparseFile {
+struct DataFile {
     folder: PathBuf,
 }
 
-impl SparseFile {
+impl DataFile {
     fn create(folder: &Path, megabytes: u32) -> anyhow::Result<Self> {
         let context = || format!("cannot create {FILE} in {}", folder.display());
         std::fs::create_dir_all(folder).with_context(context)?;
         let kind = statfs(folder).with_context(context)?.filesystem_type();
         ensure!(
             kind != TMPFS_MAGIC && kind != OVERLAYFS_SUPER_MAGIC,
-            "--output {} may be in memory: a file in it is never evicted from memory, and nothing would thrash",
+            "--thrash-folder {} may be in memory: a file in it is never evicted from memory, and nothing would thrash",
             folder.display()
         );
         let folder = std::fs::canonicalize(folder).with_context(context)?;
-        let file = File::create(folder.join(FILE)).with_context(context)?;
-        file.set_len(u64::from(megabytes) << 20).with_context(context)?;
-        Ok(Self { folder })
+        let created = Self { folder };
+        let mut file = File::create(created.folder.join(FILE)).with_context(context)?;
+        // Not a hole, which is read without the disk.
+        let block = vec![1; 1 << 20];
+        (0..megabytes).try_for_each(|_| file.write_all(&block)).with_context(context)?;
+        file.sync_all().with_context(context)?;
+        Ok(created)
     }
 }
 
-impl Drop for SparseFile {
+impl Drop for DataFile {
     fn drop(&mut self) {
         let path = self.folder.join(FILE);
         if let Err(error) = std::fs::remove_file(&path) {
@@ -322,9 +327,9 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let folder = temporary.path();
         let kind = statfs(folder).unwrap().filesystem_type();
-        let created = SparseFile::create(folder, 1);
+        let created = DataFile::create(folder, 1);
         if kind == TMPFS_MAGIC || kind == OVERLAYFS_SUPER_MAGIC {
-            assert!(created.unwrap_err().to_string().contains("--output"));
+            assert!(created.unwrap_err().to_string().contains("--thrash-folder"));
             return;
         }
         assert_eq!(std::fs::metadata(folder.join(FILE)).unwrap().len(), 1 << 20);
