@@ -1,6 +1,8 @@
 //! Which values of a pod's cgroup a resize changes, and in which direction: what grows is written before the cgroups of its
 //! containers, what shrinks after them (KEP-1287).
 
+use std::path::Path;
+
 use super::CgroupError;
 use super::CgroupValues;
 use super::Cgroups;
@@ -116,20 +118,25 @@ impl Cgroups {
         self.blocking(&path, read).await.ok().flatten()
     }
 
-    /// Bytes of memory that the cgroup of this process uses, which has to be one below the pod's; `None` if that is not
-    /// readable.
-    pub async fn process_memory_in_use(&self, class: QosClass, uid: &str, pid: u32) -> Option<u64> {
+    /// Bytes of memory that the cgroup of a container uses, which has to be one below the pod's; `pid` is one of its
+    /// processes. `None` if that is not readable.
+    pub async fn container_memory_in_use(&self, class: QosClass, uid: &str, container: &str, pid: u32) -> Option<u64> {
         let path = self.root.pod(class, uid).ok()?.path(self.driver);
+        let container = container.to_owned();
         let read = move |layout: &Layout, path: &str| {
             let memberships = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-            let place = CgroupPlace::of_process(layout, &memberships);
-            let is_below = place
-                .path(layout)
-                .is_some_and(|of| of.starts_with(path.trim_start_matches('/')) || of.starts_with(path));
-            Ok(is_below.then(|| place.read_memory().map(|memory| memory.usage)).flatten())
+            Ok(memory_below(layout, path, &memberships, &container))
         };
         self.blocking(&path, read).await.ok().flatten()
     }
+}
+
+/// Bytes of memory that the container's cgroup uses, if it is one below `pod`. `memberships` is the text of
+/// `/proc/<pid>/cgroup` of one of its processes.
+fn memory_below(layout: &Layout, pod: &str, memberships: &str, container: &str) -> Option<u64> {
+    let place = CgroupPlace::named(layout, memberships, container)?;
+    let is_below = Path::new(&place.path(layout)?).starts_with(pod);
+    is_below.then(|| place.read_memory().map(|memory| memory.usage)).flatten()
 }
 
 #[cfg(test)]
@@ -182,6 +189,21 @@ mod tests {
         assert_eq!(of(|values| values.cpu_shares = 2), [None, None, less]);
         let removed = |values: &mut CgroupValues| (values.memory_max, values.cpu_max) = (None, None);
         assert_eq!(of(removed), [None; 3], "limits are not removed");
+    }
+
+    #[test]
+    fn the_memory_of_a_container_that_has_divided_its_cgroup_counts_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::V2 { mount: dir.path().to_owned() };
+        for (cgroup, bytes) in [("kubepods/pod1/c1", "500"), ("kubepods/pod1/c1/init", "20")] {
+            let folder = dir.path().join(cgroup);
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("memory.current"), bytes).unwrap();
+        }
+        let of = |pod: &str, container: &str| memory_below(&layout, pod, "0::/kubepods/pod1/c1/init\n", container);
+        assert_eq!(of("/kubepods/pod1", "c1"), Some(500));
+        assert_eq!(of("/kubepods/pod1", "c2"), None, "the process is in another container");
+        assert_eq!(of("/kubepods/pod", "c1"), None, "and that in another pod");
     }
 
     #[test]

@@ -47,11 +47,12 @@ fn key(signal: Signal, layout: DiskLayout, pod: &Pod, usage: &HashMap<PodUid, Po
     let usage = usage.get(&name.uid);
     let (class, above) = match Resource::of(signal) {
         Resource::Pids => {
-            let processes = usage.and_then(|usage| usage.processes);
+            let processes = usage.map(|usage| usage.processes.unwrap_or(0));
             (Class::WithinRequest, processes.map(|count| Amount::units(signed(count))))
         }
         Resource::Memory => {
-            let used = usage.and_then(|usage| usage.memory).map(|used| Amount::bytes(signed(used)));
+            // Only a pod without any statistics is Unmeasured.
+            let used = usage.map(|usage| Amount::bytes(signed(usage.memory.unwrap_or(0))));
             let requested = request(pod, "memory");
             (class(used, requested), used.map(|used| used - requested))
         }

@@ -56,7 +56,7 @@ pub(super) fn summary(identity: &NodeIdentity, sample: &Sample, extras: Option<&
 }
 
 fn of_pod(pod: &PodSample, at: i64, extras: Option<&Extras>) -> PodStats {
-    let own = pod.own.as_ref();
+    let (own, whole) = (pod.own.as_ref(), pod.whole());
     let of_pod = extras.map(|extras| (extras, extras.pods.get(&pod.pod.uid).cloned().unwrap_or_default()));
     let containers = pod.containers.iter().map(|container| of_container(container, at, of_pod.as_ref()));
     let reference = PodReference {
@@ -68,8 +68,8 @@ fn of_pod(pod: &PodSample, at: i64, extras: Option<&Extras>) -> PodStats {
         pod: reference,
         start_time: Time(pod.created_at),
         containers: containers.collect(),
-        cpu: own.and_then(|own| cpu(own, at)),
-        memory: own.and_then(|own| memory(own, at)),
+        cpu: cpu(&whole, at).map(|cpu| Cpu { psi: cpu.psi.filter(|_| own.is_some()), ..cpu }),
+        memory: memory(&whole, at).map(|memory| Memory { psi: memory.psi.filter(|_| own.is_some()), ..memory }),
         io: extras.and(own).map(|own| io(own, at)),
         network: of_pod
             .as_ref()
@@ -85,7 +85,7 @@ fn of_pod(pod: &PodSample, at: i64, extras: Option<&Extras>) -> PodStats {
             .as_ref()
             .and_then(|(_, of_pod)| of_pod.processes)
             .map(|count| ProcessStats { process_count: Some(count) }),
-        swap: own.and_then(|own| swap(own, at)),
+        swap: swap(&whole, at),
     }
 }
 
@@ -241,6 +241,17 @@ mod tests {
         let node = shown["node"].as_object().unwrap();
         let names: Vec<&str> = node.keys().map(String::as_str).collect();
         assert_eq!(names, ["cpu", "memory", "nodeName", "startTime", "swap", "systemContainers"]);
+    }
+
+    #[tokio::test]
+    async fn a_pod_without_a_cgroup_has_the_usage_of_its_containers() {
+        let mut sample = sample(Instant::now(), 5);
+        sample.pods[0].own = None;
+        let shown: Value = serde_json::to_value(summary(&identity(), &sample, None)).unwrap();
+        let pod = &shown["pods"][0];
+        assert_eq!((&pod["cpu"]["usageCoreNanoSeconds"], &pod["memory"]["workingSetBytes"]), (&json!(5), &json!(600)));
+        assert_eq!(pod["swap"]["swapUsageBytes"], 7);
+        assert_eq!((pod["cpu"].get("psi"), pod["memory"].get("psi")), (None, None), "pressure cannot be added");
     }
 
     #[tokio::test]

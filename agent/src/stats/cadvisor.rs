@@ -14,6 +14,7 @@ mod text;
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::path::Path;
 
 use prometheus::proto::MetricFamily;
@@ -101,7 +102,10 @@ pub(super) fn take(
         oom_events: Some(ooms.of_node()),
         ..row
     }));
-    rows.extend(sample.system.iter().filter_map(|(_, measured)| row(measured)));
+    // One cgroup has one row, also if it has several names.
+    let mut paths = HashSet::from([&sample.node.path]);
+    let named = sample.system.iter().map(|(_, measured)| measured).filter(|measured| paths.insert(&measured.path));
+    rows.extend(named.filter_map(row));
     let mut inits: HashMap<ContainerId, u32> = HashMap::new();
     for pod in &sample.pods {
         let of_pod = |row: Row| Row { namespace: pod.pod.namespace.to_string(), pod: pod.pod.name.to_string(), ..row };
@@ -110,7 +114,8 @@ pub(super) fn take(
         rows.extend(sandbox(layout, proc, pod).map(of_pod));
         for container in &pod.containers {
             inits.extend(container.init.map(|init| (container.id.clone(), init)));
-            let found = row(&container.measured).or_else(|| reported_by_runtime(&container.measured)).map(|row| Row {
+            let measured = row(&container.measured).map(|row| with_processes_below(layout, row));
+            let found = measured.or_else(|| reported_by_runtime(&container.measured)).map(|row| Row {
                 oom_events: take_events(&mut events, pod, container, &row),
                 name: container.id.to_string(),
                 image: container.image.clone(),
@@ -147,6 +152,14 @@ fn count_open_files(proc: &Path, rows: &mut [Row], inits: &HashMap<ContainerId, 
 fn read(layout: &Layout, path: &str, measured: &Measured, has_pressure: bool) -> Row {
     let detail = CgroupPlace::at(layout, path).detail(&measured.usage);
     Row { id: path.to_owned(), usage: measured.usage, detail, has_pressure, ..Row::default() }
+}
+
+/// The row of a container. One that has divided its cgroup has its processes in the parts.
+fn with_processes_below(layout: &Layout, mut row: Row) -> Row {
+    if row.detail.processes.as_ref().is_some_and(Vec::is_empty) {
+        row.detail.processes = Some(CgroupPlace::at(layout, &row.id).processes());
+    }
+    row
 }
 
 /// Usage by the runtime of a container whose cgroup is unknown.

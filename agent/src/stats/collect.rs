@@ -1,4 +1,4 @@
-//! Takes samples: from cgroup files if the container's process is known, else from the runtime. Blocks.
+//! Takes samples: from cgroup files if a process of the container's cgroup is known, else from the runtime. Blocks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,46 +24,73 @@ use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 
 /// Cgroups reported as system containers, by name.
-pub type SystemCgroups = Vec<(&'static str, String)>;
+pub type SystemCgroups = Vec<(&'static str, SystemCgroup)>;
 
-/// True if the usage of a running container is available from the runtime only.
-pub(super) fn needs_runtime(snapshots: &[Arc<PodSnapshot>]) -> bool {
-    snapshots.iter().flat_map(|snapshot| snapshot.running()).any(|container| container.pid.is_none())
+/// A cgroup that is reported as a system container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SystemCgroup {
+    /// At this path.
+    At(String),
+    /// The agent's own, looked up for each sample, since the agent may be moved. Not reported while that is the root: its
+    /// usage is the node's.
+    OfAgent,
 }
 
-/// Measures everything now.
-pub(super) fn take(
-    source: &StatsSource,
-    snapshots: &[Arc<PodSnapshot>],
-    runtime_stats: &[cri::ContainerStats],
-) -> Sample {
+impl SystemCgroup {
+    fn path(&self, source: &StatsSource) -> Option<String> {
+        match self {
+            Self::At(path) => Some(path.clone()),
+            Self::OfAgent => CgroupPlace::path_of_process(&source.layout, &memberships_of(&source.proc, "self")?),
+        }
+    }
+}
+
+/// Measures everything now, except what only the runtime can.
+pub(super) fn take(source: &StatsSource, snapshots: &[Arc<PodSnapshot>]) -> Sample {
     let StatsSource { layout, system, proc, .. } = source;
     let (taken, at) = (Instant::now(), Clock::System.wall_nanos());
-    let system = system.iter().filter_map(|(name, path)| {
-        let usage = CgroupPlace::at(layout, path).read();
+    let system = system.iter().filter_map(|(name, cgroup)| {
+        let path = cgroup.path(source)?;
+        let usage = CgroupPlace::at(layout, &path).read();
         let is_there = usage.cpu.is_some() || usage.memory.is_some();
-        is_there.then(|| (*name, Measured::new(*name, usage).at(Some(path.clone()))))
+        is_there.then(|| (*name, Measured::new(*name, usage).at(Some(path))))
     });
     Sample {
         taken,
         at,
         node: Measured::new("/", Machine::usage(layout, proc)).at(Some("/".to_owned())),
         system: system.collect(),
-        pods: snapshots.iter().filter_map(|snapshot| pod(source, snapshot, runtime_stats)).collect(),
+        pods: snapshots.iter().filter_map(|snapshot| pod(source, snapshot)).collect(),
+    }
+}
+
+/// Adds what the runtime reports of the containers that only it can measure.
+pub(super) fn add_runtime_stats(sample: &mut Sample, all: &[cri::ContainerStats]) {
+    let containers = sample.pods.iter_mut().flat_map(|pod| &mut pod.containers);
+    for container in containers.filter(|container| container.needs_runtime) {
+        let id = container.id.as_str();
+        let is_of = |attributes: &cri::ContainerAttributes| attributes.id == id;
+        if let Some(stats) = all.iter().find(|stats| stats.attributes.as_ref().is_some_and(is_of)) {
+            container.measured = by_runtime(id, stats);
+        }
     }
 }
 
 /// A pod with running containers.
-fn pod(source: &StatsSource, snapshot: &PodSnapshot, runtime_stats: &[cri::ContainerStats]) -> Option<PodSample> {
+fn pod(source: &StatsSource, snapshot: &PodSnapshot) -> Option<PodSample> {
     let StatsSource { layout, proc, .. } = source;
     let mut own = None;
     let mut containers = Vec::new();
     for container in snapshot.running() {
-        let place = container.pid.and_then(|pid| place_of(layout, proc, pid, container));
-        if own.is_none() {
-            own = place.as_ref().and_then(|place| place.parent_named(snapshot.pod.uid.as_str()));
-        }
-        containers.push(measure(layout, container, place.as_ref(), runtime_stats));
+        let memberships = container.pid.and_then(|pid| memberships_of(proc, &pid.to_string()));
+        let named = |id: &str| CgroupPlace::named(layout, memberships.as_deref()?, id);
+        own = own.or_else(|| named(snapshot.pod.uid.as_str()));
+        let place = named(container.id.as_str());
+        // A process elsewhere runs a sandbox such as a virtual machine, or its number was used again. One that is gone uses
+        // nothing: the runtime, which is slow while containers end, is not asked for it.
+        let runs_elsewhere = memberships.as_deref().is_some_and(is_in_a_cgroup);
+        let needs_runtime = place.is_none() && (container.pid.is_none() || runs_elsewhere);
+        containers.push(measure(layout, container, place.as_ref(), needs_runtime));
     }
     let newest = snapshot.sandboxes.first();
     let earliest = containers.iter().map(|container: &ContainerSample| container.created_at).min()?;
@@ -78,27 +105,26 @@ fn pod(source: &StatsSource, snapshot: &PodSnapshot, runtime_stats: &[cri::Conta
     })
 }
 
-/// The container's cgroup, by its init process. If the pid was reused, the cgroup's path does not contain the container's
-/// id.
-fn place_of(layout: &Layout, proc: &Path, pid: u32, container: &ContainerStatus) -> Option<CgroupPlace> {
-    let memberships = read::text(&proc.join(pid.to_string()).join("cgroup"), read::PROC_FILE_LIMIT).ok()?;
-    memberships.contains(container.id.as_str()).then(|| CgroupPlace::of_process(layout, &memberships))
+/// False for a process that has ended and was not waited for: with v1 it is in no cgroup but the root.
+fn is_in_a_cgroup(memberships: &str) -> bool {
+    memberships.lines().any(|line| !line.ends_with(":/"))
+}
+
+/// The text of `/proc/<process>/cgroup`; `None` if there is no such process.
+fn memberships_of(proc: &Path, process: &str) -> Option<String> {
+    read::text(&proc.join(process).join("cgroup"), read::PROC_FILE_LIMIT).ok()
 }
 
 fn measure(
     layout: &Layout,
     container: &ContainerStatus,
     place: Option<&CgroupPlace>,
-    runtime_stats: &[cri::ContainerStats],
+    needs_runtime: bool,
 ) -> ContainerSample {
-    let of_runtime = runtime_stats
-        .iter()
-        .find(|stats| stats.attributes.as_ref().is_some_and(|attributes| attributes.id == container.id.as_str()));
     let key = container.id.as_str();
-    let measured = match (place, of_runtime) {
-        (Some(place), _) => Measured::new(key, place.read()).at(place.path(layout)),
-        (None, Some(stats)) => by_runtime(key, stats),
-        (None, None) => Measured::new(key, CgroupUsage::default()),
+    let measured = match place {
+        Some(place) => Measured::new(key, place.read()).at(place.path(layout)),
+        None => Measured::new(key, CgroupUsage::default()),
     };
     ContainerSample {
         name: container.name.clone(),
@@ -106,6 +132,7 @@ fn measure(
         image: container.image.clone(),
         init: container.pid.filter(|_| place.is_some()),
         created_at: container.created_at,
+        needs_runtime,
         measured,
     }
 }
@@ -199,13 +226,38 @@ mod tests {
         }
     }
 
+    /// A node in a folder, with cgroup v2 and these processes.
+    fn source_in(folder: &Path, processes: &[(&str, &str)], system: SystemCgroups) -> StatsSource {
+        let (mount, proc) = (folder.join("cgroup"), folder.join("proc"));
+        for (process, cgroup) in processes {
+            std::fs::create_dir_all(proc.join(process)).unwrap();
+            std::fs::write(proc.join(process).join("cgroup"), format!("0::{cgroup}\n")).unwrap();
+        }
+        StatsSource { layout: Layout::V2 { mount }, proc, ..source(system) }
+    }
+
+    /// A cgroup of [`source_in`] that uses as much memory.
+    fn cgroup(folder: &Path, path: &str, memory: u64) {
+        let cgroup = folder.join("cgroup").join(path.trim_start_matches('/'));
+        std::fs::create_dir_all(&cgroup).unwrap();
+        std::fs::write(cgroup.join("memory.current"), memory.to_string()).unwrap();
+    }
+
+    fn running_as(name: &str, pid: u32) -> ContainerStatus {
+        ContainerStatus { pid: Some(pid), ..testing::running(name, 0) }
+    }
+
+    fn memory(measured: &Measured) -> Option<u64> {
+        measured.usage.memory.map(|memory| memory.working_set)
+    }
+
     #[tokio::test]
     async fn containers_without_a_pid_are_measured_by_the_runtime() {
         let snapshot = testing::snapshot(vec![testing::running("a", 0), testing::exited("b", 0, 0)]);
-        let all = [Arc::new(snapshot)];
-        assert!(needs_runtime(&all));
-        let source = source(vec![("pods", "/no/such/cgroup".to_owned())]);
-        let sample = take(&source, &all, &[runtime_stats("a-0")]);
+        let source = source(vec![("pods", SystemCgroup::At("/no/such/cgroup".to_owned()))]);
+        let mut sample = take(&source, &[Arc::new(snapshot)]);
+        assert!(sample.needs_runtime());
+        add_runtime_stats(&mut sample, &[runtime_stats("other-0"), runtime_stats("a-0")]);
         assert!(sample.system.is_empty() && sample.node.usage.cpu > Some(0));
         let [pod] = &sample.pods[..] else { panic!("one pod") };
         let [container] = &pod.containers[..] else { panic!("one running container") };
@@ -215,16 +267,74 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_without_running_containers_is_absent() {
-        let all = [Arc::new(testing::snapshot(vec![testing::exited("b", 0, 0)]))];
-        assert!(take(&source(Vec::new()), &all, &[]).pods.is_empty());
+    async fn a_container_that_has_divided_its_cgroup_is_measured_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = "/kubepods.slice/kubepods-poduid.slice";
+        let container = format!("{pod}/cri-containerd-a-0.scope");
+        let init = format!("{container}/init.scope");
+        for (path, memory) in [(pod, 600), (container.as_str(), 500), (init.as_str(), 20)] {
+            cgroup(dir.path(), path, memory);
+        }
+        let source = source_in(dir.path(), &[("7", &init)], Vec::new());
+        let sample = take(&source, &[Arc::new(testing::snapshot(vec![running_as("a", 7)]))]);
+        assert!(!sample.needs_runtime());
+        let [found] = &sample.pods[..] else { panic!("one pod") };
+        let (own, measured) = (found.own.as_ref().unwrap(), &found.containers[0].measured);
+        assert_eq!((memory(own), own.path.as_deref()), (Some(600), Some(pod)));
+        assert_eq!((memory(measured), measured.path.as_deref()), (Some(500), Some(container.as_str())));
     }
 
-    #[test]
-    fn a_reused_pid_is_not_measured() {
-        let mut container = testing::running("a", 0);
-        container.pid = Some(std::process::id());
-        let layout = Hierarchies::detect().unwrap().layout;
-        assert_eq!(place_of(&layout, Path::new("/proc"), std::process::id(), &container), None);
+    #[tokio::test]
+    async fn a_container_in_a_virtual_machine_is_measured_by_the_runtime() {
+        let dir = tempfile::tempdir().unwrap();
+        cgroup(dir.path(), "/kubepods/poduid/sandbox-0", 700);
+        cgroup(dir.path(), "/kubepods/poduid", 700);
+        let source = source_in(dir.path(), &[("7", "/kubepods/poduid/sandbox-0")], Vec::new());
+        let snapshot = testing::snapshot(vec![running_as("a", 7), running_as("gone", 8)]);
+        let mut sample = take(&source, &[Arc::new(snapshot)]);
+        assert!(sample.needs_runtime());
+        add_runtime_stats(&mut sample, &[runtime_stats("a-0"), runtime_stats("gone-0")]);
+        let [pod] = &sample.pods[..] else { panic!("one pod") };
+        let usage: Vec<_> = pod.containers.iter().map(|container| memory(&container.measured)).collect();
+        assert_eq!((usage, pod.own.as_ref().and_then(memory)), (vec![Some(10), None], Some(700)));
+        assert_eq!(pod.containers[0].init, None, "the process is not the container's");
+    }
+
+    #[tokio::test]
+    async fn a_process_that_is_gone_needs_no_runtime() {
+        let dir = tempfile::tempdir().unwrap();
+        let snapshot = testing::snapshot(vec![running_as("gone", 8)]);
+        assert!(!take(&source_in(dir.path(), &[], Vec::new()), &[Arc::new(snapshot)]).needs_runtime());
+    }
+
+    #[tokio::test]
+    async fn the_agents_own_cgroup_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, memory) in [("/", 9), ("/system.slice/kubelet.service", 30), ("/kube.slice/kubelet.service", 40)] {
+            cgroup(dir.path(), path, memory);
+        }
+        let system = vec![("kubelet", SystemCgroup::OfAgent)];
+        let found = |cgroup: &str| {
+            let sample = take(&source_in(dir.path(), &[("self", cgroup)], system.clone()), &[]);
+            let one = |(name, measured): &(&'static str, Measured)| (*name, measured.path.clone(), memory(measured));
+            sample.system.iter().map(one).collect::<Vec<_>>()
+        };
+        for (path, memory) in [("/system.slice/kubelet.service", 30), ("/kube.slice/kubelet.service", 40)] {
+            assert_eq!(found(path), [("kubelet", Some(path.to_owned()), Some(memory))]);
+        }
+        assert!(found("/").is_empty(), "the root is the node");
+    }
+
+    #[tokio::test]
+    async fn a_pod_without_running_containers_is_absent() {
+        let all = [Arc::new(testing::snapshot(vec![testing::exited("b", 0, 0)]))];
+        assert!(take(&source(Vec::new()), &all).pods.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_reused_pid_is_not_measured() {
+        let snapshot = testing::snapshot(vec![running_as("a", std::process::id())]);
+        let sample = take(&source(Vec::new()), &[Arc::new(snapshot)]);
+        assert_eq!(sample.pods[0].containers[0].measured.usage, CgroupUsage::default());
     }
 }

@@ -11,6 +11,7 @@ use serde_json::Value;
 use tonic::Status;
 
 use super::*;
+use crate::kernel::usage::DiskUsage;
 use crate::metrics::encode_text;
 use crate::model::testing;
 use crate::oom::OomCounts;
@@ -232,6 +233,7 @@ impl Snapshots for Pods {
             path: self.0.clone(),
             claim: claim.map(str::to_owned),
             is_local: claim.is_none(),
+            by: if claim.is_some() { MeasuredBy::FileSystem } else { MeasuredBy::Walk },
             project: None,
         };
         [("uid".into(), vec![at("scratch", None), at("data", Some("claim"))])].into()
@@ -359,5 +361,8 @@ async fn the_summary_has_volumes_pressure_and_processes() {
         let claims = node.stats.claims().await;
         let [claim] = &claims[..] else { panic!("{claims:?}") };
         assert_eq!((claim.namespace.as_str(), claim.name.as_str()), ("ns", "claim"));
+        let DiskUsage { inodes, inodes_free, inodes_used, .. } = claim.usage;
+        assert_eq!(inodes_used + inodes_free, inodes, "of its file system, not of the files that were counted");
+        assert_eq!(volumes[1]["usedBytes"], claim.usage.used);
     }
 }

@@ -7,6 +7,7 @@ use keblet_proto::cri::v1 as cri;
 
 use super::StatsError;
 use super::StatsSource;
+use super::disks::Usages;
 use super::files::PodFiles;
 use super::sample::PodSample;
 use super::sample::Sample;
@@ -16,6 +17,7 @@ use crate::cgroups::usage::CgroupPlace;
 use crate::kernel::usage::DiskUsage;
 use crate::kernel::usage::InterfaceUsage;
 use crate::kernel::usage::Machine;
+use crate::kernel::usage::MeasuredBy;
 use crate::kernel::usage::ProcessCounts;
 use crate::kernel::usage::interfaces_of;
 use crate::model::Clock;
@@ -59,6 +61,8 @@ pub struct VolumeAt {
     pub claim: Option<String>,
     /// It takes space on the node's own disk, and counts as ephemeral storage of its pod.
     pub is_local: bool,
+    /// How its size is measured.
+    pub by: MeasuredBy,
     /// The project of its file system that counts its files and no others.
     pub project: Option<u32>,
 }
@@ -103,17 +107,27 @@ pub(super) struct VolumeUsage {
     pub(super) name: String,
     pub(super) claim: Option<String>,
     pub(super) is_local: bool,
-    /// The file system that it is on.
+    /// The file system that it is on, or its device.
     pub(super) disk: DiskUsage,
     pub(super) used: Used,
+}
+
+/// Volumes of pods, and what is known of their usage.
+#[derive(Debug, Default)]
+pub(super) struct MeasuredVolumes {
+    pub(super) all: HashMap<PodUid, Vec<VolumeAt>>,
+    /// Of those that are walked.
+    pub(super) sizes: Sizes,
+    /// Of the others.
+    pub(super) disks: Usages,
 }
 
 /// What was measured before, for the part that reads files.
 pub(super) struct Known {
     /// Files of pods outside their volumes.
     pub(super) files: HashMap<PodUid, PodFiles>,
-    /// Volumes of pods, and their sizes; `None` if volumes are not measured.
-    pub(super) volumes: Option<(HashMap<PodUid, Vec<VolumeAt>>, Sizes)>,
+    /// `None` if volumes are not measured.
+    pub(super) volumes: Option<MeasuredVolumes>,
     /// The runtime's file system of images.
     pub(super) images: cri::FilesystemUsage,
     /// Writable layers, by container id.
@@ -180,10 +194,7 @@ fn of_pod(source: &StatsSource, pod: &PodSample, known: &mut Known) -> PodExtras
         interfaces: interfaces.unwrap_or_default(),
         files: known.files.remove(uid).unwrap_or_default(),
         processes: processes(&source.layout, pod),
-        volumes: known.volumes.as_mut().map(|(volumes, sizes)| {
-            let (volumes, sizes) = (volumes.remove(uid).unwrap_or_default(), sizes.remove(uid).unwrap_or_default());
-            volumes_of(volumes, &sizes)
-        }),
+        volumes: known.volumes.as_mut().map(|volumes| volumes.take(uid)),
     }
 }
 
@@ -192,13 +203,32 @@ fn processes(layout: &Layout, pod: &PodSample) -> Option<u64> {
     paths.map(|path| Some(CgroupPlace::at(layout, path?).processes().len() as u64)).sum()
 }
 
-/// Volumes that were counted, and whose file system responds.
-pub(super) fn volumes_of(volumes: Vec<VolumeAt>, sizes: &[(String, Used)]) -> Vec<VolumeUsage> {
-    let one = |VolumeAt { name, path, claim, is_local, project: _ }: VolumeAt| {
-        let used = sizes.iter().find(|(counted, _)| *counted == name)?.1;
-        Some(VolumeUsage { disk: DiskUsage::of(&path).ok()?, name, claim, is_local, used })
+impl MeasuredVolumes {
+    /// True if no pod has a volume.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.values().all(Vec::is_empty)
+    }
+
+    /// Takes the volumes of a pod out: those whose usage is known. Blocks.
+    pub(super) fn take(&mut self, uid: &PodUid) -> Vec<VolumeUsage> {
+        let (volumes, sizes) = (self.all.remove(uid).unwrap_or_default(), self.sizes.remove(uid).unwrap_or_default());
+        volumes.into_iter().filter_map(|volume| volume_usage(volume, &sizes, &self.disks)).collect()
+    }
+}
+
+fn volume_usage(volume: VolumeAt, sizes: &[(String, Used)], disks: &Usages) -> Option<VolumeUsage> {
+    let VolumeAt { name, path, claim, is_local, by, project: _ } = volume;
+    let (disk, used) = match by {
+        MeasuredBy::Walk => {
+            let used = sizes.iter().find(|(counted, _)| *counted == name)?.1;
+            (DiskUsage::of(&path).ok()?, used)
+        }
+        MeasuredBy::FileSystem | MeasuredBy::Device => {
+            let disk = *disks.get(&path)?;
+            (disk, Used { bytes: disk.used, inodes: disk.inodes_used })
+        }
     };
-    volumes.into_iter().filter_map(one).collect()
+    Some(VolumeUsage { name, claim, is_local, disk, used })
 }
 
 #[cfg(test)]
@@ -208,22 +238,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_that_were_not_counted_or_are_gone_are_absent() {
+    fn volumes_that_were_not_measured_or_are_gone_are_absent() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str, path: &Path| VolumeAt {
+        let at = |name: &str, path: &Path, by| VolumeAt {
             name: name.to_owned(),
             path: path.to_owned(),
             claim: Some("claim".to_owned()),
             is_local: false,
+            by,
             project: None,
         };
         let used = Used { bytes: 7, inodes: 1 };
-        let sizes = [("data".to_owned(), used), ("gone".to_owned(), used)];
-        let all = vec![at("data", dir.path()), at("gone", &dir.path().join("none")), at("new", dir.path())];
-        let found = volumes_of(all, &sizes);
-        let [data] = &found[..] else { panic!("{found:?}") };
+        let sizes = vec![("data".to_owned(), used), ("gone".to_owned(), used)];
+        let disk = DiskUsage { capacity: 9, used: 5, inodes_used: 3, ..DiskUsage::default() };
+        let walked = |name: &str, path: &Path| at(name, path, MeasuredBy::Walk);
+        let all = vec![
+            walked("data", dir.path()),
+            walked("gone", &dir.path().join("none")),
+            walked("new", dir.path()),
+            at("export", Path::new("/export"), MeasuredBy::FileSystem),
+            at("silent", Path::new("/silent"), MeasuredBy::FileSystem),
+        ];
+        let mut volumes = MeasuredVolumes {
+            all: [("uid".into(), all)].into(),
+            sizes: [("uid".into(), sizes)].into(),
+            disks: [("/export".into(), disk)].into(),
+        };
+        assert!(!volumes.is_empty());
+        let found = volumes.take(&"uid".into());
+        let [data, export] = &found[..] else { panic!("{found:?}") };
         assert_eq!((data.name.as_str(), data.used, data.claim.as_deref()), ("data", used, Some("claim")));
         assert!(data.disk.capacity > 0);
+        assert_eq!((export.name.as_str(), export.disk), ("export", disk));
+        assert_eq!(export.used, Used { bytes: 5, inodes: 3 });
+        assert!(volumes.is_empty());
     }
 
     #[test]

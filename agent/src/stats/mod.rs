@@ -4,9 +4,10 @@
 //!
 //! ```text
 //!  pod cache ─▶ pids ─▶ cgroup files ─┐
-//!  runtime (where no pid is known) ───┴▶ sample ─▶ rates ─▶ build ─▶ summary
+//!  runtime (of containers elsewhere) ─┴▶ sample ─▶ rates ─▶ build ─▶ summary
 //!  disks · network · runtime ───────────▶ extras ───────────┘
-//!  volumes ─▶ quotas (of file systems that count them) ─────┤
+//!  volumes ─▶ disks (file systems and devices of claims) ───┤
+//!          ├▶ quotas (of file systems that count them) ─────┤
 //!          └▶ walks (rests fifty times as long as it works)─┘
 //!  sample ─▶ more of the same cgroups' files ─▶ cadvisor
 //! ```
@@ -16,6 +17,7 @@ mod cadvisor;
 mod claims;
 mod collect;
 mod descriptors;
+mod disks;
 mod extras;
 mod family;
 mod files;
@@ -41,10 +43,13 @@ use tokio::time::Instant;
 use self::build::NodeIdentity;
 pub use self::cadvisor::Scrape;
 pub use self::claims::ClaimUsage;
+pub use self::collect::SystemCgroup;
 pub use self::collect::SystemCgroups;
 use self::descriptors::Descriptors;
+use self::disks::Disks;
 use self::extras::Extras;
 pub use self::extras::Folders;
+use self::extras::MeasuredVolumes;
 pub use self::extras::Used;
 pub use self::extras::VolumeAt;
 use self::files::Effort;
@@ -60,6 +65,7 @@ pub use self::walks::Sizes;
 use self::walks::Walks;
 use crate::cgroups::Layout;
 use crate::kernel::usage::Machine;
+use crate::kernel::usage::MeasuredBy;
 use crate::model::Clock;
 use crate::model::PodRef;
 use crate::model::PodSnapshot;
@@ -139,6 +145,7 @@ pub struct Stats {
     extras: Arc<Mutex<Option<Aged>>>,
     files: Arc<std::sync::Mutex<Files>>,
     descriptors: Arc<std::sync::Mutex<Descriptors>>,
+    disks: Arc<Disks>,
     quotas: Arc<Quotas>,
     walks: Arc<Walks>,
 }
@@ -158,6 +165,7 @@ impl Stats {
             extras: Arc::default(),
             files: Arc::default(),
             descriptors: Arc::default(),
+            disks: Arc::default(),
             quotas: Arc::default(),
             walks: Arc::default(),
         }
@@ -261,7 +269,8 @@ impl Stats {
     }
 
     /// Sizes of folders of volumes. `now`: counted in this moment; else, unless the file system counts them, counted when
-    /// that is due, which may be later. A folder that was never counted is absent.
+    /// that is due, which may be later. A folder that was never counted is absent; one that takes long to count has at least the
+    /// size that was found so far.
     pub async fn volume_sizes(&self, folders: Vec<Folder>, now: bool) -> Sizes {
         self.sizes(folders, if now { Recount::Now } else { Recount::After(Duration::ZERO) }).await
     }
@@ -294,51 +303,43 @@ impl Stats {
         files.measure(&self.source.folders, &pods, effort)
     }
 
-    /// Usage of volumes that belong to a claim, one for each claim; only those that were counted.
+    /// Usage of volumes that belong to a claim, one for each claim; only those that were measured.
     pub async fn claims(&self) -> Vec<ClaimUsage> {
-        let Some((mut volumes, sizes)) = self.volumes_with_sizes(|at| at.claim.is_some()).await else {
-            return Vec::new();
-        };
-        volumes.retain(|_, volumes| !volumes.is_empty());
-        if volumes.is_empty() {
-            return Vec::new();
-        }
+        let volumes = self.measured_volumes(|at| at.claim.is_some()).await;
+        let Some(volumes) = volumes.filter(|volumes| !volumes.is_empty()) else { return Vec::new() };
         let snapshots = self.source.snapshots.all();
-        let measured = tokio::task::spawn_blocking(move || claims::measure(&snapshots, volumes, &sizes)).await;
+        let measured = tokio::task::spawn_blocking(move || claims::measure(&snapshots, volumes)).await;
         // The agent is shutting down.
         measured.unwrap_or_default()
     }
 
-    /// Volumes of pods and their sizes, as far as they were counted; `None` if volumes are not measured.
-    async fn volumes_with_sizes(
-        &self,
-        wanted: impl Fn(&VolumeAt) -> bool,
-    ) -> Option<(HashMap<PodUid, Vec<VolumeAt>>, Sizes)> {
+    /// Volumes of pods, and what is known of their usage; `None` if volumes are not measured.
+    async fn measured_volumes(&self, wanted: impl Fn(&VolumeAt) -> bool) -> Option<MeasuredVolumes> {
         let period = self.source.volume_period?;
-        let mut volumes = self.source.snapshots.volumes();
-        volumes.values_mut().for_each(|volumes| volumes.retain(|at| wanted(at)));
-        let folder = |(uid, at): (&PodUid, &VolumeAt)| Folder {
-            uid: uid.clone(),
-            volume: at.name.clone(),
-            path: at.path.clone(),
-            project: at.project,
-        };
-        let all = volumes.iter().flat_map(|(uid, volumes)| volumes.iter().map(move |at| (uid, at)));
-        let sizes = self.sizes(all.map(folder).collect(), Recount::After(period)).await;
-        Some((volumes, sizes))
+        let mut all = self.source.snapshots.volumes();
+        all.values_mut().for_each(|volumes| volumes.retain(|at| wanted(at)));
+        let (mut walked, mut asked) = (Vec::new(), Vec::new());
+        for (uid, at) in all.iter().flat_map(|(uid, volumes)| volumes.iter().map(move |at| (uid, at))) {
+            let (path, project) = (at.path.clone(), at.project);
+            match at.by {
+                MeasuredBy::Walk => walked.push(Folder { uid: uid.clone(), volume: at.name.clone(), path, project }),
+                MeasuredBy::FileSystem | MeasuredBy::Device => asked.push((path, at.by)),
+            }
+        }
+        let sizes = self.sizes(walked, Recount::After(period));
+        let (sizes, disks) = tokio::join!(sizes, self.disks.usages(&asked, period));
+        Some(MeasuredVolumes { all, sizes, disks })
     }
 
     async fn take(&self) -> Result<Sample, StatsError> {
-        let snapshots = self.source.snapshots.all();
-        let runtime_stats = if collect::needs_runtime(&snapshots) {
+        let (source, snapshots) = (self.source.clone(), self.source.snapshots.all());
+        let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots)).await;
+        let mut sample = taken.map_err(|error| StatsError::Stopped(error.to_string()))?;
+        if sample.needs_runtime() {
             let stats = self.source.runtime.list_container_stats(cri::ContainerStatsFilter::default()).await;
-            stats.map_err(|error| StatsError::Pods(error.rpc_text()))?
-        } else {
-            Vec::new()
-        };
-        let source = self.source.clone();
-        let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots, &runtime_stats)).await;
-        taken.map_err(|error| StatsError::Stopped(error.to_string()))
+            collect::add_runtime_stats(&mut sample, &stats.map_err(|error| StatsError::Pods(error.rpc_text()))?);
+        }
+        Ok(sample)
     }
 
     async fn extras(&self, sample: &Arc<Sample>) -> Result<Arc<Extras>, StatsError> {
@@ -349,7 +350,7 @@ impl Stats {
         }
         let images = extras::image_filesystem(&self.source.runtime).await?;
         let writable = extras::writable_layers(&self.source.runtime).await?;
-        let (volumes, stats, sample) = (self.volumes_with_sizes(|_| true).await, self.clone(), sample.clone());
+        let (volumes, stats, sample) = (self.measured_volumes(|_| true).await, self.clone(), sample.clone());
         let measured = tokio::task::spawn_blocking(move || {
             let files = stats.files(Effort::SCRAPE);
             extras::measure(&stats.source, &sample, extras::Known { files, volumes, images, writable })

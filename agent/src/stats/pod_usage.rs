@@ -42,11 +42,10 @@ impl PodUsage {
         });
         let containers: BTreeMap<String, ContainerUsage> = containers.collect();
         let own = sample.own.as_ref().map(|own| own.usage).unwrap_or_default();
-        let sum = containers.values().map(|container| container.memory).sum::<Option<u64>>();
-        let tasks = sample.containers.iter().map(|container| container.measured.usage.tasks).sum::<Option<u64>>();
+        let together = sample.together().usage;
         Self {
-            memory: own.memory.map(|memory| memory.working_set).or(sum),
-            processes: own.tasks.or(tasks),
+            memory: own.memory.or(together.memory).map(|memory| memory.working_set),
+            processes: own.tasks.or(together.tasks),
             containers,
             ..Self::default()
         }
@@ -68,6 +67,8 @@ impl PodUsage {
 mod tests {
     use tokio::time::Instant;
 
+    use super::super::sample::ContainerSample;
+    use super::super::sample::Measured;
     use super::super::sample::tests::sample;
     use super::*;
 
@@ -84,6 +85,13 @@ mod tests {
         let main = usage.containers["main"];
         assert_eq!((main.rootfs, main.logs, usage.other), (Some(some(5)), Some(Used::default()), some(3)));
         sample.pods[0].own = None;
-        assert_eq!(PodUsage::of(&sample.pods[0]).memory, Some(600), "the sum of its containers");
+        let containers = &mut sample.pods[0].containers;
+        let mut second = containers[0].clone();
+        second.name = "second".to_owned();
+        let unmeasured = ContainerSample { measured: Measured::default(), ..second.clone() };
+        containers.extend([second, unmeasured]);
+        let usage = PodUsage::of(&sample.pods[0]);
+        let sum = (Some(1200), Some(6));
+        assert_eq!((usage.memory, usage.processes), sum, "of its containers, as far as they were measured");
     }
 }

@@ -81,11 +81,11 @@ fn of_pods(sample: &Sample) -> [Family; 3] {
     let mut memory = Family::gauge("pod_memory_working_set_bytes", "[STABLE] Working set of the pod in bytes");
     let mut swapped = Family::gauge("pod_swap_usage_bytes", "[ALPHA] Swap the pod uses in bytes");
     for pod in &sample.pods {
-        let Some(own) = &pod.own else { continue };
+        let whole = pod.whole();
         let labels = [("namespace", &*pod.pod.namespace), ("pod", &*pod.pod.name)];
-        cpu.add(&labels, seconds(own), Some(sample.at));
-        memory.add(&labels, working_set(own), Some(sample.at));
-        swapped.add(&labels, swap(own), Some(sample.at));
+        cpu.add(&labels, seconds(&whole), Some(sample.at));
+        memory.add(&labels, working_set(&whole), Some(sample.at));
+        swapped.add(&labels, swap(&whole), Some(sample.at));
     }
     [cpu, memory, swapped]
 }
@@ -139,6 +139,16 @@ mod tests {
             "resource_scrape_error 0".to_owned(),
         ];
         assert_eq!(text(Some(&sample(Instant::now(), 2_500_000_000))), expected.join("\n"));
+    }
+
+    #[tokio::test]
+    async fn a_pod_without_a_cgroup_is_reported() {
+        let mut sample = sample(Instant::now(), 2_500_000_000);
+        sample.pods[0].own = None;
+        let text = text(Some(&sample));
+        for name in ["pod_cpu_usage_seconds_total", "pod_memory_working_set_bytes", "pod_swap_usage_bytes"] {
+            assert!(text.contains(&format!("\n{name}{{")), "{name} is missing in\n{text}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Samples of CPU and memory usage, and the rates between two of them. Pure.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub(super) struct PodSample {
     pub(super) sandbox: Option<SandboxId>,
     /// A process whose network is the pod's; absent with host network.
     pub(super) network_of: Option<u32>,
-    /// The pod's own cgroup.
+    /// The pod's own cgroup, if it is known.
     pub(super) own: Option<Measured>,
     pub(super) containers: Vec<ContainerSample>,
 }
@@ -54,6 +55,8 @@ pub(super) struct ContainerSample {
     pub(super) init: Option<u32>,
     /// In nanoseconds since the Unix epoch.
     pub(super) created_at: i64,
+    /// Only the runtime can measure it: its process is not known, or is in another cgroup.
+    pub(super) needs_runtime: bool,
     pub(super) measured: Measured,
 }
 
@@ -80,7 +83,32 @@ impl Measured {
     }
 }
 
+impl PodSample {
+    /// What the pod uses: that of its own cgroup or, if that is not known, of its containers together.
+    pub(super) fn whole(&self) -> Cow<'_, Measured> {
+        self.own.as_ref().map_or_else(|| Cow::Owned(self.together()), Cow::Borrowed)
+    }
+
+    /// What its containers use together, as far as they were measured. Without pressure, which cannot be added.
+    pub(super) fn together(&self) -> Measured {
+        let all = || self.containers.iter().map(|container| &container.measured);
+        let usage = CgroupUsage {
+            cpu: all().filter_map(|measured| measured.usage.cpu).reduce(u64::saturating_add),
+            memory: all().filter_map(|measured| measured.usage.memory).reduce(|one, other| one + other),
+            tasks: all().filter_map(|measured| measured.usage.tasks).reduce(u64::saturating_add),
+            ..CgroupUsage::default()
+        };
+        let nano_cores = all().filter_map(|measured| measured.nano_cores).reduce(u64::saturating_add);
+        Measured { nano_cores, ..Measured::new(self.pod.uid.as_str(), usage) }
+    }
+}
+
 impl Sample {
+    /// A container can be measured by the runtime only.
+    pub(super) fn needs_runtime(&self) -> bool {
+        self.pods.iter().flat_map(|pod| &pod.containers).any(|container| container.needs_runtime)
+    }
+
     fn all(&self) -> impl Iterator<Item = &Measured> {
         let system = self.system.iter().map(|(_, measured)| measured);
         let containers = self.pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.measured);
@@ -139,6 +167,7 @@ pub(super) mod tests {
             image: "registry/main:1".to_owned(),
             init: None,
             created_at: 1_767_225_600_000_000_000,
+            needs_runtime: false,
             measured: Measured::new("main-0", usage),
         };
         let pod = PodSample {
@@ -156,6 +185,24 @@ pub(super) mod tests {
             system: vec![("pods", Measured::new("pods", usage))],
             pods: vec![pod],
         }
+    }
+
+    #[tokio::test]
+    async fn a_pod_without_a_cgroup_uses_what_its_containers_use() {
+        let mut pod = sample(Instant::now(), 5).pods.remove(0);
+        let mut other = pod.containers[0].clone();
+        other.measured.nano_cores = Some(2);
+        let unmeasured = ContainerSample { measured: Measured::default(), ..other.clone() };
+        pod.containers.extend([other, unmeasured]);
+        assert_eq!(pod.whole().usage.cpu, Some(5), "its own cgroup");
+        pod.own = None;
+        let whole = pod.whole().into_owned();
+        let memory = whole.usage.memory.unwrap();
+        assert_eq!((whole.usage.cpu, whole.usage.tasks, whole.nano_cores), (Some(10), Some(6), Some(2)));
+        assert_eq!((memory.usage, memory.working_set, memory.available()), (1800, 1200, Some(800)));
+        assert_eq!((whole.key.as_str(), whole.path.as_deref()), ("uid", None));
+        pod.containers.clear();
+        assert_eq!(pod.whole().usage, CgroupUsage::default());
     }
 
     #[tokio::test]

@@ -31,6 +31,7 @@ use crate::stats::Folders;
 use crate::stats::Snapshots;
 use crate::stats::Stats;
 use crate::stats::StatsSource;
+use crate::stats::SystemCgroup;
 use crate::stats::SystemCgroups;
 use crate::stats::VolumeAt;
 use crate::sync::SharedPods;
@@ -126,8 +127,8 @@ impl Snapshots for Pods {
         let later = self.later.borrow();
         let Some(running) = later.as_ref() else { return HashMap::new() };
         let at = |volume| {
-            let MeasurableVolume { name, path, claim, is_local, project } = volume;
-            VolumeAt { name, path, claim, is_local, project }
+            let MeasurableVolume { name, path, claim, is_local, by, project } = volume;
+            VolumeAt { name, path, claim, is_local, by, project }
         };
         let of_pod = |pod: Pod| {
             let volumes = running.volumes.measurable(&pod).into_iter().map(at).collect();
@@ -137,21 +138,41 @@ impl Snapshots for Pods {
     }
 }
 
-/// System cgroups by name. The cgroup driver is not known yet: both spellings of the pods' cgroup are listed, of which one
+/// System cgroups by name. Without `kubeletCgroups` that of the kubelet is the agent's own; those of others are listed only
+/// if they are configured. The cgroup driver is not known yet: both spellings of the pods' cgroup are listed, of which one
 /// does not exist.
 fn system_cgroups(settings: &Settings) -> anyhow::Result<SystemCgroups> {
     let kubelet = &settings.kubelet;
-    let named = [
-        ("kubelet", &kubelet.kubelet_cgroups),
-        ("runtime", &settings.flags.runtime_cgroups),
-        ("misc", &kubelet.system_cgroups),
-    ];
-    let mut all: SystemCgroups =
-        named.into_iter().filter(|(_, path)| !path.is_empty()).map(|(name, path)| (name, path.clone())).collect();
+    let at = |path: &String| (!path.is_empty()).then(|| SystemCgroup::At(path.clone()));
+    let mut all = vec![("kubelet", at(&kubelet.kubelet_cgroups).unwrap_or(SystemCgroup::OfAgent))];
+    all.extend(at(&settings.flags.runtime_cgroups).map(|cgroup| ("runtime", cgroup)));
+    all.extend(at(&kubelet.system_cgroups).map(|cgroup| ("misc", cgroup)));
     if kubelet.cgroups_per_qos {
         let root = CgroupName::parse(&kubelet.cgroup_root);
         let pods = root.with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?.kubepods();
-        all.extend([Driver::Cgroupfs, Driver::Systemd].map(|driver| ("pods", pods.path(driver))));
+        all.extend([Driver::Cgroupfs, Driver::Systemd].map(|driver| ("pods", SystemCgroup::At(pods.path(driver)))));
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FlagValues;
+    use crate::config::load;
+
+    #[test]
+    fn the_kubelets_cgroup_is_the_agents_own_unless_it_is_configured() {
+        let listed = |flags: &[(&'static str, &'static str)]| {
+            let settings = load(&flags.iter().copied().collect::<FlagValues>()).expect("valid flags");
+            system_cgroups(&settings).expect("valid names")
+        };
+        let at = |path: &str| SystemCgroup::At(path.to_owned());
+        let pods = [("pods", at("/kubepods")), ("pods", at("/kubepods.slice"))];
+        let own = [("kubelet", SystemCgroup::OfAgent)];
+        assert_eq!(listed(&[]), [&own[..], &pods[..]].concat());
+        let configured = [("kubelet", at("/agent")), ("runtime", at("/runtime"))];
+        let flags = [("kubelet-cgroups", "/agent"), ("runtime-cgroups", "/runtime")];
+        assert_eq!(listed(&flags), [&configured[..], &pods[..]].concat());
+    }
 }

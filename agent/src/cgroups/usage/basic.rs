@@ -6,27 +6,12 @@
 //! ```
 
 use std::path::Path;
-use std::path::PathBuf;
 
 use super::file::limit;
 use super::file::number;
 use super::file::table;
-use super::file::text;
+use super::place::CgroupPlace;
 use super::pressure::Pressure;
-use crate::cgroups::Layout;
-
-/// The folders of a cgroup, by controller.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CgroupPlace {
-    pub(super) v2: bool,
-    /// CPU accounting: the controller `cpuacct` of v1.
-    pub(super) cpu: Option<PathBuf>,
-    /// CPU limits: the controller `cpu`.
-    pub(super) cpu_shares: Option<PathBuf>,
-    pub(super) memory: Option<PathBuf>,
-    pub(super) pids: Option<PathBuf>,
-    pub(super) io: Option<PathBuf>,
-}
 
 /// Usage at one moment. Values without a file are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -128,74 +113,6 @@ pub struct MemoryUsage {
 }
 
 impl CgroupPlace {
-    /// The cgroup at `path`, the same in all hierarchies.
-    pub fn at(layout: &Layout, path: &str) -> Self {
-        let below = |controller: &str| Some(layout.mount_of(controller)?.join(path.trim_start_matches('/')));
-        Self::new(layout, below)
-    }
-
-    /// The cgroups that a process is in, from the text of its `/proc/<pid>/cgroup`.
-    pub fn of_process(layout: &Layout, memberships: &str) -> Self {
-        let is_v2 = layout.is_v2();
-        let path_of = |controller: &str| {
-            memberships.lines().find_map(|line| {
-                let (_, rest) = line.split_once(':')?;
-                let (controllers, path) = rest.split_once(':')?;
-                let fits = if is_v2 { controllers.is_empty() } else { controllers.split(',').any(|c| c == controller) };
-                fits.then_some(path)
-            })
-        };
-        let below = |controller: &str| {
-            let path = path_of(controller)?;
-            Some(layout.mount_of(controller)?.join(path.trim_start_matches('/')))
-        };
-        Self::new(layout, below)
-    }
-
-    fn new(layout: &Layout, below: impl Fn(&str) -> Option<PathBuf>) -> Self {
-        Self {
-            v2: layout.is_v2(),
-            cpu: below(cpu_controller(layout)),
-            cpu_shares: below("cpu"),
-            memory: below("memory"),
-            pids: below("pids"),
-            io: below(if layout.is_v2() { "io" } else { "blkio" }),
-        }
-    }
-
-    /// The cgroup's path below the root of its hierarchy; that of the CPU controller where they differ.
-    pub fn path(&self, layout: &Layout) -> Option<String> {
-        let below = |controller: &str, folder: &Option<PathBuf>| {
-            let path = folder.as_deref()?.strip_prefix(layout.mount_of(controller)?).ok()?;
-            Some(format!("/{}", path.display()))
-        };
-        below(cpu_controller(layout), &self.cpu).or_else(|| below("memory", &self.memory))
-    }
-
-    /// False once the cgroup was removed.
-    pub fn exists(&self) -> bool {
-        self.cpu.iter().chain(&self.memory).any(|folder| folder.is_dir())
-    }
-
-    /// The parent, if its name contains `text` (with the dashes that the systemd driver replaces by underscores).
-    pub fn parent_named(&self, text: &str) -> Option<Self> {
-        let underscored = text.replace('-', "_");
-        let parent = |place: &Option<PathBuf>| {
-            let above = place.as_ref()?.parent()?;
-            let name = above.file_name()?.to_string_lossy();
-            (name.contains(text) || name.contains(&underscored)).then(|| above.to_owned())
-        };
-        let all = Self {
-            v2: self.v2,
-            cpu: parent(&self.cpu),
-            cpu_shares: parent(&self.cpu_shares),
-            memory: parent(&self.memory),
-            pids: parent(&self.pids),
-            io: parent(&self.io),
-        };
-        (all.cpu.is_some() || all.memory.is_some()).then_some(all)
-    }
-
     /// Reads the memory alone.
     pub fn read_memory(&self) -> Option<MemoryUsage> {
         self.read_memory_into(&mut FileCounters::default())
@@ -225,13 +142,6 @@ impl CgroupPlace {
             counters,
         }
     }
-
-    /// Ids of the processes in the cgroup itself; none if it was removed.
-    pub fn processes(&self) -> Vec<u32> {
-        let folder = self.pids.as_ref().or(self.memory.as_ref()).or(self.cpu.as_ref());
-        let list = folder.and_then(|folder| text(&folder.join("cgroup.procs"))).unwrap_or_default();
-        process_ids(&list)
-    }
 }
 
 impl MemoryUsage {
@@ -241,13 +151,24 @@ impl MemoryUsage {
     }
 }
 
-/// The lines of `cgroup.procs`.
-pub(super) fn process_ids(list: &str) -> Vec<u32> {
-    list.lines().filter_map(|line| line.trim().parse().ok()).collect()
-}
+impl std::ops::Add for MemoryUsage {
+    type Output = Self;
 
-fn cpu_controller(layout: &Layout) -> &'static str {
-    if layout.is_v2() { "cpu" } else { "cpuacct" }
+    /// Of two cgroups together. There is a limit only if both have one.
+    fn add(self, other: Self) -> Self {
+        let known = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).reduce(u64::saturating_add);
+        let both = |one: Option<u64>, other: Option<u64>| Some(one?.saturating_add(other?));
+        Self {
+            usage: self.usage.saturating_add(other.usage),
+            working_set: self.working_set.saturating_add(other.working_set),
+            rss: self.rss.saturating_add(other.rss),
+            page_faults: self.page_faults.saturating_add(other.page_faults),
+            major_page_faults: self.major_page_faults.saturating_add(other.major_page_faults),
+            limit: both(self.limit, other.limit),
+            swap: known(self.swap, other.swap),
+            swap_limit: both(self.swap_limit, other.swap_limit),
+        }
+    }
 }
 
 fn cpu_v2(folder: &Path, counters: &mut FileCounters) -> Option<u64> {
@@ -339,6 +260,7 @@ pub(super) mod tests {
     use std::fs;
 
     use super::*;
+    use crate::cgroups::Layout;
 
     /// Creates the folder of a cgroup with these files.
     pub(crate) fn write(folder: &Path, files: &[(&str, &str)]) {
@@ -364,8 +286,7 @@ pub(super) mod tests {
                 ("cpu.pressure", "some avg10=1.00 avg60=0.00 avg300=0.00 total=42\n"),
             ],
         );
-        let place = CgroupPlace::of_process(&layout, "0::/kubepods/poda-b/c1\n");
-        assert_eq!(place, CgroupPlace::at(&layout, "/kubepods/poda-b/c1"));
+        let place = CgroupPlace::at(&layout, "/kubepods/poda-b/c1");
         assert_eq!((place.path(&layout).as_deref(), place.exists()), (Some("/kubepods/poda-b/c1"), true));
         let usage = place.read();
         assert_eq!((usage.cpu, usage.tasks, usage.cpu_pressure.some.total), (Some(1_500_000), Some(3), 42));
@@ -383,12 +304,11 @@ pub(super) mod tests {
         };
         assert_eq!(usage.memory, Some(memory));
         assert_eq!(memory.available(), Some(3496));
-        assert!(place.parent_named("a-b").is_some() && place.parent_named("other").is_none());
         write(dir.path(), &[("memory.stat", "anon 300\nfile 500\ninactive_file 200\n")]);
         let root = CgroupPlace::at(&layout, "/").read().memory.expect("the usage of the root");
         assert_eq!((root.usage, root.working_set), (800, 600), "without what the kernel itself uses");
         let slice = CgroupPlace::at(&layout, "/kubepods.slice/kubepods-poda_b.slice/cri-1.scope");
-        assert!(slice.parent_named("a-b").is_some() && !slice.exists());
+        assert!(!slice.exists());
         assert_eq!(slice.read(), CgroupUsage::default(), "a cgroup that does not exist uses nothing");
     }
 
@@ -408,10 +328,20 @@ pub(super) mod tests {
                 ("memory.memsw.usage_in_bytes", "1100\n"),
             ],
         );
-        let place = CgroupPlace::of_process(&layout, "4:cpu,cpuacct:/a/c\n3:memory:/b/c\n0::/\n");
+        let place = CgroupPlace::named(&layout, "4:cpu,cpuacct:/a/c\n3:memory:/b/c/d\n0::/\n", "c").unwrap();
         let usage = place.read();
         assert_eq!((usage.cpu, usage.tasks), (Some(77), None));
         let memory = MemoryUsage { usage: 1000, rss: 9, page_faults: 4, swap: Some(100), ..MemoryUsage::default() };
         assert_eq!(usage.memory, Some(memory), "inactive pages beyond the usage are not subtracted twice");
+    }
+
+    #[test]
+    fn memory_of_two_cgroups() {
+        let one = MemoryUsage { usage: 5, working_set: 4, limit: Some(10), swap: Some(2), ..MemoryUsage::default() };
+        let other = MemoryUsage { usage: 1, working_set: 1, limit: Some(20), rss: 3, ..MemoryUsage::default() };
+        let sum =
+            MemoryUsage { usage: 6, working_set: 5, rss: 3, limit: Some(30), swap: Some(2), ..MemoryUsage::default() };
+        assert_eq!(one + other, sum);
+        assert_eq!((one + MemoryUsage::default()).limit, None, "one is not limited");
     }
 }

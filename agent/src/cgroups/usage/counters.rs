@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use super::basic::CgroupPlace;
 use super::file::limit;
 use super::file::number;
 use super::file::table;
+use super::place::CgroupPlace;
 use super::pressure::Pressure;
 
 /// Counters at one moment. Values without a file are absent.

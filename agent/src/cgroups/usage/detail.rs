@@ -13,15 +13,15 @@ use std::path::Path;
 use nix::unistd::SysconfVar;
 use nix::unistd::sysconf;
 
-use super::basic::CgroupPlace;
 use super::basic::CgroupUsage;
 use super::basic::FileCounters;
 use super::basic::Throttling;
-use super::basic::process_ids;
 use super::file::limit;
 use super::file::number;
 use super::file::table;
 use super::file::text;
+use super::place::CgroupPlace;
+use super::place::process_ids;
 use crate::cgroups::arithmetic;
 
 /// Values beside [`super::CgroupUsage`]. Those without a file are absent.

@@ -5,9 +5,9 @@ mod basic;
 mod counters;
 mod detail;
 mod file;
+mod place;
 mod pressure;
 
-pub use basic::CgroupPlace;
 pub use basic::CgroupUsage;
 pub use basic::FileCounters;
 pub use basic::MemoryUsage;
@@ -17,6 +17,7 @@ pub use counters::CgroupCounters;
 pub use detail::CgroupDetail;
 pub use detail::DiskTraffic;
 pub use detail::MemoryDetail;
+pub use place::CgroupPlace;
 pub use pressure::CgroupStalls;
 pub use pressure::Pressure;
 pub use pressure::PressureLine;

@@ -5,9 +5,9 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use super::basic::CgroupPlace;
 use super::file::number;
 use super::file::table;
+use super::place::CgroupPlace;
 
 /// Children of a cgroup that are looked at, at most: a container may create many.
 const MAX_CHILDREN: usize = 64;

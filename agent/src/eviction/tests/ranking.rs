@@ -50,12 +50,28 @@ fn memory_ranks_by_request_then_priority_then_excess() {
 }
 
 #[test]
+fn memory_that_was_not_measured_counts_as_none() {
+    let (above, within) = (prior("above", 100, "100Mi"), prior("within", 0, "1Gi"));
+    let (without, unmeasured) = (prior("without", -10, "1Mi"), prior("unmeasured", 1000, "1Gi"));
+    let table = [
+        (&without, Some(PodUsage::default())),
+        (&within, Some(memory("10Mi"))),
+        (&above, Some(memory("800Mi"))),
+        (&unmeasured, None),
+    ];
+    let expected = ["unmeasured", "above", "without", "within"];
+    assert_eq!(ranked(Signal::MemoryAvailable, DiskLayout::Shared, &table), expected);
+}
+
+#[test]
 fn process_ids_rank_by_priority_then_number() {
     let count = |count| Some(PodUsage { processes: Some(count), ..memory("1Gi") });
     let (few, many, low) = (prior("few", 0, "1Mi"), prior("many", 0, "1Gi"), prior("low", -1, "1Gi"));
-    let unmeasured = prior("unmeasured", 0, "1Gi");
-    let table = [(&few, count(3)), (&many, count(300)), (&low, count(1)), (&unmeasured, None)];
-    assert_eq!(ranked(Signal::PidAvailable, DiskLayout::Shared, &table), ["low", "unmeasured", "many", "few"]);
+    let (unmeasured, without) = (prior("unmeasured", 0, "1Gi"), prior("without", 0, "1Gi"));
+    let table =
+        [(&few, count(3)), (&many, count(300)), (&low, count(1)), (&unmeasured, None), (&without, Some(memory("1Gi")))];
+    let expected = ["low", "unmeasured", "many", "few", "without"];
+    assert_eq!(ranked(Signal::PidAvailable, DiskLayout::Shared, &table), expected);
 }
 
 #[test]

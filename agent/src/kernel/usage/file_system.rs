@@ -1,19 +1,24 @@
 //! Sizes of file systems, with a bound: one that does not answer, such as a network file system without its server, blocks
 //! one thread and nothing else.
 
+use std::fs::File;
 use std::io;
+use std::io::Seek as _;
+use std::io::SeekFrom;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
 
 use super::disk::DiskUsage;
 
 /// How long a file system may take to answer.
 const DEADLINE: Duration = Duration::from_secs(2);
+/// Bytes of the stack of a thread that makes a few system calls.
+const STACK: usize = 256 << 10;
 
 /// A file system at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,7 +29,19 @@ pub struct FileSystem {
     pub device: u64,
 }
 
+/// How the size of a volume is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeasuredBy {
+    /// Its files are counted.
+    Walk,
+    /// What its file system reports, which may hold other files too.
+    FileSystem,
+    /// The size of its device. What is in use of it is unknown.
+    Device,
+}
+
 type Read = Arc<dyn Fn(&Path) -> io::Result<FileSystem> + Send + Sync>;
+type Work = Box<dyn FnOnce() + Send>;
 
 /// The file system of one path.
 ///
@@ -32,8 +49,10 @@ type Read = Arc<dyn Fn(&Path) -> io::Result<FileSystem> + Send + Sync>;
 pub struct Disk {
     path: PathBuf,
     read: Read,
+    /// Starts a reading.
+    start: fn(Work),
     /// A reading that has not returned yet; there is never a second one.
-    running: Option<JoinHandle<io::Result<FileSystem>>>,
+    running: Option<oneshot::Receiver<io::Result<FileSystem>>>,
     /// Why the last reading failed.
     failure: Option<String>,
 }
@@ -44,16 +63,36 @@ impl Disk {
         Self::reading_with(path, Arc::new(read))
     }
 
+    /// Of the file system that contains `path`, which may be one of a network. Each reading has a thread of its own: those of
+    /// the pool are few, and many such file systems do not answer if one server does not.
+    pub fn of_volume(path: PathBuf) -> Self {
+        Self { start: on_own_thread, ..Self::new(path) }
+    }
+
+    /// Of the block device at `path`, links followed: its capacity only. Each reading has a thread of its own.
+    pub fn of_device(path: PathBuf) -> Self {
+        Self { start: on_own_thread, ..Self::reading_with(path, Arc::new(read_device)) }
+    }
+
     fn reading_with(path: PathBuf, read: Read) -> Self {
-        Self { path, read, running: None, failure: None }
+        Self { path, read, start: in_pool, running: None, failure: None }
+    }
+
+    /// True if a reading has not returned: the next call of [`Self::measure`] does not wait for it.
+    pub fn is_waiting(&self) -> bool {
+        self.running.is_some()
     }
 
     /// The file system now; `None` if it cannot be read or does not answer in time, which is logged once.
     pub async fn measure(&mut self) -> Option<FileSystem> {
         let patience = if self.running.is_some() { Duration::ZERO } else { DEADLINE };
         let running = self.running.get_or_insert_with(|| {
-            let (path, read) = (self.path.clone(), self.read.clone());
-            tokio::task::spawn_blocking(move || read(&path))
+            let ((answer, running), path, read) = (oneshot::channel(), self.path.clone(), self.read.clone());
+            (self.start)(Box::new(move || {
+                // The receiver is gone if nobody wants to know any more.
+                let _ = answer.send(read(&path));
+            }));
+            running
         });
         let Ok(returned) = tokio::time::timeout(patience, running).await else {
             return self.failed(format!("it has not answered for {DEADLINE:?}"));
@@ -65,7 +104,7 @@ impl Disk {
                 Some(found)
             }
             Ok(Err(error)) => self.failed(error.to_string()),
-            Err(error) => self.failed(error.to_string()),
+            Err(_) => self.failed("there is no thread to read it".to_owned()),
         }
     }
 
@@ -78,8 +117,24 @@ impl Disk {
     }
 }
 
+fn in_pool(work: Work) {
+    drop(tokio::task::spawn_blocking(work));
+}
+
+fn on_own_thread(work: Work) {
+    // Without a thread the work is dropped, and so the receiver learns of it.
+    let _ = std::thread::Builder::new().name("volume".to_owned()).stack_size(STACK).spawn(work);
+}
+
 fn read(path: &Path) -> io::Result<FileSystem> {
     Ok(FileSystem { usage: DiskUsage::of(path)?, device: std::fs::metadata(path)?.dev() })
+}
+
+/// Seeking reads nothing of the device.
+fn read_device(path: &Path) -> io::Result<FileSystem> {
+    let mut opened = File::open(path)?;
+    let usage = DiskUsage { capacity: opened.seek(SeekFrom::End(0))?, ..DiskUsage::default() };
+    Ok(FileSystem { usage, device: opened.metadata()?.rdev() })
 }
 
 #[cfg(test)]
@@ -94,6 +149,20 @@ mod tests {
         let mut disk = Disk::new("/".into());
         assert!(disk.measure().await.is_some_and(|found| found.usage.capacity > 0));
         assert!(Disk::new("/no/such/folder".into()).measure().await.is_none());
+        let mut volume = Disk::of_volume("/".into());
+        assert!(volume.measure().await.is_some_and(|found| found.usage.capacity > 0));
+        assert!(!volume.is_waiting());
+    }
+
+    #[tokio::test]
+    async fn a_device_has_a_capacity_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, vec![7; 12_345]).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let found = Disk::of_device(link).measure().await.expect("a size");
+        assert_eq!(found.usage, DiskUsage { capacity: 12_345, ..DiskUsage::default() });
+        assert!(Disk::of_device(dir.path().join("none")).measure().await.is_none());
     }
 
     #[tokio::test(start_paused = true)]

@@ -142,6 +142,32 @@ async fn usage_by_the_runtime_has_no_cgroup() {
     assert!(take_new(&layout, &sample, &OomCounts::default()).rows.is_empty(), "not measured");
 }
 
+#[tokio::test]
+async fn a_cgroup_with_several_names_has_one_row() {
+    let mut sample = sample(Instant::now(), 1);
+    let usage = sample.node.usage;
+    sample.node.path = Some("/".to_owned());
+    let named = [("kubelet", "/agent"), ("misc", "/agent"), ("runtime", "/")];
+    sample.system = named.map(|(name, path)| (name, Measured::new(name, usage).at(Some(path.to_owned())))).into();
+    let scrape = take_new(&Layout::V2 { mount: "/no/such/mount".into() }, &sample, &OomCounts::default());
+    let of_node = scrape.rows.iter().filter(|row| row.namespace.is_empty()).map(|row| row.id.as_str());
+    assert_eq!(of_node.collect::<Vec<_>>(), ["/", "/agent"]);
+}
+
+#[tokio::test]
+async fn a_container_that_has_divided_its_cgroup_has_the_processes_below() {
+    let (dir, _) = scrape(false);
+    let container = dir.path().join("kubepods/poduid/main-0");
+    std::fs::create_dir_all(container.join("init")).unwrap();
+    std::fs::write(container.join("cgroup.procs"), "").unwrap();
+    std::fs::write(container.join("init/cgroup.procs"), "7\n8\n").unwrap();
+    let mut sample = sample(Instant::now(), 1);
+    sample.pods[0].containers[0].measured.path = Some("/kubepods/poduid/main-0".to_owned());
+    let scrape = take_new(&Layout::V2 { mount: dir.path().to_owned() }, &sample, &OomCounts::default());
+    let row = scrape.rows.iter().find(|row| row.container == "main").unwrap();
+    assert_eq!(row.detail.processes, Some(vec![7, 8]));
+}
+
 fn take_new(layout: &Layout, sample: &Sample, ooms: &OomCounts) -> Scrape {
     take(layout, Path::new("/proc"), sample, &mut Descriptors::default(), ooms)
 }
