@@ -197,11 +197,14 @@ impl Follower {
     /// OOM kills whose records were lost: from the kernel log, then from counters what that does not contain.
     fn unrecorded_kills(&mut self) -> Vec<Hint> {
         let Some((_, counters)) = self.lost.take() else { return Vec::new() };
-        let mut parser = OomLogParser::default();
-        let mut records = Vec::new();
+        let (mut parser, mut entries) = (OomLogParser::default(), Vec::new());
         for _ in 0..MAX_LOG_LINES {
             let Some(line) = self.log.as_mut().and_then(|log| log.try_next().ok().flatten()) else { break };
-            let Some(entry) = parser.record(&line) else { continue };
+            entries.extend(parser.record(&line, |pid| self.ooms.cgroup_of(pid)));
+        }
+        entries.extend(parser.release());
+        let mut records = Vec::new();
+        for entry in entries {
             let moment = oom_fallback::moment(entry.at_micros);
             records.extend(self.ooms.on_log(entry, moment));
         }

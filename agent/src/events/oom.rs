@@ -95,7 +95,7 @@ impl OomSource {
 
     fn record_of(&self, index: &ContainerIndex, oom: &Oom, moment: KernelMoment) -> OomRecord {
         let known = oom.cgroup.and_then(|id| index.by_cgroup(id)).cloned();
-        let place = known.or_else(|| self.place_of_process(oom.pid));
+        let place = known.or_else(|| self.cgroup_of(oom.pid).map(|path| place_of(&path)));
         OomRecord {
             pid: Some(oom.pid),
             comm: oom.victim.as_ref().map(|victim| victim.comm.clone()).unwrap_or_default(),
@@ -125,11 +125,11 @@ impl OomSource {
         self.hierarchy.kind != HierarchyKind::V1(Controller::Pids)
     }
 
-    /// A process of no watched cgroup, while it exists: the kernel has only just chosen it.
-    fn place_of_process(&self, pid: u32) -> Option<CgroupPlace> {
+    /// The path of the cgroup of a process, while it exists: the kernel has only just chosen it.
+    pub(super) fn cgroup_of(&self, pid: u32) -> Option<String> {
         let text = read::text(format!("/proc/{pid}/cgroup").as_ref(), read::PROC_FILE_LIMIT).ok()?;
         let path = self.hierarchy.path_in(&text)?;
-        Some(place_of(path.strip_suffix(" (deleted)").unwrap_or(path)))
+        Some(path.strip_suffix(" (deleted)").unwrap_or(path).to_owned())
     }
 
     /// The cgroup above `below` with this id.
@@ -171,9 +171,8 @@ impl OomSource {
         if self.killed.contains(&entry.pid) {
             return None;
         }
-        let place = entry.cgroup.as_deref().map(place_of).or_else(|| self.place_of_process(entry.pid));
         // Without a cgroup the counters are the better witness: they name the container.
-        let place = place?;
+        let place = place_of(entry.cgroup.as_deref()?);
         push(&mut self.killed, entry.pid);
         if let Ok(id) = self.hierarchy.id_of(&place.path) {
             self.counters.uncounted(id.0);

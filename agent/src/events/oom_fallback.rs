@@ -22,6 +22,8 @@ use crate::cgroups::CgroupId;
 use crate::cgroups::Hierarchy;
 use crate::kernel::index::ContainerIndex;
 use crate::kernel::kmsg::KernelLog;
+use crate::kernel::oom_log::GROUP_PAUSE;
+use crate::kernel::oom_log::OomLogEntry;
 use crate::kernel::oom_log::OomLogParser;
 use crate::model::KernelMoment;
 use crate::model::OomRecord;
@@ -58,14 +60,7 @@ pub fn start(
             None
         }
     };
-    let mut fallback = Fallback {
-        source: OomSource::new(hierarchy.clone()),
-        index: ContainerIndex::new(),
-        known: HashSet::new(),
-        parser: OomLogParser::default(),
-        hierarchy,
-        root: options.cgroup_root,
-    };
+    let mut fallback = Fallback::new(hierarchy, options.cgroup_root);
     fallback.walk();
     fallback.source.begin(&fallback.index);
     let sensor_states = sensor_states.clone();
@@ -82,16 +77,31 @@ struct Fallback {
     index: ContainerIndex,
     known: HashSet<CgroupId>,
     parser: OomLogParser,
+    /// When the kill that the parser holds is reported without a further line.
+    release: Option<Instant>,
     hierarchy: Hierarchy,
     root: String,
 }
 
 impl Fallback {
+    fn new(hierarchy: Hierarchy, root: String) -> Self {
+        Self {
+            source: OomSource::new(hierarchy.clone()),
+            index: ContainerIndex::new(),
+            known: HashSet::new(),
+            parser: OomLogParser::default(),
+            release: None,
+            hierarchy,
+            root,
+        }
+    }
+
     async fn follow(&mut self, mut log: Option<KernelLog>, hints: mpsc::Sender<Hint>, sensor_states: SensorStates) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
         loop {
+            let release = self.release;
             let records: Vec<OomRecord> = tokio::select! {
                 line = next(&mut log) => match line {
                     Ok(line) => self.on_line(&line).into_iter().collect(),
@@ -101,6 +111,9 @@ impl Fallback {
                         continue;
                     }
                 },
+                () = tokio::time::sleep_until(release.unwrap_or_else(Instant::now)), if release.is_some() => {
+                    self.release().into_iter().collect()
+                }
                 _ = ticks.tick() => self.on_tick(),
             };
             for record in records {
@@ -112,18 +125,38 @@ impl Fallback {
     }
 
     fn on_line(&mut self, line: &str) -> Option<OomRecord> {
-        let entry = self.parser.record(line)?;
+        let entry = self.parser.record(line, |pid| self.source.cgroup_of(pid));
+        if entry.is_some() {
+            self.release = None;
+        }
+        if self.parser.is_holding() {
+            self.release.get_or_insert_with(|| Instant::now() + GROUP_PAUSE);
+        }
+        self.on_entry(entry?)
+    }
+
+    /// No line has followed the last kill.
+    fn release(&mut self) -> Option<OomRecord> {
+        self.release = None;
+        let entry = self.parser.release()?;
+        self.on_entry(entry)
+    }
+
+    fn on_entry(&mut self, entry: OomLogEntry) -> Option<OomRecord> {
         let moment = moment(entry.at_micros);
         self.source.on_log(entry, moment)
     }
 
     /// Kills that the log does not contain.
     fn on_tick(&mut self) -> Vec<OomRecord> {
+        // The counters contain the last one of the log, which must not be reported twice.
+        let mut records: Vec<OomRecord> = self.release().into_iter().collect();
         for id in self.walk() {
             self.source.created(id);
         }
         let counters = self.source.counters(&self.index);
-        self.source.reconcile(&self.index, counters)
+        records.extend(self.source.reconcile(&self.index, counters));
+        records
     }
 
     /// Brings the index up to date; returns the new cgroups.
@@ -158,4 +191,55 @@ pub(super) fn moment(at_micros: u64) -> KernelMoment {
     let since_boot = nix::time::clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
     let age = since_boot.saturating_sub(Duration::from_micros(at_micros));
     KernelMoment(now.checked_sub(age).unwrap_or(now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cgroups::HierarchyKind;
+    use crate::model::OomConfidence;
+
+    const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    /// The lines of a kill in the container.
+    fn lines(pid: u32) -> [String; 2] {
+        let path = format!("/kubepods/poduid/{ID}");
+        let chosen =
+            format!("constraint=CONSTRAINT_MEMCG,oom_memcg={path},task_memcg={path},task=hungry,pid={pid},uid=0");
+        let killed = format!("Memory cgroup out of memory: Killed process {pid} (hungry) total-vm:9kB, anon-rss:1kB, ");
+        [format!("6,1,1000,-;oom-kill:{chosen}"), format!("3,2,1001,-;{killed}file-rss:2kB, shmem-rss:3kB, UID:0")]
+    }
+
+    /// A v2 hierarchy with one container that counts its kills.
+    fn node(folder: &std::path::Path) -> (Fallback, impl Fn(u64)) {
+        let container = folder.join(format!("kubepods/poduid/{ID}"));
+        std::fs::create_dir_all(&container).unwrap();
+        let count = move |kills: u64| {
+            std::fs::write(container.join("memory.events.local"), format!("oom_kill {kills}\n")).unwrap();
+        };
+        count(0);
+        let hierarchy =
+            Hierarchy { kind: HierarchyKind::Unified, number: 0, mount: folder.to_owned(), root: "/".to_owned() };
+        let mut fallback = Fallback::new(hierarchy, "/kubepods".to_owned());
+        fallback.walk();
+        fallback.source.begin(&fallback.index);
+        (fallback, count)
+    }
+
+    #[tokio::test]
+    async fn the_last_kill_of_the_log_waits_for_no_further_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut fallback, count) = node(folder.path());
+        let (first, second) = (lines(41), lines(42));
+        assert!(first.iter().all(|line| fallback.on_line(line).is_none()));
+        assert!(fallback.release.is_some_and(|due| due <= Instant::now() + GROUP_PAUSE));
+        assert_eq!(fallback.on_line(&second[0]).and_then(|record| record.pid), Some(41));
+        assert_eq!(fallback.release, None);
+        assert_eq!(fallback.on_line(&second[1]), None);
+        assert!(fallback.release.is_some());
+        count(3);
+        let records: Vec<_> = fallback.on_tick().into_iter().map(|record| (record.source, record.pid)).collect();
+        assert_eq!(records, [(OomConfidence::Log, Some(42)), (OomConfidence::Counter, None)], "each kill once");
+        assert_eq!((fallback.release, fallback.release()), (None, None));
+    }
 }

@@ -1,4 +1,5 @@
-//! OOM kills and what follows from them.
+//! OOM kills and what follows from them. Kills are counted from zero on for every combination of labels: a query for an
+//! increase does not see the first value of a series.
 
 use prometheus::IntCounterVec;
 
@@ -16,7 +17,7 @@ pub struct Oom {
 
 impl Oom {
     pub(super) fn new(register: &Register<'_>) -> Self {
-        Self {
+        let oom = Self {
             kills: register.counters(
                 "keblet_oom_kills_total",
                 "Processes killed by the OOM killer, by whose memory was exhausted, what the process was to its container, \
@@ -28,12 +29,22 @@ impl Oom {
                 "Reasons of container exits that the runtime reported wrongly and that were corrected by OOM verdicts.",
                 &["from", "to"],
             ),
+        };
+        for scope in OomScope::ALL {
+            for victim in OomVictim::ALL {
+                OomConfidence::ALL.iter().for_each(|confidence| oom.add(*scope, *victim, *confidence, 0));
+            }
         }
+        oom
     }
 
     /// A process was killed.
     pub fn kill(&self, scope: OomScope, victim: OomVictim, confidence: OomConfidence) {
-        self.kills.with_label_values(&[scope.as_str(), victim.as_str(), confidence.as_str()]).inc();
+        self.add(scope, victim, confidence, 1);
+    }
+
+    fn add(&self, scope: OomScope, victim: OomVictim, confidence: OomConfidence, kills: u64) {
+        self.kills.with_label_values(&[scope.as_str(), victim.as_str(), confidence.as_str()]).inc_by(kills);
     }
 
     /// The runtime's reason of an exit was replaced. Only the reasons of ordinary exits and of OOM kills occur.

@@ -135,7 +135,7 @@ impl Pods {
             ),
             orphaned: register.counter(
                 "kubelet_orphaned_runtime_pods_total",
-                "[ALPHA] Pods found in the runtime that no worker knew.",
+                "[ALPHA] Pods found running that no source desired and no worker knew.",
             ),
             containers_per_pod: register.histogram(
                 "kubelet_containers_per_pod_count",

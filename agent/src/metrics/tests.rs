@@ -220,6 +220,17 @@ fn without_use_only_unlabelled_families_show() {
     assert!(!text.contains("kubelet_runtime_operations_total"));
 }
 
+/// An increase is seen only from the second value of a series on.
+#[test]
+fn oom_kills_begin_with_zero() {
+    let metrics = Metrics::new();
+    let line = "keblet_oom_kills_total{confidence=\"log\",scope=\"node\",victim=\"other\"}";
+    let shows = |value: u64| metrics.render().unwrap().lines().any(|found| found == format!("{line} {value}"));
+    assert!(shows(0));
+    metrics.oom.kill(OomScope::Node, OomVictim::Other, OomConfidence::Log);
+    assert!(shows(1));
+}
+
 #[test]
 fn families_are_counted_by_stability() {
     let text = used().render().unwrap();

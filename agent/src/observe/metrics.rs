@@ -14,14 +14,18 @@ use axum::routing::get;
 use prometheus::proto::MetricFamily;
 
 use super::collect::Measure;
+use super::record::Confidence;
 use super::record::Line;
 use super::record::PressureRecord;
 use super::record::PressureScope;
 use super::record::Record;
 use super::record::Resource;
 use super::record::RunState;
+use super::record::Scope;
+use super::record::Victim;
 use super::state::ObservedNode;
 use super::state::ObservedPod;
+use super::state::OomCounts;
 use crate::metrics::Observe;
 use crate::metrics::ObservedInfo;
 use crate::metrics::PodLabels;
@@ -35,7 +39,7 @@ const MEASURE: Duration = Duration::from_secs(2);
 /// The node as it is observed now, shared with the endpoint. The one that receives records writes.
 pub type SharedNode = Arc<Mutex<ObservedNode>>;
 
-/// `/metrics`, measured for each scrape, and `/healthz`.
+/// `/metrics`, measured for each scrape if the last measurement is older than a second, and `/healthz`.
 pub fn router(node: SharedNode, measure: Measure) -> Router {
     let metrics = async move || {
         measure.now(MEASURE).await;
@@ -75,9 +79,7 @@ pub fn families(node: &ObservedNode) -> Vec<MetricFamily> {
         metrics.sensor(&sensor.sensor, SensorLevel::named(&sensor.state).unwrap_or(SensorLevel::Down));
     }
     metrics.lost(node.lost.deaths, node.lost.cgroups, node.lost.watches);
-    for ((scope, victim, confidence), count) in &node.oom_counts {
-        metrics.oom_kills(scope, victim, confidence, *count);
-    }
+    oom_kills(&metrics, &node.oom_counts);
     if let Some(pressure) = &node.pressure {
         waiting(&metrics, None, pressure);
     }
@@ -89,6 +91,18 @@ pub fn families(node: &ObservedNode) -> Vec<MetricFamily> {
         metrics.stalled(labels, stall.resource.as_str(), stall.cause.as_str(), stall.percent / 100.0);
     }
     metrics.gather()
+}
+
+/// All combinations, those without a kill as well: a query for an increase does not see the first value of a series.
+fn oom_kills(metrics: &Observe, counts: &OomCounts) {
+    for scope in Scope::ALL.map(Scope::as_str) {
+        for victim in Victim::ALL.map(Victim::as_str) {
+            for confidence in Confidence::ALL.map(Confidence::as_str) {
+                let count = counts.get(&(scope, victim, confidence)).copied().unwrap_or(0);
+                metrics.oom_kills(scope, victim, confidence, count);
+            }
+        }
+    }
 }
 
 fn of_pod(metrics: &Observe, pod: &ObservedPod) {
@@ -149,6 +163,19 @@ mod tests {
         }
         assert!(text.contains("keblet_node_pressure_seconds_total{resource=\"memory\",share=\"full\"}"), "{text}");
         assert!(!text.contains("before"), "kills before the start are not counted: {text}");
+    }
+
+    #[test]
+    fn oom_kills_of_the_node_begin_with_zero() {
+        let text = String::from_utf8(encode_text(&families(&ObservedNode::default())).unwrap()).unwrap();
+        let kills: Vec<&str> = text.lines().filter(|line| line.starts_with("keblet_oom_kills_total{")).collect();
+        assert!(kills.iter().all(|line| line.ends_with("} 0")), "{kills:?}");
+        let labels: Vec<_> = samples::node().oom_counts.into_keys().collect();
+        assert!(!labels.is_empty() && kills.len() > labels.len(), "{labels:?}");
+        for (scope, victim, confidence) in labels {
+            let labels = format!("{{confidence=\"{confidence}\",scope=\"{scope}\",victim=\"{victim}\"}}");
+            assert!(kills.iter().any(|line| line.contains(&labels)), "{labels} is missing in {kills:?}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -31,6 +32,8 @@ use crate::model::Source;
 /// Exit records kept for containers that no snapshot has shown yet. An init that ends within a millisecond of its start
 /// is recorded before the runtime has answered the start call.
 const MAX_EXIT_RECORDS: usize = 4096;
+/// Records of one process are less apart, also if its memory takes long to be freed; the kernel uses no pid again so soon.
+const ONE_EXIT: Duration = Duration::from_secs(10);
 
 pub(super) type PinFuture = Pin<Box<dyn Future<Output = PinGone> + Send>>;
 
@@ -55,8 +58,14 @@ pub(super) struct Exits {
 }
 
 impl Exits {
-    fn insert(&mut self, facts: ExitFacts) {
+    /// The exit of a process with several threads may be recorded more than once, where threads end at the same time: one
+    /// of the records has the mark of the OOM killer, and only the last one has the exit code for certain.
+    fn insert(&mut self, mut facts: ExitFacts) {
         let key = (facts.container.clone(), facts.pid);
+        if let Some(known) = self.facts.get(&key).filter(|known| apart(known, &facts) < ONE_EXIT) {
+            facts.oom_victim |= known.oom_victim;
+            facts.at.0 = facts.at.0.min(known.at.0);
+        }
         if self.facts.insert(key.clone(), facts).is_none() {
             self.order.push_back(key);
         }
@@ -222,7 +231,41 @@ impl PlegTask {
     }
 }
 
+/// Time between two exits.
+fn apart(a: &ExitFacts, b: &ExitFacts) -> Duration {
+    a.at.age(b.at.0).max(b.at.age(a.at.0))
+}
+
 /// The end of an init proves nothing where other processes may outlive it.
 fn provable(snapshot: &PodSnapshot, container: &ContainerStatus) -> bool {
     snapshot.sandboxes.iter().any(|s| s.id == container.sandbox_id && !s.shares_pid_namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::KernelMoment;
+    use crate::pleg::testing::container;
+
+    #[test]
+    fn a_further_record_of_an_exit_does_not_erase_the_mark_of_the_oom_killer() {
+        let (mut exits, first) = (Exits::default(), Instant::now());
+        let facts = |exit_code: i32, oom_victim: bool, at: Instant| {
+            let (container, at) = ("a".into(), KernelMoment(at));
+            ExitFacts { container, pid: 4711, exit_code, signalled: exit_code > 128, oom_victim, at }
+        };
+        let of = |exits: &Exits| {
+            let facts = exits.get(&container("a", "main", ContainerState::Running)).expect("known").clone();
+            (facts.exit_code, facts.signalled, facts.oom_victim, facts.at.0)
+        };
+        exits.insert(facts(0, true, first));
+        exits.insert(facts(137, false, first + Duration::from_secs(2)));
+        assert_eq!(of(&exits), (137, true, true, first));
+        exits.insert(facts(137, false, first - Duration::from_millis(1)));
+        assert_eq!(of(&exits), (137, true, true, first - Duration::from_millis(1)), "in any order");
+        assert_eq!((exits.facts.len(), exits.order.len()), (1, 1));
+        let later = first + ONE_EXIT;
+        exits.insert(facts(1, false, later));
+        assert_eq!(of(&exits), (1, false, false, later), "another process with that pid");
+    }
 }

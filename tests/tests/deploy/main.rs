@@ -211,5 +211,36 @@ fn the_dashboard_queries_series_that_exist() {
     assert_eq!(unused, Vec::<&String>::new(), "neither on a panel nor in a rule");
 }
 
+/// An increase is not seen of a series that begins with its first event: such a series counts as soon as it is there.
+#[test]
+fn first_kills_and_exits_are_seen() {
+    let rules = manifest("deploy/prometheus/keblet-rules.yaml").unwrap().remove(0);
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let rules = groups.flat_map(|group| group["rules"].as_array().unwrap());
+    let dashboard: Value = serde_json::from_str(&read("deploy/grafana/keblet-observe.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let (series, mut seen) = (series::of_beginning(), 0);
+    for query in rules.chain(targets).map(|one| one["expr"].as_str().unwrap()) {
+        for name in series::increased(query) {
+            let begins = series.contains_key(name) || query.contains(&format!(" unless {name}"));
+            assert!(begins, "the first value of {name} is not seen: {query}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 8, "{seen}");
+}
+
+/// Every service is started again however often it has failed: pods on the node need the agent.
+#[test]
+fn services_are_restarted_without_limit() {
+    for name in ["keblet.service", "kubelet.service"] {
+        let unit = read(&format!("deploy/{name}"));
+        let (head, service) = unit.split_once("\n[Service]\n").unwrap();
+        assert!(head.contains("\n[Unit]\n") && head.lines().any(|line| line == "StartLimitIntervalSec=0"), "{unit}");
+        assert!(service.lines().any(|line| line == "Restart=always"), "{unit}");
+    }
+}
+
 /// Series that are there for queries of one's own.
 const OPEN: [&str; 2] = ["keblet_observe_containers", "keblet_observe_info"];

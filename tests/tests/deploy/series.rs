@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use keblet::metrics::encode_text;
 use keblet::observe::metrics::families;
 use keblet::observe::replay;
+use keblet::observe::state::ObservedNode;
 
 /// Labels by series.
 pub(super) type Series = BTreeMap<String, BTreeSet<String>>;
@@ -17,8 +18,16 @@ const PREFIXES: [&str; 4] = ["keblet_", "process_", "kubelet_", "container_"];
 /// The series of `keblet observe`, from a recorded node on which everything happens.
 pub(super) fn of_observe() -> Series {
     let recording = super::read("agent/src/observe/testdata/recording.jsonl");
-    let node = replay::read(recording.as_bytes()).unwrap();
-    let text = String::from_utf8(encode_text(&families(&node)).unwrap()).unwrap();
+    of(&replay::read(recording.as_bytes()).unwrap())
+}
+
+/// Those of a node on which nothing has happened yet.
+pub(super) fn of_beginning() -> Series {
+    of(&ObservedNode::default())
+}
+
+fn of(node: &ObservedNode) -> Series {
+    let text = String::from_utf8(encode_text(&families(node)).unwrap()).unwrap();
     let mut series = Series::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let (name, labels) = line.split_once('{').unwrap_or((line.split(' ').next().unwrap(), ""));
@@ -50,6 +59,12 @@ pub(super) fn queried(query: &str) -> Series {
     series
 }
 
+/// The series whose increase a query asks for.
+pub(super) fn increased(query: &str) -> Vec<&str> {
+    let arguments = query.match_indices("increase(").map(|(start, found)| &query[start + found.len()..]);
+    arguments.map(|rest| &rest[..rest.find(['{', '[']).expect("a selector or a range")]).collect()
+}
+
 /// The labels by which a query groups.
 fn grouped(query: &str) -> BTreeSet<String> {
     let groups = query.match_indices("by (").map(|(start, found)| &query[start + found.len()..]);
@@ -79,5 +94,6 @@ fn series_and_labels_are_found_in_queries() {
     assert_eq!(found.keys().collect::<Vec<_>>(), ["keblet_a_total", "keblet_b"]);
     assert!(found["keblet_a_total"].contains("scope") && found["keblet_b"].is_empty());
     assert_eq!(grouped(query).into_iter().collect::<Vec<_>>(), ["le", "pod"]);
+    assert_eq!(increased("sum(increase(a{b=\"c\"}[5m])) > 0 or increase(d[1m])"), ["a", "d"]);
     assert!(of_observe()["keblet_oom_kills_total"].contains("victim"));
 }

@@ -116,7 +116,7 @@ fn control(architecture: &str, size: u64, maintainer: &str) -> Result<Vec<u8>> {
     let mut files = Tarball::new();
     files.file("control", 0o644, about(architecture, size, maintainer).as_bytes())?;
     files.file("conffiles", 0o644, b"/etc/default/kubelet\n")?;
-    for script in ["postinst", "prerm", "postrm"] {
+    for script in ["preinst", "postinst", "prerm", "postrm"] {
         files.file(script, 0o755, &deploy(&format!("deb/{script}"))?)?;
     }
     Ok(files.finish()?)

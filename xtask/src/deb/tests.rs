@@ -58,6 +58,56 @@ fn only_programs_are_packaged() {
     assert!(format!("{error:#}").contains("LICENSE is not a program"), "{error:#}");
 }
 
+/// What the scripts ask systemd for when dpkg calls them like this, one after the other.
+fn asked(calls: &[(&str, &[&str])]) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::create_dir_all(folder.path().join("run/systemd/system")).expect("a folder");
+    for tool in ["systemctl", "deb-systemd-helper"] {
+        // It shows what it is asked for.
+        symlink("/bin/echo", folder.path().join(tool)).expect("a link");
+    }
+    let (run, tools) = (format!("{}/run/", path(folder.path())), format!("{}:/usr/bin:/bin", path(folder.path())));
+    let mut asked = String::new();
+    for (name, arguments) in calls {
+        let script = String::from_utf8(deploy(&format!("deb/{name}")).expect("a script")).expect("text");
+        let script = script.replace("/run/", &run);
+        let mut command = Command::new("sh");
+        let output = command
+            .args(["-c", script.as_str(), *name])
+            .args(*arguments)
+            .env("PATH", &tools)
+            .output()
+            .expect("a shell");
+        assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        asked.push_str(&String::from_utf8_lossy(&output.stdout));
+    }
+    asked
+}
+
+#[test]
+fn an_installation_starts_the_service() {
+    let asked = asked(&[("preinst", &["install"]), ("postinst", &["configure", ""])]);
+    assert_eq!(asked, "enable kubelet.service\ndaemon-reload\nrestart kubelet.service\n");
+}
+
+/// dpkg passes the version before in both cases.
+#[test]
+fn an_installation_after_a_removal_starts_the_service_and_an_upgrade_does_not() {
+    let asked = asked(&[
+        ("prerm", &["remove"]),
+        ("postrm", &["remove"]),
+        ("preinst", &["install", "0.1.0"]),
+        ("postinst", &["configure", "0.1.0"]),
+        ("prerm", &["upgrade", "0.2.0"]),
+        ("preinst", &["upgrade", "0.1.0"]),
+        ("postinst", &["configure", "0.1.0"]),
+    ]);
+    let removed = "stop kubelet.service\ndaemon-reload\n";
+    let installed = "daemon-reload\nrestart kubelet.service\n";
+    let upgraded = "daemon-reload\ntry-restart kubelet.service\n";
+    assert_eq!(asked, format!("{removed}{installed}{upgraded}"));
+}
+
 #[test]
 #[ignore = "runtime: installs a package into a folder, as root"]
 fn dpkg_installs_it_in_place_of_kubelet() {

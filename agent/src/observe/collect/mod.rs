@@ -94,12 +94,13 @@ pub enum Message {
     Measured(oneshot::Sender<()>),
 }
 
-/// Asks the collector for a measurement now. Cheap to clone.
+/// Asks the collector for a measurement. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Measure(mpsc::Sender<oneshot::Sender<()>>);
 
 impl Measure {
-    /// Measures; returns when the records have been received from the collector. At most `limit` is waited.
+    /// Measures, unless the last measurement is younger than a second; returns when the records have been received from the
+    /// collector. At most `limit` is waited.
     pub async fn now(&self, limit: Duration) {
         let (done, measured) = oneshot::channel();
         let asked = async {

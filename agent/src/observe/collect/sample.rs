@@ -30,7 +30,7 @@ use crate::observe::record::Waiting;
 /// The least time between two searches for cgroups of pods that were not found.
 const SEARCH: Duration = Duration::from_secs(10);
 /// Rates over less than this are not computed.
-const LEAST_WINDOW: Duration = Duration::from_millis(100);
+pub(super) const LEAST_WINDOW: Duration = Duration::from_millis(100);
 
 /// A pod to be measured, with the names and ids of its containers.
 #[derive(Clone, Debug, Default)]
@@ -109,10 +109,14 @@ impl Sampler {
         let mut windows = Vec::new();
         let mut previous = std::mem::take(&mut self.previous);
         for target in targets {
-            let Some(path) = self.paths.pods.get(&target.pod.uid).cloned() else { continue };
+            let before = previous.remove(&target.pod.uid);
+            let Some(path) = self.paths.pods.get(&target.pod.uid).cloned() else {
+                // Its cgroup is gone: what was measured last is no longer true.
+                measurement.pods.extend(before.map(|before| self.vanished(target, &before)));
+                continue;
+            };
             let place = CgroupPlace::at(&self.hierarchies.layout, &path);
             let counters = place.counters();
-            let before = previous.remove(&target.pod.uid);
             let mut current = Previous { counters, ..before.clone().unwrap_or_default() };
             self.count_reclaim(&mut current, target);
             let window = before.zip(elapsed).map(|(before, elapsed)| window(target, &before, &current, elapsed));
@@ -173,6 +177,14 @@ impl Sampler {
             cpus: window.map(|window| rounded(window.cpus)),
             memory_bytes: counters.memory,
             memory_limit_bytes: counters.memory_limit,
+            ..PressureRecord::empty(PressureScope::Pod, Some(target.pod.clone()))
+        }
+    }
+
+    /// What is left of a pod without a cgroup: what was counted for it.
+    fn vanished(&self, target: &Target, before: &Previous) -> PressureRecord {
+        PressureRecord {
+            reclaim: self.probes.is_some().then_some(before.reclaim),
             ..PressureRecord::empty(PressureScope::Pod, Some(target.pod.clone()))
         }
     }

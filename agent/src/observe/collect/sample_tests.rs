@@ -93,6 +93,24 @@ fn cgroups_that_vanish_are_measured_no_more() {
     assert!(sampler.previous.is_empty());
 }
 
+/// A new pod causes a search, by which the cgroup of an ended pod is known to be gone before it is read.
+#[test]
+fn what_was_measured_of_a_pod_ends_with_its_cgroup() {
+    let tree = Tree::new();
+    tree.write("kubepods/poda", &[("memory.current", "5\n"), ("memory.pressure", "some avg10=9.00 total=5\n")]);
+    let mut sampler = tree.sampler();
+    assert_eq!(sampler.measure(&[target("a")]).pods[0].memory_bytes, Some(5));
+    fs::remove_dir_all(tree.0.path().join("kubepods/poda")).unwrap();
+    tree.write("kubepods/podb", &[("memory.current", "7\n")]);
+    sampler.searched = None;
+    let targets = [target("a"), target("b")];
+    let measurement = sampler.measure(&targets);
+    let [gone, new] = &measurement.pods[..] else { panic!("{measurement:?}") };
+    assert_eq!((gone.pod.as_ref().unwrap().uid.as_str(), gone.memory_bytes, gone.memory), ("a", None, None));
+    assert_eq!(new.memory_bytes, Some(7));
+    assert_eq!(sampler.measure(&targets).pods.len(), 1, "once");
+}
+
 #[test]
 fn the_machine_is_read_from_its_tables() {
     assert_eq!(node_memory("MemTotal:  10 kB\nMemFree: 1 kB\nMemAvailable:   4 kB\n"), Some((6 * 1024, 10 * 1024)));

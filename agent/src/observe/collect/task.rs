@@ -19,6 +19,7 @@ use super::kills;
 use super::kills::KillCounts;
 use super::oom;
 use super::pods::KnownPod;
+use super::sample::LEAST_WINDOW;
 use super::sample::Measurement;
 use super::sample::Sampler;
 use super::sample::Target;
@@ -47,6 +48,8 @@ use crate::pleg::PlegHandle;
 /// second. Without a runtime nothing is waited for.
 const QUIET: Duration = Duration::from_millis(300);
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// Whoever asks gets the last measurement if it is younger than this: metrics can be asked for without pause.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// What the loop waits for.
 pub(super) struct Inputs {
@@ -69,6 +72,8 @@ pub(super) struct Task {
     /// Pods that existed before observing began, with their OOM-killed containers.
     dead: HashMap<String, Vec<kills::Dead>>,
     ready: bool,
+    /// When the last measurement ended.
+    measured: Option<Instant>,
     kills: KillCounts,
     losses: Losses,
     reported: HashMap<String, PressureRecord>,
@@ -98,6 +103,7 @@ impl Task {
             sensors: HashMap::new(),
             dead: HashMap::new(),
             ready: false,
+            measured: None,
             kills: KillCounts::default(),
             losses: Losses::default(),
             reported: HashMap::new(),
@@ -133,15 +139,18 @@ impl Task {
                         self.send(Record::Runtime(RuntimeRecord { name, version, endpoint })).await?;
                     }
                 }
-                _ = ticks.tick(), if self.ready => self.measure().await?,
-                Some(done) = measures.recv() => {
-                    self.measure().await?;
+                // So soon after a measurement there would be no rates, and the stalls of that one would be over.
+                _ = ticks.tick(), if self.ready => self.measure_after(LEAST_WINDOW).await?,
+                Some(done) = measures.recv(), if self.ready => {
+                    self.measure_after(FRESH).await?;
                     self.message(Message::Measured(done)).await?;
                 }
                 () = tokio::time::sleep_until(quiet), if !self.ready => {
                     quiet = Instant::now() + QUIET;
                     if self.listed() || Instant::now() >= patience {
                         self.become_ready().await?;
+                        // The first rates are over a whole interval, however long the start has taken.
+                        ticks.reset();
                     }
                 }
             }
@@ -259,6 +268,14 @@ impl Task {
         }
     }
 
+    /// Measures, unless the last measurement is younger than `age`.
+    async fn measure_after(&mut self, age: Duration) -> Result<(), Closed> {
+        match self.measured {
+            Some(measured) if measured.elapsed() < age => Ok(()),
+            _ => self.measure().await,
+        }
+    }
+
     /// Measures on a blocking thread.
     async fn measure(&mut self) -> Result<(), Closed> {
         let Some(mut sampler) = self.sampler.take() else { return Ok(()) };
@@ -269,8 +286,8 @@ impl Task {
         });
         match measured.await {
             Ok((sampler, measurement)) => {
-                self.sampler = Some(sampler);
-                self.measured(measurement).await
+                (self.sampler, self.measured) = (Some(sampler), Some(Instant::now()));
+                self.report(measurement).await
             }
             Err(error) => {
                 self.sensor_states.set(Sensor::Pressure, SensorState::Down(format!("measuring failed: {error}")));
@@ -279,7 +296,7 @@ impl Task {
         }
     }
 
-    async fn measured(&mut self, measurement: Measurement) -> Result<(), Closed> {
+    async fn report(&mut self, measurement: Measurement) -> Result<(), Closed> {
         let live = self.kills_are_counted();
         for counted in &measurement.oom_kills {
             let dead = self.dead.remove(&counted.pod.uid);
@@ -344,3 +361,7 @@ fn target(pod: &KnownPod) -> Target {
     let containers = running.map(|container| (container.name.clone(), container.id.clone())).collect();
     Target { pod: pod.name().clone(), containers }
 }
+
+#[cfg(test)]
+#[path = "task_tests.rs"]
+mod tests;

@@ -22,6 +22,9 @@ pub enum Victim {
 }
 
 impl Victim {
+    /// All values.
+    pub const ALL: [Self; 5] = [Self::Main, Self::Child, Self::Exec, Self::Other, Self::Unknown];
+
     /// The spelling in records and labels.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -55,6 +58,17 @@ pub enum Scope {
 }
 
 impl Scope {
+    /// All values.
+    pub const ALL: [Self; 7] = [
+        Self::Container,
+        Self::Pod,
+        Self::QosClass,
+        Self::NodeAllocatable,
+        Self::OtherCgroup,
+        Self::Node,
+        Self::Unknown,
+    ];
+
     /// The spelling in records and labels.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -84,6 +98,9 @@ pub enum Confidence {
 }
 
 impl Confidence {
+    /// All values.
+    pub const ALL: [Self; 4] = [Self::Kernel, Self::Counter, Self::Log, Self::Runtime];
+
     /// The spelling in records and labels.
     pub fn as_str(self) -> &'static str {
         match self {
