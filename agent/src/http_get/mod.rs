@@ -11,6 +11,7 @@ mod http2;
 mod port;
 mod redirect;
 mod request;
+mod resolver;
 mod send;
 mod target;
 #[cfg(test)]

@@ -103,9 +103,12 @@ pub enum ObjectError {
 }
 
 impl ObjectError {
-    /// Whether the object does not exist, which satisfies an optional reference.
+    /// Whether the object does not exist, which satisfies an optional reference. One with an invalid name cannot.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::NotFound { .. } | Self::NotServed { .. } | Self::NoTrustBundle { .. })
+        matches!(
+            self,
+            Self::NotFound { .. } | Self::BadName { .. } | Self::NotServed { .. } | Self::NoTrustBundle { .. }
+        )
     }
 }
 

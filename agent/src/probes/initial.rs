@@ -24,8 +24,9 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Of an instance that was started `started_at` nanoseconds after the Unix epoch; the agent started at `agent`.
-    pub(super) fn of(status: Option<&PodStatus>, id: &ContainerId, started_at: i64, agent: SystemTime) -> Self {
+    /// Of an instance that was started `started_at` nanoseconds after the Unix epoch; the agent started at `agent`. `None`: it is
+    /// known to have started before the instance.
+    pub(super) fn of(status: Option<&PodStatus>, id: &ContainerId, started_at: i64, agent: Option<SystemTime>) -> Self {
         let started = u64::try_from(started_at).ok().filter(|nanos| *nanos > 0);
         let started = started.and_then(|nanos| SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos)));
         let Some(status) = status else {
@@ -61,8 +62,8 @@ impl Known {
     }
 }
 
-fn is_older(started: Option<SystemTime>, agent: SystemTime) -> bool {
-    started.is_some_and(|started| agent.duration_since(started).is_ok_and(|age| age > OLDER))
+fn is_older(started: Option<SystemTime>, agent: Option<SystemTime>) -> bool {
+    started.zip(agent).is_some_and(|(started, agent)| agent.duration_since(started).is_ok_and(|age| age > OLDER))
 }
 
 #[cfg(test)]
@@ -99,7 +100,7 @@ mod tests {
                 "ready": true, "restartCount": 0 }],
         }))
         .expect("a status");
-        let agent = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        let agent = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
         let at = |seconds: i64| seconds * 1_000_000_000;
         for (id, started_at, expected) in [
             ("a", at(700), Known { older: true, started: Some(true), pod_ready: true }),
@@ -116,5 +117,6 @@ mod tests {
         }
         let unknown = Known { older: true, started: None, pod_ready: false };
         assert_eq!(Known::of(None, &ContainerId::from("a"), at(1), agent), unknown);
+        assert_eq!(Known::of(None, &ContainerId::from("a"), at(1), None), Known { older: false, ..unknown });
     }
 }

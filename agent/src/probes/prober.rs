@@ -124,7 +124,7 @@ impl Prober {
     /// Takes a pod's probes as of this snapshot. To be called before the status of the snapshot is published: new
     /// containers have a result for each of their probes from then on.
     pub fn observe(&self, pod: &Pod, snapshot: &PodSnapshot) {
-        let moment = Moment { now: Instant::now(), wall: self.0.clock.wall(), agent: self.0.agent_started };
+        let moment = Moment { now: Instant::now(), wall: self.0.clock.wall(), agent: Some(self.0.agent_started) };
         let last_status = || self.0.pods.last_status(pod);
         let (ended, is_sooner) = {
             let mut table = self.0.table();
@@ -296,8 +296,10 @@ fn of<'a>(pod: &'a Pod, target: &'a Target) -> ProbeOf<'a> {
 /// The first tick since `epoch` at which everything due at `due` is due.
 fn next_tick(epoch: Instant, due: Instant) -> Instant {
     let since = due.saturating_duration_since(epoch);
-    let ticks = since.as_nanos().div_ceil(TICK.as_nanos());
-    epoch + TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX))
+    // Less than a tick, which is far less than 2^64 ns.
+    let past = Duration::from_nanos(u64::try_from(since.as_nanos() % TICK.as_nanos()).unwrap_or_default());
+    let missing = if past.is_zero() { past } else { TICK - past };
+    epoch + since + missing
 }
 
 /// Sleeps until then; for ever without a time.
@@ -305,5 +307,22 @@ async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_multiples_of_a_period_also_after_years() {
+        let epoch = Instant::now();
+        let years = Duration::from_secs(3 * 365 * 24 * 3600);
+        for (due, expected) in [(0, 0), (1, 20), (20, 20), (21, 40), (40, 40)] {
+            let (due, expected) = (Duration::from_millis(due), Duration::from_millis(expected));
+            assert_eq!(next_tick(epoch, epoch + due), epoch + expected);
+            assert_eq!(next_tick(epoch, epoch + years + due), epoch + years + expected);
+        }
+        assert_eq!(next_tick(epoch + TICK, epoch), epoch + TICK);
     }
 }

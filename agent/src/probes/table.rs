@@ -51,8 +51,8 @@ pub(super) struct Job {
 pub(super) struct Moment {
     pub(super) now: Instant,
     pub(super) wall: SystemTime,
-    /// When the agent started.
-    pub(super) agent: SystemTime,
+    /// When the agent started. `None`: no instance that appears is older.
+    pub(super) agent: Option<SystemTime>,
 }
 
 /// Labels of a probe that has ended, for its metrics.
@@ -77,6 +77,8 @@ struct ScheduledProbe {
 struct PodEntry {
     pod: Pod,
     probes: Vec<ProbeId>,
+    /// Containers that ran when the pod was first observed: any of them may be older than the agent.
+    first: Vec<ContainerId>,
 }
 
 /// All probes.
@@ -114,18 +116,23 @@ impl Table {
         if targets.is_empty() && !self.pods.contains_key(&uid) {
             return Vec::new();
         }
-        let known = self.pods.remove(&uid).map(|entry| entry.probes).unwrap_or_default();
+        let (known, first) = match self.pods.remove(&uid) {
+            Some(entry) => (entry.probes, entry.first),
+            None => (Vec::new(), snapshot.running().map(|container| container.id.clone()).collect()),
+        };
         let probes: Vec<ProbeId> = targets.into_iter().map(|target| self.find_or_add(&uid, &known, target)).collect();
         let replaced = known.into_iter().filter(|id| !probes.contains(id));
-        let entry = PodEntry { pod: pod.clone(), probes: probes.iter().copied().chain(replaced).collect() };
-        self.pods.insert(uid.clone(), entry);
+        let all = probes.iter().copied().chain(replaced).collect();
+        self.pods.insert(uid.clone(), PodEntry { pod: pod.clone(), probes: all, first: first.clone() });
         let ended = self.retain(&uid, |id, _| probes.contains(&id));
         self.results.retain_containers(&uid, |id| snapshot.by_id(id).is_some());
+        // What did not run when the pod was first observed is new, also by a clock that was set back since then.
+        let moment_of = |id: &ContainerId| Moment { agent: moment.agent.filter(|_| first.contains(id)), ..moment };
         let mut status = None;
         for id in probes {
-            self.observe_probe(id, snapshot, moment, &mut |instance| {
+            self.observe_probe(id, snapshot, &moment_of, &mut |instance| {
                 let status = status.get_or_insert_with(last_status);
-                Known::of(status.as_ref(), &instance.id, instance.started_at, moment.agent)
+                Known::of(status.as_ref(), &instance.id, instance.started_at, moment_of(&instance.id).agent)
             });
             self.requeue(id);
         }
@@ -150,7 +157,7 @@ impl Table {
         &mut self,
         id: ProbeId,
         snapshot: &PodSnapshot,
-        moment: Moment,
+        moment_of: &dyn Fn(&ContainerId) -> Moment,
         known: &mut dyn FnMut(&ContainerStatus) -> Known,
     ) {
         let Some(entry) = self.probes.get_mut(&id) else { return };
@@ -168,7 +175,7 @@ impl Table {
         let gated = kind != ProbeKind::Startup
             && entry.target.has_startup_probe
             && known.initial(ProbeKind::Startup) != ProbeResult::Success;
-        let first_run = first_run(running, &entry.state, moment);
+        let first_run = first_run(running, &entry.state, moment_of(&running.id));
         entry.state.begin(Beginning { id: running.id.clone(), first_run, gated, initial });
         self.results.set(&entry.uid, &running.id, kind, initial);
     }
@@ -320,7 +327,7 @@ fn first_run(running: &ContainerStatus, state: &ProbeState, moment: Moment) -> I
     let started = SystemTime::UNIX_EPOCH + Duration::from_nanos(started);
     let age = moment.wall.duration_since(started).unwrap_or_default();
     let delay = terms.initial_delay.saturating_sub(age);
-    let wait = if started < moment.agent {
+    let wait = if moment.agent.is_some_and(|agent| started < agent) {
         terms.period.mul_f64(fastrand::f64())
     } else if terms.initial_delay.is_zero() && state.first_failure_may_kill() {
         terms.period.saturating_sub(age)

@@ -72,7 +72,7 @@ struct EventSeries {
 /// A token bucket.
 struct Bucket {
     tokens: f64,
-    last: i64,
+    last: Duration,
 }
 
 impl Correlator {
@@ -81,11 +81,12 @@ impl Correlator {
         Self { host: host.to_owned(), similar, delivered, buckets }
     }
 
-    /// Decides about an event; `now` is in nanoseconds since the Unix epoch.
-    pub(super) fn correlate(&mut self, occurrence: &Occurrence, now: i64) -> CorrelationResult {
+    /// Decides about an event; `now` is in nanoseconds since the Unix epoch, `uptime` monotonic: a clock that was set back would
+    /// not fill the bucket of the spam filter until it has caught up.
+    pub(super) fn correlate(&mut self, occurrence: &Occurrence, now: i64, uptime: Duration) -> CorrelationResult {
         let (event, key) = self.aggregate(occurrence, now);
         let result = self.count(event, key);
-        if self.passes(occurrence, now) { result } else { CorrelationResult::Drop }
+        if self.passes(occurrence, uptime) { result } else { CorrelationResult::Drop }
     }
 
     /// The event itself, or the aggregate of many similar ones; and the key it is counted under.
@@ -124,11 +125,11 @@ impl Correlator {
         if known { CorrelationResult::Patch(event) } else { CorrelationResult::Create(event) }
     }
 
-    fn passes(&mut self, occurrence: &Occurrence, now: i64) -> bool {
+    fn passes(&mut self, occurrence: &Occurrence, uptime: Duration) -> bool {
         let key = digest(b"spam", occurrence, &[]);
-        let bucket = self.buckets.entry(key, || Bucket { tokens: BURST, last: now });
-        let refilled = elapsed(bucket.last, now).as_secs_f64() / REFILL.as_secs_f64();
-        *bucket = Bucket { tokens: (bucket.tokens + refilled).min(BURST), last: now.max(bucket.last) };
+        let bucket = self.buckets.entry(key, || Bucket { tokens: BURST, last: uptime });
+        let refilled = uptime.saturating_sub(bucket.last).as_secs_f64() / REFILL.as_secs_f64();
+        *bucket = Bucket { tokens: (bucket.tokens + refilled).min(BURST), last: uptime };
         if bucket.tokens < 1.0 {
             return false;
         }

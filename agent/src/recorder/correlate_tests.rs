@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Event;
 use proptest::prelude::*;
@@ -32,6 +33,11 @@ fn on(pod: &str, reason: &str, message: &str, nanos: i64) -> Occurrence {
     }
 }
 
+/// With a wall clock that is never set.
+fn correlate(correlator: &mut Correlator, occurrence: &Occurrence, now: i64) -> CorrelationResult {
+    correlator.correlate(occurrence, now, Duration::from_nanos((now - T0).unsigned_abs()))
+}
+
 fn created(result: CorrelationResult) -> Event {
     match result {
         CorrelationResult::Create(event) => event,
@@ -49,10 +55,10 @@ fn patched(result: CorrelationResult) -> Event {
 #[test]
 fn the_same_event_again_is_counted_up_under_its_name() {
     let mut correlator = Correlator::new("node");
-    let first = created(correlator.correlate(&on("p", "BackOff", "again", T0), T0));
+    let first = created(correlate(&mut correlator, &on("p", "BackOff", "again", T0), T0));
     let later = T0 + 70 * SECOND;
-    let second = patched(correlator.correlate(&on("p", "BackOff", "again", later), later));
-    let third = patched(correlator.correlate(&on("p", "BackOff", "again", later), later));
+    let second = patched(correlate(&mut correlator, &on("p", "BackOff", "again", later), later));
+    let third = patched(correlate(&mut correlator, &on("p", "BackOff", "again", later), later));
     assert_eq!(second.metadata.name, first.metadata.name);
     assert_eq!(second.first_timestamp, first.first_timestamp);
     assert_ne!(second.last_timestamp, first.last_timestamp);
@@ -71,7 +77,7 @@ fn other_paths_reasons_and_pods_are_other_events() {
     normal.kind = EventType::Normal;
     let others = [plain, on_container, normal, on("p", "Failed", "m", T0), on("q", "BackOff", "m", T0)];
     for occurrence in &others {
-        created(correlator.correlate(occurrence, T0));
+        created(correlate(&mut correlator, occurrence, T0));
     }
 }
 
@@ -79,7 +85,7 @@ fn other_paths_reasons_and_pods_are_other_events() {
 fn the_tenth_distinct_message_is_folded() {
     let mut correlator = Correlator::new("node");
     let send = |correlator: &mut Correlator, number: u32, at: i64| {
-        correlator.correlate(&on("p", "Failed", &format!("error {number}"), at), at)
+        correlate(correlator, &on("p", "Failed", &format!("error {number}"), at), at)
     };
     for number in 1..=9 {
         assert_eq!(created(send(&mut correlator, number, T0)).message, Some(format!("error {number}")));
@@ -95,7 +101,7 @@ fn the_tenth_distinct_message_is_folded() {
     assert_eq!(again.message.as_deref(), Some("(combined from similar events): error 11"));
     assert_eq!(again.count, Some(2));
     // Another reason has not had ten.
-    created(correlator.correlate(&on("p", "BackOff", "error 12", T0), T0));
+    created(correlate(&mut correlator, &on("p", "BackOff", "error 12", T0), T0));
 }
 
 fn named(name: &str) -> k8s_openapi::api::core::v1::Pod {
@@ -110,10 +116,10 @@ fn ten_minutes_of_silence_forget_the_messages() {
     let messages = |pause: i64| {
         let mut correlator = Correlator::new("node");
         for number in 1..=9 {
-            correlator.correlate(&on("p", "Failed", &format!("error {number}"), T0), T0);
+            correlate(&mut correlator, &on("p", "Failed", &format!("error {number}"), T0), T0);
         }
         let at = T0 + pause * SECOND;
-        created(correlator.correlate(&on("p", "Failed", "error 10", at), at)).message.unwrap_or_default()
+        created(correlate(&mut correlator, &on("p", "Failed", "error 10", at), at)).message.unwrap_or_default()
     };
     assert_eq!(messages(600), "(combined from similar events): error 10");
     assert_eq!(messages(601), "error 10");
@@ -122,36 +128,46 @@ fn ten_minutes_of_silence_forget_the_messages() {
 #[test]
 fn an_object_has_twenty_five_at_once_and_one_each_five_minutes() {
     let mut correlator = Correlator::new("node");
-    let mut passed = |at: i64| correlator.correlate(&on("p", "BackOff", "m", at), at) != CorrelationResult::Drop;
+    let mut passed = |at: i64| correlate(&mut correlator, &on("p", "BackOff", "m", at), at) != CorrelationResult::Drop;
     assert_eq!((0..40).filter(|_| passed(T0)).count(), 25);
     assert!(!passed(T0 + 299 * SECOND));
     assert!(passed(T0 + 300 * SECOND));
     assert!(!passed(T0 + 300 * SECOND));
-    // A clock set back fills nothing.
-    assert!(!passed(T0 - 900 * SECOND));
-    assert!(!passed(T0 + 300 * SECOND));
+}
+
+#[test]
+fn a_clock_that_is_set_neither_fills_the_spam_filter_nor_keeps_it_from_filling() {
+    let mut correlator = Correlator::new("node");
+    let mut passed = |at: i64, uptime: u64| {
+        let occurrence = on("p", "BackOff", "m", at);
+        correlator.correlate(&occurrence, at, Duration::from_secs(uptime)) != CorrelationResult::Drop
+    };
+    assert_eq!((0..40).filter(|_| passed(T0, 0)).count(), 25);
+    assert!(!passed(T0 + 9000 * SECOND, 1));
+    assert!(!passed(T0 - 9000 * SECOND, 2));
+    assert!(passed(T0 - 9000 * SECOND, 300));
 }
 
 #[test]
 fn what_is_dropped_has_been_counted() {
     let mut correlator = Correlator::new("node");
     for _ in 0..30 {
-        correlator.correlate(&on("p", "BackOff", "m", T0), T0);
+        correlate(&mut correlator, &on("p", "BackOff", "m", T0), T0);
     }
     let at = T0 + 300 * SECOND;
-    assert_eq!(patched(correlator.correlate(&on("p", "BackOff", "m", at), at)).count, Some(31));
+    assert_eq!(patched(correlate(&mut correlator, &on("p", "BackOff", "m", at), at)).count, Some(31));
 }
 
 #[test]
 fn memories_are_bounded() {
     let mut correlator = Correlator::new("node");
-    created(correlator.correlate(&on("first", "BackOff", "m", T0), T0));
+    created(correlate(&mut correlator, &on("first", "BackOff", "m", T0), T0));
     for number in 0..4096 {
-        created(correlator.correlate(&on(&format!("p{number}"), "BackOff", "m", T0), T0));
+        created(correlate(&mut correlator, &on(&format!("p{number}"), "BackOff", "m", T0), T0));
     }
     // Forgotten, so it is new.
-    created(correlator.correlate(&on("first", "BackOff", "m", T0), T0));
-    patched(correlator.correlate(&on("p4095", "BackOff", "m", T0), T0));
+    created(correlate(&mut correlator, &on("first", "BackOff", "m", T0), T0));
+    patched(correlate(&mut correlator, &on("p4095", "BackOff", "m", T0), T0));
 }
 
 proptest! {
@@ -165,7 +181,7 @@ proptest! {
         for (pod, reason, message, pause) in steps {
             now += pause * SECOND + 1;
             let occurrence = on(&format!("p{pod}"), &format!("r{reason}"), &format!("m{message}"), now);
-            let event = match correlator.correlate(&occurrence, now) {
+            let event = match correlate(&mut correlator, &occurrence, now) {
                 CorrelationResult::Drop => continue,
                 CorrelationResult::Create(event) => {
                     prop_assert!(names.insert(event.metadata.name.clone()));

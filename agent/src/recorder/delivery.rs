@@ -41,6 +41,7 @@ pub struct Queue {
     receiver: mpsc::Receiver<Occurrence>,
     correlator: Correlator,
     clock: Clock,
+    started: Instant,
     observer: Arc<dyn RecorderObserver>,
     log_limit: LogRateLimit,
 }
@@ -53,7 +54,7 @@ impl Queue {
         observer: Arc<dyn RecorderObserver>,
     ) -> Self {
         let (correlator, log_limit) = (Correlator::new(node), LogRateLimit::default());
-        Self { receiver, correlator, clock, observer, log_limit }
+        Self { receiver, correlator, clock, started: Instant::now(), observer, log_limit }
     }
 
     /// The next event, if one waits.
@@ -112,7 +113,7 @@ impl Queue {
     }
 
     async fn send(&mut self, client: &kube::Client, occurrence: &Occurrence, shutdown: &CancellationToken) {
-        let result = self.correlator.correlate(occurrence, self.clock.wall_nanos());
+        let result = self.correlator.correlate(occurrence, self.clock.wall_nanos(), self.started.elapsed());
         for attempt in 1..=TRIES {
             let outcome = match &result {
                 CorrelationResult::Drop => return self.observer.lost(Loss::Spam),

@@ -53,7 +53,7 @@ pub struct StatusInput<'a> {
     pub probes: Option<&'a ProbeResults>,
     /// `status.qosClass` computed from the spec; a value set by the API server is kept.
     pub qos_class: &'a str,
-    /// Requests and limits of the whole pod, if its quantities can be read (KEP-5419).
+    /// Requests and limits of the whole pod, if its quantities can be read and its status is to have them (KEP-5419).
     pub resources: Option<&'a ResourceRequirements>,
     /// Resizes of the pod (KEP-1287).
     pub resize: ResizeView<'a>,
@@ -105,9 +105,10 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
 
 /// `status.resources`: what is allocated, or the previous one until that is applied.
 fn pod_resources(input: &StatusInput<'_>) -> Option<ResourceRequirements> {
+    let resources = input.resources?;
     let was_running = input.old.phase.as_deref() == Some("Running");
     let previous = input.old.resources.as_ref().filter(|_| input.resize.is_resizing && was_running);
-    previous.or(input.resources).cloned()
+    Some(previous.unwrap_or(resources).clone())
 }
 
 fn qos_class(input: &StatusInput<'_>) -> String {

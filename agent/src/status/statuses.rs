@@ -58,7 +58,7 @@ pub struct PodObservations<'a> {
     pub reasons: &'a HashMap<String, StartFailure>,
     /// QoS class computed from the spec.
     pub qos_class: &'a str,
-    /// Requests and limits of the whole pod; `None` if a quantity cannot be read.
+    /// Requests and limits of the whole pod; `None` if a quantity cannot be read, or the status is not to have them.
     pub resources: Option<ResourceRequirements>,
     /// How far resizes of the pod are.
     pub resize: ResizeView<'a>,

@@ -271,8 +271,9 @@ async fn invalid_names_are_not_requested() {
     let names = ["../secrets/x", "a?b", "a&watch=false", "a%2f", "A", "", "-a", &"a".repeat(254)];
     let _registration = room.register("u", &names, &[]);
     for name in names {
-        let error = room.value(name).await;
-        assert!(error.contains("the name is not a DNS subdomain"), "{error}");
+        let error = room.objects.config_map("ns", name).await.expect_err("no name");
+        assert!(error.to_string().contains("the name is not a DNS subdomain"), "{error}");
+        assert!(error.is_not_found(), "an optional reference may have any name");
     }
     assert_eq!(room.api.take_requests(), [""; 0]);
 }

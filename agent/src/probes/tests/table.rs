@@ -63,7 +63,8 @@ impl World {
     fn observe(&mut self, pod: &Pod, snapshot: &PodSnapshot, seconds: f64) -> usize {
         let agent =
             SystemTime::UNIX_EPOCH + Duration::from_nanos(testing::T0.unsigned_abs()) + Duration::from_secs(AGENT);
-        let moment = Moment { now: self.at(seconds), wall: agent + Duration::from_secs_f64(seconds), agent };
+        let wall = agent + Duration::from_secs_f64(seconds);
+        let moment = Moment { now: self.at(seconds), wall, agent: Some(agent) };
         let last_status = self.last_status.clone();
         self.table.observe(pod, snapshot, &|| last_status.clone(), moment).len()
     }
@@ -202,6 +203,18 @@ async fn a_restart_of_the_agent_spreads_probes_over_a_period_and_keeps_what_was_
     let due = world.table.next_due().expect("readiness is due");
     assert!(due < world.at(10.0), "within a period");
     assert_eq!(world.due(10.0), ["a-0 Readiness"], "it has started");
+}
+
+#[tokio::test]
+async fn an_instance_that_appears_after_the_clock_was_set_back_is_new() {
+    let (mut world, pod) = (World::new(), pod(&["startup", "readiness"]));
+    world.last_status = serde_json::from_value(json!({ "conditions": [{ "type": "Ready", "status": "True" }] })).ok();
+    world.observe(&pod, &snapshot(vec![exited("a", 1, 1)]), 0.0);
+    // By its time it was started before the agent.
+    world.observe(&pod, &snapshot(vec![running("a", 0)]), 1.0);
+    assert_eq!(world.result(ProbeKind::Startup, "a-0"), Some(ProbeResult::Unknown));
+    assert_eq!(world.result(ProbeKind::Readiness, "a-0"), Some(ProbeResult::Failure));
+    assert_eq!(world.due(1.0), ["a-0 Startup"], "at once");
 }
 
 #[tokio::test]

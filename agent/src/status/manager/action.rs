@@ -30,7 +30,7 @@ pub(super) enum SyncAction {
 }
 
 /// The next request for the pod with this UID, given the newest known API `copy`. The final status is always sent before
-/// the deletion.
+/// the deletion. A patch that has no effect is returned again: the caller knows, and asks [`may_delete`].
 pub(super) fn next(uid: &PodUid, stored: &Stored, copy: &Pod, now: &Time) -> SyncAction {
     let is_mirror = is_mirror(uid, copy);
     let nothing = PodStatus::default();
@@ -46,11 +46,14 @@ pub(super) fn next(uid: &PodUid, stored: &Stored, copy: &Pod, now: &Time) -> Syn
             false => SyncAction::Patch(patch),
         };
     }
-    let is_terminal_there = api.phase.as_deref().is_some_and(is_terminal) && stored.is_finished;
-    if is_terminal_there && spec::deletion_requested(copy) && !is_mirror {
-        return SyncAction::Delete;
-    }
-    SyncAction::None
+    if may_delete(uid, stored, copy) { SyncAction::Delete } else { SyncAction::None }
+}
+
+/// True if the API copy is to be deleted, as far as the API server keeps what it was sent.
+pub(super) fn may_delete(uid: &PodUid, stored: &Stored, copy: &Pod) -> bool {
+    let phase = copy.status.as_ref().and_then(|status| status.phase.as_deref());
+    let has_ended = stored.is_finished && phase.is_some_and(is_terminal);
+    has_ended && spec::deletion_requested(copy) && !is_mirror(uid, copy)
 }
 
 /// True if the API copy has no container statuses and the new one only has containers that will be created.

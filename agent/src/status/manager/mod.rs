@@ -9,7 +9,7 @@
 //!  10 s, retries ──┘    (coalesced)         │
 //!                                           ├─▶ PATCH pods/status ─▶ answer: the newest copy
 //!                                           ├─▶ DELETE, grace 0, this UID only
-//!                                           └─▶ GET, after a lost answer
+//!                                           └─▶ GET, after a lost answer, and some time after a 404
 //! ```
 //!
 //! One request per pod at a time, several pods in parallel. The API copy is the watch's or the last answer's, whichever

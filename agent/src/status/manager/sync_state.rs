@@ -4,10 +4,13 @@ use std::hash::DefaultHasher;
 use std::hash::Hash as _;
 use std::hash::Hasher as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use serde_json::Value;
+use tokio::time::Instant;
 
+use super::backoff;
 use crate::model::Pod;
 
 /// Sync state of one pod.
@@ -16,7 +19,7 @@ pub(super) struct SyncState {
     /// The last answer, while it is newer than what the watch has brought.
     answer: Option<Pod>,
     /// An answer was lost: the pod must be read again before the copy is used.
-    pub must_read: bool,
+    pub answer_lost: bool,
     /// Consecutive failed calls.
     pub failures: u32,
     /// The newest status version whose latency was observed.
@@ -27,6 +30,29 @@ pub(super) struct SyncState {
     patched: Option<(u64, ObjectVersion, u64)>,
     /// A UID that the API server no longer has and never will have again.
     gone: Option<String>,
+    /// The API server said that it has no such pod.
+    absent: Option<Absence>,
+}
+
+/// What a 404 was about. It is not the last word while the watch shows the pod: a proxy may have sent it.
+#[derive(Debug)]
+struct Absence {
+    uid: Option<String>,
+    /// Answers of this kind in a row.
+    answers: u32,
+    /// When the pod is read again.
+    until: Instant,
+}
+
+/// Whether a pod must be read before the watch's copy of it is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reading {
+    /// The copy is good.
+    NotNeeded,
+    /// Now.
+    Due,
+    /// Yes, and not yet.
+    Later,
 }
 
 /// Identifies one state of one API object: UID and resource version.
@@ -64,7 +90,8 @@ impl SyncState {
     /// The API server answered with the pod.
     pub(super) fn answered(&mut self, pod: ApiPod) {
         self.answer = Some(Arc::new(pod));
-        self.must_read = false;
+        self.answer_lost = false;
+        self.absent = None;
         self.failures = 0;
     }
 
@@ -79,9 +106,31 @@ impl SyncState {
         self.patched.as_ref().is_some_and(|patched| *patched == (version, object_version(copy), patch_hash))
     }
 
-    /// The API server has no pod of this UID: the watch lags behind.
+    /// The pod of this UID was deleted, or another one has its name: the watch lags behind.
     pub(super) fn set_gone(&mut self, copy: &ApiPod) {
         *self = Self { gone: copy.metadata.uid.clone(), measured: self.measured, ..Self::default() };
+    }
+
+    /// The API server says that it has no such pod. Most often the watch lags behind, and nothing more is to be asked; if it
+    /// still shows this UID after a while, it is read again. Returns that while, which grows.
+    pub(super) fn set_absent(&mut self, copy: &ApiPod, now: Instant) -> Duration {
+        let uid = copy.metadata.uid.clone();
+        let known = self.absent.as_ref().filter(|absent| absent.uid == uid);
+        let answers = known.map_or(0, |absent| absent.answers).saturating_add(1);
+        let wait = backoff::while_absent(answers);
+        let absent = Some(Absence { uid, answers, until: now + wait });
+        *self = Self { absent, measured: self.measured, ..Self::default() };
+        wait
+    }
+
+    /// Whether the pod must be read before the watch's copy is used.
+    pub(super) fn reading(&self, watched: &ApiPod, now: Instant) -> Reading {
+        match self.absent.as_ref().filter(|absent| absent.uid == watched.metadata.uid) {
+            Some(absent) if now < absent.until => Reading::Later,
+            Some(_) => Reading::Due,
+            None if self.answer_lost => Reading::Due,
+            None => Reading::NotNeeded,
+        }
     }
 
     /// This status version and this copy agree.
@@ -144,5 +193,23 @@ mod tests {
         state.set_gone(&pod("u", "9"));
         assert!(state.is_in_sync(5, &pod("u", "4")), "deleted pods need nothing, whatever the watch still shows");
         assert!(!state.is_in_sync(5, &pod("new", "9")));
+    }
+
+    #[test]
+    fn an_absent_pod_is_read_again_after_growing_pauses() {
+        let (mut state, mut now) = (SyncState::default(), Instant::now());
+        let known = pod("u", "7");
+        assert_eq!(state.reading(&known, now), Reading::NotNeeded);
+        for seconds in [10, 20, 40] {
+            let wait = state.set_absent(&known, now);
+            assert_eq!(wait, Duration::from_secs(seconds));
+            assert_eq!(state.reading(&known, now + wait - Duration::from_secs(1)), Reading::Later);
+            assert_eq!(state.reading(&pod("u", "9"), now + wait), Reading::Due);
+            assert_eq!(state.reading(&pod("new", "9"), now), Reading::NotNeeded, "another mirror pod");
+            now += wait;
+        }
+        state.answered(Arc::unwrap_or_clone(pod("u", "9")));
+        assert_eq!(state.reading(&known, now), Reading::NotNeeded);
+        assert_eq!(state.set_absent(&known, now), Duration::from_secs(10));
     }
 }

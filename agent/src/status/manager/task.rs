@@ -24,6 +24,7 @@ use super::action::SyncAction;
 use super::api::PodApi;
 use super::api::PodApiError;
 use super::backoff;
+use super::sync_state::Reading;
 use super::sync_state::SyncState;
 use super::sync_state::patch_hash;
 use crate::metrics::Metrics;
@@ -194,8 +195,11 @@ impl Sending {
         let stored = manager.statuses.stored(&uid);
         let Some((stored, watched)) = stored.zip(manager.api_view.copies.api_copy(&uid)) else { return };
         let state = self.states.entry(uid.clone()).or_default();
-        if state.must_read {
-            return self.request(uid, watched, None, Request::Get);
+        match state.reading(&watched, Instant::now()) {
+            Reading::NotNeeded => {}
+            Reading::Due => return self.request(uid, watched, None, Request::Get),
+            // Reconciling looks again.
+            Reading::Later => return,
         }
         let copy = state.newest(watched);
         if state.is_in_sync(stored.version, &copy) {
@@ -212,7 +216,10 @@ impl Sending {
                 let patch_hash = patch_hash(&patch);
                 if state.is_without_effect(stored.version, patch_hash, &copy) {
                     tracing::debug!(pod = %pod_ref(&copy), %patch, "the API server does not keep these status fields");
-                    return state.set_in_sync(stored.version, &copy);
+                    return match action::may_delete(&uid, &stored, &copy) {
+                        true => self.request(uid, copy, None, Request::Delete),
+                        false => state.set_in_sync(stored.version, &copy),
+                    };
                 }
                 let carries = Some(Carried { version: stored.version, made_at: stored.at, patch_hash });
                 self.request(uid, copy, carries, Request::Patch(patch));
@@ -258,9 +265,14 @@ impl Sending {
                     self.queue.insert(uid);
                 }
             }
-            Ok(Answered::Pod(_)) | Err(PodApiError::NotFound) => {
+            Ok(Answered::Pod(_)) => {
                 state.set_gone(&asked.copy);
-                tracing::debug!(pod = %at, "pod no longer exists at the API server");
+                tracing::debug!(pod = %at, "another pod has this name at the API server");
+                self.queue.extend(asked.again.then_some(uid));
+            }
+            Err(PodApiError::NotFound) => {
+                let wait = state.set_absent(&asked.copy, Instant::now());
+                tracing::debug!(pod = %at, retry_in = ?wait, "pod does not exist at the API server");
                 self.queue.extend(asked.again.then_some(uid));
             }
             Ok(Answered::Deleted) => {
@@ -268,7 +280,7 @@ impl Sending {
                 tracing::info!(pod = %at, "pod deleted from the API server");
             }
             Err(error) => {
-                state.must_read |= !matches!(error, PodApiError::Refused(_));
+                state.answer_lost |= !matches!(error, PodApiError::Refused(_));
                 state.failures = state.failures.saturating_add(1);
                 let wait = backoff::after(state.failures, fastrand::f64());
                 tracing::warn!(pod = %at, %error, retry_in = ?wait, "failed to send pod status");

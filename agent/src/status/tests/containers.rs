@@ -388,5 +388,11 @@ fn resources_of_the_pod_are_reported() {
         serde_json::from_value(serde_json::json!({"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}))
             .expect("resources");
     let status = one("Always", vec![]).with(|s| s.resources = Some(resources.clone())).generate();
-    assert_eq!((status.allocated_resources, status.resources), (resources.requests.clone(), Some(resources)));
+    assert_eq!((&status.allocated_resources, &status.resources), (&resources.requests, &Some(resources.clone())));
+    let without = one("Always", vec![]).with(|s| {
+        s.old = k8s_openapi::api::core::v1::PodStatus { phase: Some("Running".to_owned()), ..status };
+        s.resize.is_resizing = true;
+    });
+    let status = without.generate();
+    assert_eq!((status.allocated_resources, status.resources), (None, None), "their gate is off now");
 }

@@ -33,6 +33,8 @@ pub(super) enum Fault {
     Conflict,
     /// 403.
     Refused,
+    /// 404 without being executed, as of a proxy that has lost its API servers.
+    NotFound,
     /// It takes this long and succeeds.
     Slow(Duration),
 }
@@ -173,6 +175,7 @@ impl Server {
             Fault::LostCall => Err(PodApiError::Unanswered("refused".into())),
             Fault::Conflict => Err(PodApiError::Conflict("changed".into())),
             Fault::Refused => Err(PodApiError::Refused("403".into())),
+            Fault::NotFound => Err(PodApiError::NotFound),
         };
         drop(inner);
         self.changes.send_modify(|count| *count += 1);
