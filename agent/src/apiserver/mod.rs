@@ -267,6 +267,6 @@ fn user_agent((own, kubernetes): (&str, &str)) -> HeaderValue {
 }
 
 #[cfg(test)]
-mod test_server;
+pub(crate) mod test_server;
 #[cfg(test)]
 mod tests;

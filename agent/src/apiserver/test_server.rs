@@ -39,14 +39,14 @@ use tokio_util::sync::CancellationToken;
 use super::tls::install_crypto;
 
 /// A certificate authority.
-pub(super) struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// Its certificate.
     pub pem: String,
 }
 
 impl Authority {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, "test authority");
@@ -56,7 +56,7 @@ impl Authority {
     }
 
     /// Certificate and key, PEM.
-    pub(super) fn issue(&self, name: &str) -> (String, String) {
+    pub(crate) fn issue(&self, name: &str) -> (String, String) {
         let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).expect("names");
         params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().expect("a key");
@@ -66,7 +66,7 @@ impl Authority {
 }
 
 /// What the server does with a request.
-pub(super) enum Reply {
+pub(crate) enum Reply {
     /// Answers with status, headers and body.
     Answer(u16, Vec<(&'static str, String)>, String),
     /// Sends these lines and then nothing, without ending.
@@ -76,14 +76,14 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    pub(super) fn json(status: u16, body: serde_json::Value) -> Self {
+    pub(crate) fn json(status: u16, body: serde_json::Value) -> Self {
         Self::Answer(status, Vec::new(), body.to_string())
     }
 }
 
 /// A received request.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     /// Number of the connection, from 1.
     pub connection: usize,
     /// Subject of the client certificate.
@@ -99,7 +99,7 @@ pub(super) struct Seen {
 type Handler = Arc<dyn Fn(&Seen) -> Reply + Send + Sync>;
 
 /// The running server; ends, and breaks all its connections, when dropped.
-pub(super) struct TestServer {
+pub(crate) struct TestServer {
     pub address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
     stop: CancellationToken,
@@ -113,7 +113,7 @@ impl Drop for TestServer {
 
 impl TestServer {
     /// Supports HTTP/1.1 only.
-    pub(super) async fn start_http1(
+    pub(crate) async fn start_http1(
         authority: &Authority,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
@@ -122,12 +122,12 @@ impl TestServer {
         Self::start_with(config, "127.0.0.1:0".parse().expect("an address"), false, handler).await
     }
 
-    pub(super) async fn start(authority: &Authority, handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(authority: &Authority, handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_at(authority, "127.0.0.1:0".parse().expect("an address"), handler).await
     }
 
     /// Sends GOAWAY on the first connection as soon as there is a request on it, without processing it.
-    pub(super) async fn start_leaving(
+    pub(crate) async fn start_leaving(
         authority: &Authority,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
@@ -135,7 +135,7 @@ impl TestServer {
         Self::start_with(config(authority), address, true, handler).await
     }
 
-    pub(super) async fn start_at(
+    pub(crate) async fn start_at(
         authority: &Authority,
         address: SocketAddr,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
@@ -170,12 +170,12 @@ impl TestServer {
         Self { address, seen, stop }
     }
 
-    pub(super) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().expect("a log").clone()
     }
 
     /// Waits until the log fulfils a condition.
-    pub(super) async fn until(&self, wanted: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
+    pub(crate) async fn until(&self, wanted: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
         for _ in 0..1000 {
             let seen = self.seen();
             if wanted(&seen) {
@@ -187,7 +187,7 @@ impl TestServer {
     }
 
     /// A kubeconfig for it in `folder`, with these lines of the user.
-    pub(super) fn kubeconfig(&self, folder: &Path, authority: &Authority, user: &str) -> std::path::PathBuf {
+    pub(crate) fn kubeconfig(&self, folder: &Path, authority: &Authority, user: &str) -> std::path::PathBuf {
         std::fs::write(folder.join("ca.crt"), &authority.pem).expect("written");
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\

@@ -2,9 +2,11 @@
 //!
 //! The list is a streaming list (KEP-3157) where the server supports it, else a paginated one. A watch is requested for
 //! five to ten minutes and then again from the last resource version, so that no change is missed and nothing is listed
-//! twice. After errors there is a pause: 0.8 s, doubling to 30 s, with up to as much jitter; ten seconds without an
-//! error reset it (client-go: two minutes; but a pause that has grown gains nothing for watches that break now and
-//! then). A pause ends early when the server has recovered.
+//! twice. No list is older than what is known, unless the server was restored to an earlier state.
+//!
+//! After errors there is a pause: 0.8 s, doubling to 30 s, with up to as much jitter; ten seconds without an error reset
+//! it (client-go: two minutes; but a pause that has grown gains nothing for watches that break now and then). A pause
+//! ends early when the server has recovered.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -43,6 +45,9 @@ const END_GRACE: Duration = Duration::from_secs(15);
 /// A streaming list that sends nothing for this long is started again. A server that has just started may accept one
 /// before it can serve it.
 const LIST_SILENCE: Duration = Duration::from_secs(30);
+/// A streaming list that was refused this often, since the server lags behind, is replaced by a paginated one: some
+/// servers never catch up.
+const MOST_REFUSALS: u32 = 3;
 /// The head of an answer must arrive within this time; API servers time out after a minute.
 const HEAD: Duration = Duration::from_secs(90);
 
@@ -56,7 +61,8 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let pauses = Pauses::default();
-    let follower = Follower { api, config, recovered, state: State::Start, streaming: true, pauses };
+    let (state, freshness) = (State::Start, Freshness::Any);
+    let follower = Follower { api, config, recovered, state, streaming: true, refusals: 0, freshness, pauses };
     futures_util::stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await;
         Some((event, follower))
@@ -80,9 +86,19 @@ enum State<K> {
 }
 
 enum Page {
-    First { any_version: bool },
+    First,
     Next(String),
     None { version: String },
+}
+
+/// How old a paginated list may be.
+enum Freshness {
+    /// Any state that the server has cached: nothing is known yet.
+    Any,
+    /// Not older than this resource version, which is known.
+    NotOlderThan(String),
+    /// The latest: the server does not have what is known.
+    Latest,
 }
 
 struct Watch<K> {
@@ -99,6 +115,10 @@ struct Follower<K> {
     state: State<K>,
     /// Whether the server is assumed to support streaming lists.
     streaming: bool,
+    /// Streaming lists that were refused since the server lags behind, in a row.
+    refusals: u32,
+    /// Of the next paginated list.
+    freshness: Freshness,
     pauses: Pauses,
 }
 
@@ -124,7 +144,7 @@ where
 
     async fn start(&mut self) -> Option<Event<K>> {
         if !self.streaming {
-            self.state = State::Paging(Vec::new().into_iter(), Page::First { any_version: true });
+            self.state = State::Paging(Vec::new().into_iter(), Page::First);
             return Some(Event::Init);
         }
         match self.open(true, "").await {
@@ -137,14 +157,20 @@ where
         None
     }
 
-    /// A server without streaming lists is asked for pages from now on; one that is unavailable is waited for.
+    /// A server without streaming lists is asked for pages from now on; one that is unavailable or lags behind is waited
+    /// for.
     async fn no_streaming(&mut self, error: &kube::Error) {
-        match action_for(error) {
-            WatchErrorAction::Resume => self.pause("list", error).await,
-            WatchErrorAction::Relist => {
-                tracing::debug!(kind = self.kind(), "no streaming list, listing in pages: {error}");
-                self.streaming = false;
-            }
+        let lags = lags_behind(error);
+        if action_for(error) == WatchErrorAction::Relist && !lags {
+            tracing::debug!(kind = self.kind(), "no streaming list, listing in pages: {error}");
+            self.streaming = false;
+            return;
+        }
+        self.pause("list", error).await;
+        self.refusals += u32::from(lags);
+        if self.refusals >= MOST_REFUSALS {
+            // What its cache has may be old.
+            (self.streaming, self.freshness) = (false, Freshness::Latest);
         }
     }
 
@@ -160,12 +186,13 @@ where
                 Some(Event::InitApply(object))
             }
             Some(Ok(WatchEvent::Bookmark(mark))) => {
-                let complete = mark.metadata.annotations.contains_key("k8s.io/initial-events-end");
-                self.state = match complete {
-                    true => State::Watching(watch, mark.metadata.resource_version),
-                    false => State::Streaming(watch),
-                };
-                complete.then_some(Event::InitDone)
+                if !mark.metadata.annotations.contains_key("k8s.io/initial-events-end") {
+                    self.state = State::Streaming(watch);
+                    return None;
+                }
+                self.refusals = 0;
+                self.state = State::Watching(watch, mark.metadata.resource_version);
+                Some(Event::InitDone)
             }
             Some(Ok(WatchEvent::Deleted(_))) => {
                 self.state = State::Streaming(watch);
@@ -194,7 +221,7 @@ where
         if let Page::None { version } = next {
             self.state = State::Known(version);
             // A later list may stream again.
-            self.streaming = true;
+            (self.streaming, self.refusals) = (true, 0);
             return Some(Event::InitDone);
         }
         match in_time(self.api.list(&self.list_params(&next))).await {
@@ -204,7 +231,12 @@ where
                 let next = more.map_or(Page::None { version }, Page::Next);
                 self.state = State::Paging(list.items.into_iter(), next);
             }
-            Err(error) => self.pause("list", &error).await,
+            Err(error) => {
+                if action_for(&error) == WatchErrorAction::Relist {
+                    self.freshness = Freshness::Latest;
+                }
+                self.pause("list", &error).await;
+            }
         }
         None
     }
@@ -255,7 +287,10 @@ where
         self.pause("watch", error).await;
         self.state = match action_for(error) {
             WatchErrorAction::Resume => State::Known(version),
-            WatchErrorAction::Relist => State::Start,
+            WatchErrorAction::Relist => {
+                self.freshness = Freshness::after(error, version);
+                State::Start
+            }
         };
     }
 
@@ -274,19 +309,23 @@ where
         Ok(Watch { events, began, until, silent: true })
     }
 
-    /// The first list may be served from the API server's watch cache at any resource version, and is not paginated
-    /// then; later ones and those after a failure are read from etcd.
+    /// The latest list is read from etcd in pages. Any other may be served from the API server's watch cache, and is not
+    /// paginated. That cache may be old: once something is known, its resource version is named.
     fn list_params(&self, page: &Page) -> ListParams {
-        let any = matches!(page, Page::First { any_version: true });
+        let version = match (page, &self.freshness) {
+            (Page::First, Freshness::Any) => Some("0".to_owned()),
+            (Page::First, Freshness::NotOlderThan(version)) => Some(version.clone()),
+            _ => None,
+        };
         ListParams {
             label_selector: self.config.label_selector.clone(),
             field_selector: self.config.field_selector.clone(),
-            version_match: any.then_some(VersionMatch::NotOlderThan),
-            resource_version: any.then(|| "0".to_owned()),
-            limit: (!any).then(|| self.config.page_size.unwrap_or(PAGE)),
+            version_match: version.is_some().then_some(VersionMatch::NotOlderThan),
+            limit: version.is_none().then(|| self.config.page_size.unwrap_or(PAGE)),
+            resource_version: version,
             continue_token: match page {
                 Page::Next(token) => Some(token.clone()),
-                Page::First { .. } | Page::None { .. } => None,
+                Page::First | Page::None { .. } => None,
             },
             ..ListParams::default()
         }
@@ -301,6 +340,15 @@ where
 
     fn kind(&self) -> &str {
         self.api.resource_url().rsplit('/').next().unwrap_or_default()
+    }
+}
+
+impl Freshness {
+    /// Of the list after a watch from `version` that cannot be resumed. One in the future may never come: the server was
+    /// restored to an earlier state, or lags behind.
+    fn after(error: &kube::Error, version: String) -> Self {
+        let in_future = matches!(error, kube::Error::Api(status) if too_new(status));
+        if in_future || version.is_empty() { Self::Latest } else { Self::NotOlderThan(version) }
     }
 }
 
@@ -342,7 +390,12 @@ fn action_for(error: &kube::Error) -> WatchErrorAction {
     }
 }
 
-/// The server was restored to an earlier state.
+/// True if the server's cache has not got as far as was asked for, or not as far back: another try may succeed.
+fn lags_behind(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 410 || too_new(status))
+}
+
+/// The server has not got to a resource version: its cache lags behind, or it was restored to an earlier state.
 fn too_new(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")

@@ -75,6 +75,19 @@ fn status(code: u16, reason: &str) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": reason, "reason": reason, "code": code})
 }
 
+/// The server has not got to a resource version.
+fn too_large() -> Value {
+    let mut value = status(504, "Timeout");
+    let cause = json!({"reason": "ResourceVersionTooLarge", "message": "Too large resource version"});
+    value["details"] = json!({"causes": [cause]});
+    value
+}
+
+fn list(items: &Value, version: &str, more: &str) -> Value {
+    json!({"kind": "ConfigMapList", "apiVersion": "v1", "items": items,
+           "metadata": {"resourceVersion": version, "continue": more}})
+}
+
 fn object(name: &str, version: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "resourceVersion": version}})
 }
@@ -183,14 +196,10 @@ async fn a_server_without_streaming_lists_gets_paginated_lists() {
     server.next().await.reject(422, "Invalid");
     let asked = server.next().await;
     assert!(asked.has_parameter("resourceVersion=0") && !asked.query.contains("limit="), "{}", asked.query);
-    let list = |items: Value, version: &str, more: &str| {
-        json!({"kind": "ConfigMapList", "apiVersion": "v1", "items": items,
-               "metadata": {"resourceVersion": version, "continue": more}})
-    };
-    asked.json(200, &list(json!([object("a", "1")]), "5", "next"));
+    asked.json(200, &list(&json!([object("a", "1")]), "5", "next"));
     let asked = server.next().await;
     assert!(asked.has_parameter("continue=next") && asked.has_parameter("limit=500"), "{}", asked.query);
-    asked.json(200, &list(json!([object("b", "2")]), "5", ""));
+    asked.json(200, &list(&json!([object("b", "2")]), "5", ""));
     client.sees("init +a +b done").await;
     let asked = server.next().await;
     assert!(asked.has_parameter("watch=true") && asked.has_parameter("resourceVersion=5"), "{}", asked.query);
@@ -285,6 +294,77 @@ async fn an_expired_resource_version_leads_to_a_new_list() {
         let lines = asked.stream();
         send(&lines, "ADDED", object("b", "40"));
         send(&lines, "BOOKMARK", bookmark("41", true));
+        client.sees("init +b done").await;
+    }
+}
+
+/// What its cache has may be older than what is known: objects that exist would be gone.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_lags_behind_is_asked_for_a_streaming_list_again() {
+    let (mut server, mut client, lines) = watching().await;
+    send(&lines, "ERROR", status(410, "Expired"));
+    for code in [504, 410] {
+        let asked = server.next().await;
+        assert!(asked.has_parameter("sendInitialEvents=true"), "{}", asked.query);
+        let answered = Instant::now();
+        asked.json(code, &if code == 504 { too_large() } else { status(code, "Expired") });
+        let asked = server.next().await;
+        assert!(asked.has_parameter("sendInitialEvents=true"), "{}", asked.query);
+        assert!(answered.elapsed() >= FIRST_PAUSE, "{:?}", answered.elapsed());
+        drop(asked);
+    }
+    let lines = server.next().await.stream();
+    send(&lines, "ADDED", object("a", "40"));
+    send(&lines, "BOOKMARK", bookmark("41", true));
+    client.sees("init +a done").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_never_catches_up_is_asked_for_the_latest_list_in_pages() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    for _ in 0..3 {
+        let asked = server.next().await;
+        assert!(asked.has_parameter("sendInitialEvents=true"), "{}", asked.query);
+        asked.json(504, &too_large());
+    }
+    let asked = server.next().await;
+    assert!(asked.has_parameter("limit=500") && !asked.query.contains("resourceVersion"), "{}", asked.query);
+    asked.json(200, &list(&json!([object("a", "1")]), "5", ""));
+    client.sees("init +a done").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_later_list_in_pages_is_not_older_than_what_is_known() {
+    let (mut server, mut client, lines) = watching().await;
+    send(&lines, "MODIFIED", object("a", "20"));
+    client.sees("=a").await;
+    send(&lines, "ERROR", status(410, "Expired"));
+    server.next().await.reject(422, "Invalid");
+    let asked = server.next().await;
+    assert!(asked.has_parameter("resourceVersion=20") && !asked.query.contains("limit="), "{}", asked.query);
+    assert!(asked.has_parameter("resourceVersionMatch=NotOlderThan"), "{}", asked.query);
+    asked.json(200, &list(&json!([object("b", "21")]), "30", ""));
+    client.sees("init +b done").await;
+    let asked = server.next().await;
+    assert!(asked.has_parameter("watch=true") && asked.has_parameter("resourceVersion=30"), "{}", asked.query);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_was_restored_to_an_earlier_state_is_asked_for_the_latest_list() {
+    for watch_tells in [true, false] {
+        let (mut server, mut client, lines) = watching().await;
+        send(&lines, "ERROR", if watch_tells { too_large() } else { status(410, "Expired") });
+        server.next().await.reject(422, "Invalid");
+        if !watch_tells {
+            let asked = server.next().await;
+            assert!(asked.has_parameter("resourceVersion=10"), "{}", asked.query);
+            asked.json(504, &too_large());
+            client.sees("init").await;
+        }
+        let asked = server.next().await;
+        assert!(asked.has_parameter("limit=500") && !asked.query.contains("resourceVersion"), "{}", asked.query);
+        asked.json(200, &list(&json!([object("b", "2")]), "3", ""));
         client.sees("init +b done").await;
     }
 }

@@ -31,6 +31,15 @@ pub(super) fn due(leaf: Option<&Leaf>, template: &Template, random: f64) -> Due 
     Due::At(leaf.not_before + life.mul_f64(0.7 + 0.2 * random))
 }
 
+/// Whether a certificate that was just issued may be due already: its signer does not follow the template, or the clocks
+/// differ by more than its lifetime.
+pub(super) fn is_useless(leaf: &Leaf, template: &Template, now: SystemTime) -> bool {
+    match due(Some(leaf), template, 0.0) {
+        Due::Now(_) => true,
+        Due::At(at) => at <= now,
+    }
+}
+
 /// The pause after this many failed attempts in a row (at least one); `random` in [0, 1).
 pub(super) fn pause(failures: u32, random: f64) -> Duration {
     crate::model::backoff_delay(FIRST_PAUSE, LAST_PAUSE, failures).mul_f64(1.0 + 0.1 * random)
@@ -53,6 +62,16 @@ mod tests {
         assert!(matches!(due(None, &template, 0.5), Due::Now(_)));
         assert!(matches!(due(Some(&pair("system:node:m", 0, 100).leaf), &template, 0.5), Due::Now(_)));
         assert_eq!(due(Some(&pair("system:node:n", 1000, 2000).leaf), &template, 0.5), Due::At(at(1800)));
+    }
+
+    #[test]
+    fn a_certificate_that_is_due_when_it_is_issued_is_useless() {
+        let template = Template::client("n");
+        let useless = |name: &str, now| is_useless(&pair(name, 1000, 2000).leaf, &template, at(now));
+        assert!(!useless("system:node:n", 1000) && !useless("system:node:n", 1699));
+        assert!(useless("system:node:n", 1700), "due with some random numbers");
+        assert!(useless("system:node:n", 9000), "expired by our clock");
+        assert!(useless("system:node:m", 1000));
     }
 
     proptest! {

@@ -99,6 +99,7 @@ impl RotationManager {
         // An expired pair is kept: its age is a metric of the next rotation.
         let mut pair = current.borrow().clone();
         self.publish(&current, pair.as_ref());
+        let mut useless = 0;
         let rotating = async {
             loop {
                 let Some(template) = self.known_template().await else { return };
@@ -110,8 +111,9 @@ impl RotationManager {
                 }
                 if let Some(renewed) = self.renew(&template, &current).await {
                     self.count(template.purpose, pair.as_deref());
-                    pair = Some(Arc::new(renewed));
-                    self.publish(&current, pair.as_ref());
+                    let renewed = &*pair.insert(Arc::new(renewed));
+                    self.publish(&current, Some(renewed));
+                    useless = self.pause_if_useless(renewed, &template, useless).await;
                 }
             }
         };
@@ -195,6 +197,24 @@ impl RotationManager {
             }
             self.drop_expired(current);
         }
+    }
+
+    /// Pauses after a certificate that is to be replaced as soon as it is issued, unless the template changes. Takes the
+    /// number of those in a row before it, and returns the new one.
+    async fn pause_if_useless(&self, pair: &Pair, template: &Template, before: u32) -> u32 {
+        if !rotation::is_useless(&pair.leaf, template, self.clock.wall()) {
+            return 0;
+        }
+        let in_row = before.saturating_add(1);
+        let pause = rotation::pause(in_row, fastrand::f64());
+        tracing::warn!(purpose = template.purpose.prefix(), ?pause, in_row, "the new certificate is to be replaced");
+        let mut others = self.template.clone();
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            // A dropped sender means that the template does not change any more.
+            Ok(_) = others.wait_for(|wanted| wanted.as_ref() != Some(template)) => {}
+        }
+        in_row
     }
 
     /// The pair on disk, if there is no valid pair in use and this one is valid.

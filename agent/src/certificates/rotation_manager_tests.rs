@@ -19,6 +19,7 @@ use kube::client::Body;
 use rcgen::BasicConstraints;
 use rcgen::CertificateParams;
 use rcgen::CertificateSigningRequestParams;
+use rcgen::DnType;
 use rcgen::IsCa;
 use rcgen::Issuer;
 use rcgen::KeyPair;
@@ -36,6 +37,8 @@ enum Does {
     Sign {
         seconds: u64,
     },
+    /// Issues a certificate for another node.
+    SignAnother,
     Deny,
     Nothing,
     /// Issues a certificate, but watches fail until [`Signer::recover`].
@@ -151,7 +154,7 @@ impl Signer {
         let condition = |kind: &str| json!([{"type": kind, "status": "True"}]);
         let seconds = match does {
             Does::Sign { seconds } => seconds,
-            Does::SignDuringOutage => 1000,
+            Does::SignDuringOutage | Does::SignAnother => 1000,
             Does::Deny => return json!({"conditions": condition("Denied")}),
             Does::Nothing | Does::Refuse(_) => return json!({}),
         };
@@ -160,6 +163,9 @@ impl Signer {
         let now = self.clock.wall();
         params.params.not_before = now.into();
         params.params.not_after = (now + Duration::from_secs(seconds)).into();
+        if matches!(does, Does::SignAnother) {
+            params.params.distinguished_name.push(DnType::CommonName, "system:node:another");
+        }
         let certificate = params.signed_by(&self.issuer).expect("a certificate").pem();
         json!({"conditions": condition("Approved"), "certificate": STANDARD.encode(certificate)})
     }
@@ -257,6 +263,23 @@ async fn failed_attempts_are_repeated_with_pauses_and_update_server_health() {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(bench.server_health.healthy(), healthy, "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn useless_certificates_are_replaced_with_pauses() {
+    let good = Does::Sign { seconds: 1000 };
+    // For another node, and expired as by a clock that is ahead.
+    for useless in [Does::SignAnother, Does::Sign { seconds: 0 }] {
+        let script = [useless, useless, useless, good, useless, good];
+        let bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
+        while bench.signer.asked().len() < script.len() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let times: Vec<Instant> = bench.signer.asked().iter().map(|(at, _)| *at).collect();
+        let pauses: Vec<u64> = times.windows(2).map(|two| two[1].duration_since(two[0]).as_secs()).collect();
+        assert_eq!((&pauses[..3], pauses[4]), (&[2, 4, 8][..], 2), "{useless:?}");
+        assert!((699..=902).contains(&pauses[3]), "after a good one: {pauses:?}");
     }
 }
 

@@ -11,10 +11,13 @@ use tokio_util::sync::CancellationToken;
 
 /// Worker threads; the agent waits far more than it computes.
 const WORKERS: usize = 2;
-/// Threads for calls that block, such as file access. Those that are idle end soon.
-const BLOCKING: usize = 8;
-/// The same for commands that only look.
-const LIGHT_BLOCKING: usize = 2;
+/// Most threads for calls that block, such as file access; tokio's default. They are started when none is idle, and those
+/// that are idle end soon. The work needs a few, but a call on a file system whose server does not answer keeps its thread
+/// for ever, also when nobody waits for it any more, and pods choose the server: they must not run out of threads for all,
+/// nor for the unmount that ends such calls.
+const BLOCKING: usize = 512;
+/// The same for commands that only look. Sixty-four may be kept by termination messages (`pleg`) on volumes that do not answer.
+const LIGHT_BLOCKING: usize = 66;
 const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Address space per thread, of which only what is touched costs memory.
 const STACK: usize = 4 << 20;
@@ -87,4 +90,30 @@ pub fn shutdown() -> io::Result<CancellationToken> {
         }
     });
     Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::Barrier;
+
+    use super::*;
+
+    /// More than the volumes of a few pods, on file systems whose servers do not answer.
+    const STUCK: usize = 200;
+
+    #[test]
+    fn calls_that_do_not_return_leave_threads_for_others() {
+        let runtime = runtime().expect("a runtime");
+        let never = Arc::new(Barrier::new(STUCK + 1));
+        for _ in 0..STUCK {
+            let never = never.clone();
+            runtime.spawn_blocking(move || never.wait().is_leader());
+        }
+        let other = runtime.spawn_blocking(|| ());
+        let done = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), other).await });
+        // Does not wait for the threads.
+        runtime.shutdown_background();
+        assert!(done.is_ok(), "no thread was left");
+    }
 }

@@ -1,4 +1,5 @@
-//! Cache of the own Node, from the watch and from responses to writes. The newest version wins.
+//! Cache of the own Node, from the watch and from responses to writes. The newest version wins, but what a complete list
+//! has replaces what was cached when it began: after a restore of the API server's data its versions are lower.
 
 use std::sync::Arc;
 
@@ -37,6 +38,22 @@ impl NodeCache {
                 *latest = Some(Arc::new(node));
             }
             is_newer
+        });
+    }
+
+    /// Stores the Node of a complete list. `before`: the version that was cached when the list began. If another one is
+    /// cached now, a write was answered meanwhile, and the newest version wins.
+    fn listed(&self, node: Node, before: u64) {
+        self.latest.send_if_modified(|latest| {
+            let changes = match latest.as_deref() {
+                None => true,
+                Some(known) if version(known) == before => *known != node,
+                Some(known) => version(known) < version(&node),
+            };
+            if changes {
+                *latest = Some(Arc::new(node));
+            }
+            changes
         });
     }
 
@@ -82,19 +99,18 @@ pub async fn follow(
 struct Listing {
     /// Version of the cached Node when the list began.
     before: u64,
-    found: bool,
+    found: Option<Node>,
 }
 
 fn take(cache: &NodeCache, listing: &mut Listing, event: watcher::Event<Node>) {
     match event {
-        watcher::Event::Init => *listing = Listing { before: cache.version(), found: false },
-        watcher::Event::InitApply(node) => {
-            listing.found = true;
-            cache.offer(node);
-        }
-        // A Node created while the list was read is not in it.
-        watcher::Event::InitDone if !listing.found => cache.gone(listing.before),
-        watcher::Event::InitDone => {}
+        watcher::Event::Init => *listing = Listing { before: cache.version(), found: None },
+        watcher::Event::InitApply(node) => listing.found = Some(node),
+        watcher::Event::InitDone => match listing.found.take() {
+            Some(node) => cache.listed(node, listing.before),
+            // A Node created while the list was read is not in it.
+            None => cache.gone(listing.before),
+        },
         watcher::Event::Apply(node) => cache.offer(node),
         watcher::Event::Delete(node) => cache.gone(version(&node)),
     }
@@ -126,5 +142,22 @@ mod tests {
         assert_eq!(seen(vec![Apply(node(7)), Delete(node(6))]), 7, "created again before the deletion was seen");
         assert_eq!(seen(vec![Apply(node(5)), Init, InitDone]), 0, "deleted during a gap of the watch");
         assert_eq!(seen(vec![Init, Apply(node(5)), InitDone]), 5, "created while the list was read");
+    }
+
+    #[test]
+    fn a_complete_list_replaces_the_cached_node() {
+        use watcher::Event::*;
+        let restored = vec![Apply(node(9)), Init, InitApply(node(4)), InitDone];
+        assert_eq!(seen(restored.clone()), 4, "the server's data was restored to an earlier state");
+        assert_eq!(seen([restored, vec![Apply(node(5))]].concat()), 5, "and goes on from there");
+        assert_eq!(seen(vec![Apply(node(9)), Init, InitApply(node(4))]), 9, "the list is not complete");
+        // As the answer to a write of the agent.
+        assert_eq!(seen(vec![Apply(node(9)), Init, InitApply(node(9)), Apply(node(10)), InitDone]), 10);
+        let cache = NodeCache::default();
+        cache.offer(node(4));
+        let mut other = node(4);
+        other.metadata.name = Some("other".to_owned());
+        cache.listed(other.clone(), 4);
+        assert_eq!(cache.current().as_deref(), Some(&other), "another object of the same version");
     }
 }

@@ -21,17 +21,35 @@ const CONDITION_EVENTS: [(&str, &str, &str); 4] = [
     (conditions::READY, "NodeReady", "NodeNotReady"),
 ];
 
+/// A condition at the last look.
+#[derive(Debug)]
+struct ReportedCondition {
+    /// Its status in the API server.
+    known: Option<String>,
+    /// Its status by this agent.
+    reported: String,
+}
+
+impl ReportedCondition {
+    /// What a status is compared with: the one this agent has reported, unless another client has set one meanwhile, as the
+    /// node controller sets Unknown. A patch that has not arrived is no change by another client.
+    fn before<'a>(&'a self, known: Option<&'a str>) -> &'a str {
+        let changed = known.filter(|_| known != self.known.as_deref());
+        changed.unwrap_or(&self.reported)
+    }
+}
+
 /// State in the last events.
 #[derive(Debug, Default)]
 pub(super) struct ReportedState {
-    conditions: [Option<bool>; CONDITION_EVENTS.len()],
+    conditions: [Option<ReportedCondition>; CONDITION_EVENTS.len()],
     unschedulable: bool,
     rebooted: bool,
 }
 
 impl ReportedState {
-    /// Events of the change from `known` to `now`. Pressures have an event with the first status, readiness only if it
-    /// differs from the known status, a reboot once.
+    /// Events of the change from `known`, the Node in the API server, to `now`. Pressures have an event with the first status,
+    /// readiness only if it differs from the known status, a reboot once.
     pub(super) fn events_since(&mut self, known: &Node, now: &Node) -> Vec<NodeEvent> {
         let name = now.metadata.name.as_deref().unwrap_or_default();
         let mut events: Vec<NodeEvent> = self.reboot(known, now, name).into_iter().collect();
@@ -39,15 +57,17 @@ impl ReportedState {
             let message = format!("Node {name} status is now: {reason}");
             events.push(NodeEvent { kind: EventType::Normal, reason, message });
         };
-        for ((type_, yes, no), reported) in CONDITION_EVENTS.into_iter().zip(&mut self.conditions) {
+        for ((type_, yes, no), last) in CONDITION_EVENTS.into_iter().zip(&mut self.conditions) {
             let Some(is) = conditions::status_of(now.status.as_ref(), type_) else { continue };
-            let is = is == "True";
-            if reported.is_none() && type_ == conditions::READY {
-                *reported = conditions::status_of(known.status.as_ref(), type_).map(|status| status == "True");
+            let known = conditions::status_of(known.status.as_ref(), type_);
+            let before = match last.as_ref() {
+                Some(last) => Some(last.before(known)),
+                None => known.filter(|_| type_ == conditions::READY),
+            };
+            if before != Some(is) {
+                turned(if is == "True" { yes } else { no });
             }
-            if reported.replace(is) != Some(is) {
-                turned(if is { yes } else { no });
-            }
+            *last = Some(ReportedCondition { known: known.map(str::to_owned), reported: is.to_owned() });
         }
         let unschedulable = now.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
         if std::mem::replace(&mut self.unschedulable, unschedulable) != unschedulable {
@@ -104,6 +124,25 @@ mod tests {
         );
         let message = &reported.events_since(&worse, &now)[1].message;
         assert_eq!(message, "Node n status is now: NodeReady");
+    }
+
+    #[test]
+    fn a_status_by_another_client_is_compared_with() {
+        let mut reported = ReportedState::default();
+        let now = node(Some("True"), "False", "1", false);
+        reported.events_since(&now, &now);
+        let unknown = node(Some("Unknown"), "Unknown", "1", false);
+        let back = ["NodeHasSufficientMemory", "NodeReady"];
+        assert_eq!(reasons(reported.events_since(&unknown, &now)), back);
+        assert!(reported.events_since(&unknown, &now).is_empty(), "the patch has not arrived");
+        assert!(reported.events_since(&now, &now).is_empty(), "it has");
+        assert_eq!(reasons(reported.events_since(&unknown, &now)), back, "the node was away once more");
+        let worse = node(Some("False"), "False", "1", false);
+        assert_eq!(reasons(reported.events_since(&now, &worse)), ["NodeNotReady"]);
+        assert!(reported.events_since(&now, &worse).is_empty(), "the patch has not arrived");
+        assert_eq!(reasons(reported.events_since(&unknown, &worse)), ["NodeHasSufficientMemory", "NodeNotReady"]);
+        let first = ReportedState::default().events_since(&unknown, &worse);
+        assert_eq!(reasons(first), ["NodeHasSufficientMemory", "NodeNotReady"], "a restart while it was away");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use keblet_proto::cri::v1 as cri;
 use super::addresses::AddressConfig;
 use super::addresses::Network;
 use super::machine::Machine;
+use super::machine::RootFs;
 use super::network;
 use crate::runtime::Runtime;
 
@@ -29,21 +30,23 @@ pub trait Host: Send + Sync + 'static {
 pub struct ThisHost {
     runtime: Runtime,
     root_dir: PathBuf,
+    root_fs: RootFs,
     addresses: AddressConfig,
 }
 
 impl ThisHost {
-    /// The machine with this runtime; `root_dir` is the agent's own directory.
-    pub fn new(runtime: Runtime, root_dir: PathBuf, addresses: AddressConfig) -> Self {
-        Self { runtime, root_dir, addresses }
+    /// The machine with this runtime; `root_dir` is the agent's own directory, `root_fs` the size of its file system.
+    pub fn new(runtime: Runtime, root_dir: PathBuf, root_fs: RootFs, addresses: AddressConfig) -> Self {
+        Self { runtime, root_dir, root_fs, addresses }
     }
 }
 
 impl Host for ThisHost {
     async fn machine(&self) -> Machine {
-        let root_dir = self.root_dir.clone();
+        let (root_dir, root_fs) = (self.root_dir.clone(), self.root_fs.clone());
         // The file system of the root directory may be slow. The thread fails only if it panics.
-        tokio::task::spawn_blocking(move || Machine::read("/".as_ref(), &root_dir)).await.unwrap_or_default()
+        let reading = tokio::task::spawn_blocking(move || Machine::read("/".as_ref(), &root_dir, &root_fs));
+        reading.await.unwrap_or_default()
     }
 
     async fn network(&self) -> Network {

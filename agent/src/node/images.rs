@@ -12,7 +12,12 @@ pub(super) fn listed(mut images: Vec<cri::Image>, max: i32) -> Vec<ContainerImag
     let max = usize::try_from(max).unwrap_or(usize::MAX);
     let one = |image: cri::Image| {
         let names: Vec<String> = image.repo_digests.into_iter().chain(image.repo_tags).take(NAMES).collect();
-        ContainerImage { names: Some(names), size_bytes: Some(i64::try_from(image.size).unwrap_or(i64::MAX)) }
+        let size = i64::try_from(image.size).unwrap_or(i64::MAX);
+        // As the API server returns them: no names and a size of 0 are absent. Else the list would always differ from its.
+        ContainerImage {
+            names: Some(names).filter(|names| !names.is_empty()),
+            size_bytes: Some(size).filter(|size| *size != 0),
+        }
     };
     images.into_iter().take(max).map(one).collect()
 }
@@ -41,6 +46,14 @@ mod tests {
         assert_eq!(names(-1), ["b@x b:1", "c:1", "a:1"]);
         assert_eq!(names(2), ["b@x b:1", "c:1"]);
         assert!(names(0).is_empty());
+    }
+
+    #[test]
+    fn an_image_without_names_is_as_the_api_server_returns_it() {
+        let ours = listed(vec![image("a", 7, &[], &[]), image("b", 0, &[], &["b:1"])], -1);
+        let returned = serde_json::json!([{ "names": null, "sizeBytes": 7 }, { "names": ["b:1"] }]);
+        let returned: Vec<ContainerImage> = serde_json::from_value(returned).expect("images");
+        assert_eq!(ours, returned);
     }
 
     #[test]

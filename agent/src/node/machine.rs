@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::OnceLock;
 
 use nix::sys::statvfs::statvfs;
 use nix::unistd::SysconfVar;
@@ -42,9 +44,25 @@ pub struct Sizes {
     pub pids: i64,
 }
 
+/// The size of the file system of the agent's root directory as it was first read: on ZFS it changes with every write. As
+/// with a kubelet, another size counts from the next start on. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct RootFs(Arc<OnceLock<i64>>);
+
+impl RootFs {
+    /// Bytes; `None` if it was never readable.
+    fn size(&self, directory: &Path) -> Option<i64> {
+        match self.0.get() {
+            Some(size) => Some(*size),
+            None => file_system_size(directory).map(|size| *self.0.get_or_init(|| size)),
+        }
+    }
+}
+
 impl Machine {
-    /// Reads the files below `root` (`/`, except in tests). `root_dir` is the agent's own directory.
-    pub fn read(root: &Path, root_dir: &Path) -> Self {
+    /// Reads the files below `root` (`/`, except in tests). `root_dir` is the agent's own directory. What is read more than
+    /// once is to be read with one `root_fs`.
+    pub fn read(root: &Path, root_dir: &Path, root_fs: &RootFs) -> Self {
         let text = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default().trim().to_owned();
         let first = |paths: &[&str]| paths.iter().map(|path| text(path)).find(|found| !found.is_empty());
         let meminfo = text("proc/meminfo");
@@ -57,19 +75,19 @@ impl Machine {
             kernel_version: text("proc/sys/kernel/osrelease"),
             os_image: first(&["etc/os-release", "usr/lib/os-release"]).as_deref().map(os_image).unwrap_or_default(),
             swap: kibibytes(&meminfo, "SwapTotal:").unwrap_or(0),
-            sizes: sizes(root, root_dir, &meminfo),
+            sizes: sizes(root, root_fs.size(root_dir), &meminfo),
         }
     }
 }
 
-fn sizes(root: &Path, root_dir: &Path, meminfo: &str) -> Option<Sizes> {
+fn sizes(root: &Path, root_fs: Option<i64>, meminfo: &str) -> Option<Sizes> {
     let number = |path: &str| fs::read_to_string(root.join(path)).ok()?.trim().parse::<i64>().ok();
     let limits = [number("proc/sys/kernel/pid_max"), number("proc/sys/kernel/threads-max")];
     Some(Sizes {
         cpus: sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten()?,
         memory: kibibytes(meminfo, "MemTotal:")?,
         hugepages: hugepages(&root.join("sys/kernel/mm/hugepages")),
-        root_fs: file_system_size(root_dir),
+        root_fs,
         pids: limits.into_iter().flatten().min().unwrap_or(i64::MAX),
     })
 }
@@ -132,7 +150,7 @@ mod tests {
             fs::create_dir_all(path.parent().expect("a parent")).expect("folders");
             fs::write(path, text).expect("a file");
         }
-        Machine::read(folder.path(), folder.path())
+        Machine::read(folder.path(), folder.path(), &RootFs::default())
     }
 
     #[test]
@@ -156,6 +174,18 @@ mod tests {
         assert_eq!((sizes.memory, sizes.pids), (2 << 20, 1000));
         assert!(sizes.cpus > 0 && sizes.root_fs.is_some_and(|bytes| bytes > 0));
         assert_eq!(sizes.hugepages, BTreeMap::from([(2 << 20, 6 << 20), (1 << 30, 0)]));
+    }
+
+    #[test]
+    fn the_size_of_the_root_directory_stays_as_it_was_first_read() {
+        let root_fs = RootFs::default();
+        let size = |directory: &str| Machine::read("/".as_ref(), directory.as_ref(), &root_fs).sizes?.root_fs;
+        assert_eq!(size("/no/such/folder"), None, "read again");
+        let first = size("/");
+        assert!(first.is_some_and(|bytes| bytes > 0));
+        // A file system of another size.
+        assert_eq!(size("/proc"), first);
+        assert_eq!(file_system_size(Path::new("/proc")), Some(0));
     }
 
     #[test]

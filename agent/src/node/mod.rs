@@ -49,6 +49,7 @@ pub use host::ThisHost;
 pub use initial::node as initial_node;
 pub use lease::LeaseController;
 pub use machine::Machine;
+pub use machine::RootFs;
 pub use machine::Sizes;
 pub use machine::hugepages_in_all;
 pub use pleg_health::PlegHealth;

@@ -56,9 +56,7 @@ impl Endpoints {
                 Err(error) => text((StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))),
             },
             Endpoint::Metrics => {
-                let agent = self.handles.agent.clone();
-                // A panic in it leaves gauges that are out of date, and is logged.
-                let _ = tokio::task::spawn_blocking(move || agent.refresh_metrics()).await;
+                self.handles.agent.refresh_metrics().await;
                 exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather())
             }
             Endpoint::ProbeMetrics => {

@@ -36,6 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -67,8 +68,7 @@ pub struct SensorReport {
     pub reason: Option<String>,
 }
 
-/// What the servers read of the agent, and the one thing they change. Methods are called for each request; none but
-/// [`Self::refresh_metrics`] may block.
+/// What the servers read of the agent, and the one thing they change. Methods are called for each request; none may block.
 pub trait AgentState: Send + Sync + 'static {
     /// The desired pods; static ones with the status that the agent has computed.
     fn pods(&self) -> Vec<Arc<Pod>>;
@@ -91,8 +91,8 @@ pub trait AgentState: Send + Sync + 'static {
     /// Why it cannot.
     fn runtime_ready(&self) -> Result<(), String>;
 
-    /// Updates the gauges that are computed when metrics are scraped. May block: it reads the sizes of log files.
-    fn refresh_metrics(&self);
+    /// Updates the gauges that are computed when metrics are scraped. Calls may overlap, and may be dropped.
+    fn refresh_metrics(&self) -> BoxFuture<'_, ()>;
 
     /// Sets the verbosity of the log.
     ///

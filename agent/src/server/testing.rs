@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use rustls::ClientConfig;
 use rustls::RootCertStore;
@@ -68,7 +69,10 @@ impl AgentState for TestAgent {
         Err("no runtime yet".to_owned())
     }
 
-    fn refresh_metrics(&self) {}
+    /// Needs a thread that may block, as a part of the agent's refresh does.
+    fn refresh_metrics(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { tokio::task::spawn_blocking(|| ()).await.expect("no panic") })
+    }
 
     fn set_verbosity(&self, _: u32) -> Result<(), String> {
         Ok(())

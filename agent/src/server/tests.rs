@@ -141,6 +141,18 @@ async fn metrics_are_exposed_and_requests_counted() {
     }
 }
 
+/// A request that held the thread while its refresh waits for one would wait for ever.
+#[test]
+fn metrics_are_read_in_parallel_with_one_thread_that_may_block() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let served = serve(Vec::new()).await;
+        let all = futures_util::future::join_all((0..8).map(|_| get(served.read_only, "/metrics")));
+        let all = tokio::time::timeout(TIMEOUT, all).await.expect("in time");
+        assert!(all.iter().all(|(status, _)| *status == 200), "{all:?}");
+    });
+}
+
 #[tokio::test]
 async fn servers_end_at_shutdown() {
     let served = serve(Vec::new()).await;

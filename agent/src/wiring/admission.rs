@@ -21,6 +21,7 @@ use crate::kernel::facts;
 use crate::kernel::sysctl::app_armor_enabled;
 use crate::node::Machine;
 use crate::node::NodeConfig;
+use crate::node::RootFs;
 use crate::node::initial_node;
 use crate::node::resources::Amounts;
 use crate::node::resources::allocatable;
@@ -32,12 +33,13 @@ use crate::sync::ReadNode;
 struct Host {
     config: Arc<NodeConfig>,
     root_dir: PathBuf,
+    root_fs: RootFs,
 }
 
 impl Host {
     /// Reads the size of the machine. Blocks.
     fn machine(&self) -> Amounts {
-        let machine = Machine::read(Path::new("/"), &self.root_dir);
+        let machine = Machine::read(Path::new("/"), &self.root_dir, &self.root_fs);
         allocatable(&machine.sizes.unwrap_or_default(), &self.config.resources)
     }
 
@@ -56,6 +58,7 @@ impl Host {
 pub(super) async fn follow(
     settings: &Settings,
     name: &str,
+    root_fs: RootFs,
     mut runtime: watch::Receiver<RuntimeState>,
     mut node: watch::Receiver<Option<Arc<Node>>>,
     shutdown: CancellationToken,
@@ -63,6 +66,7 @@ pub(super) async fn follow(
     let host = Host {
         config: Arc::new(NodeConfig::new(settings, name, KUBERNETES)),
         root_dir: settings.flags.root_dir.clone(),
+        root_fs,
     };
     let offer = host_offer(settings, &host)?;
     let ready = runtime.wait_for(RuntimeState::is_ready);
@@ -155,7 +159,7 @@ mod tests {
         let (nodes, node) = watch::channel(None);
         let follower = tokio::spawn({
             let (settings, shutdown) = (settings.clone(), shutdown.clone());
-            async move { follow(&settings, "n", state, node, shutdown).await }
+            async move { follow(&settings, "n", RootFs::default(), state, node, shutdown).await }
         });
         tokio::task::yield_now().await;
         assert!(!follower.is_finished(), "the runtime is not ready");

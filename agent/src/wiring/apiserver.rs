@@ -86,10 +86,13 @@ impl Joining<'_> {
         let rotate = self.settings.kubelet.rotate_certificates;
         match certificates::first_access(file, bootstrap.map(Path::new), SystemTime::now())? {
             FirstAccess::Bootstrap(access) if rotate => {
+                // As upstream: a certificate of the bootstrap kubeconfig is used for certificate requests only.
+                let bootstrap = self.plain(&access)?;
                 let store = self.store(None);
                 certificates::write_kubeconfig(file, &access, &store.current_path())?;
                 tracing::info!(kubeconfig = %file.display(), "written; the client certificate is being requested");
-                return self.rotate(&access, store);
+                let without = Access { certificate: None, ..Access::clone(&access) };
+                return self.rotate(&without, bootstrap, store);
             }
             FirstAccess::Bootstrap(access) => self.bootstrap(&access, file).await?,
             FirstAccess::Kubeconfig => {}
@@ -100,7 +103,8 @@ impl Joining<'_> {
             let pair = access.certificate.as_ref();
             let files = pair.and_then(|pair| pair.certificate.path().zip(pair.key.path()));
             let store = self.store(files.map(|(certificate, key)| (certificate.to_owned(), key.to_owned())));
-            return self.rotate(&access, store);
+            let bootstrap = self.plain(&Access { certificate: None, ..access.clone() })?;
+            return self.rotate(&access, bootstrap, store);
         }
         let api = ApiServer::connect(&access, &self.options(), self.metrics.clone(), self.shutdown.clone())?;
         Ok(Connection { api: Some(api), lost: None })
@@ -127,8 +131,9 @@ impl Joining<'_> {
         Ok(())
     }
 
-    /// Clients with a rotated certificate. Tokens and passwords are used for certificate requests only.
-    fn rotate(&self, access: &Access, store: Store) -> anyhow::Result<Connection> {
+    /// Clients with a rotated certificate. Tokens and passwords are used for certificate requests only, by `bootstrap`, which
+    /// sends them as long as there is no certificate.
+    fn rotate(&self, access: &Access, bootstrap: ApiServer, store: Store) -> anyhow::Result<Connection> {
         let (first, at_once) = first_pair(access, &store)?;
         // Anonymous until there is one, as upstream: requests that the server allows to everyone work meanwhile.
         let identity = Identity::default();
@@ -136,7 +141,6 @@ impl Joining<'_> {
         let certified = Access { certificate: None, credentials: Credentials::None, ..access.clone() };
         let (options, metrics, shutdown) = (self.options(), self.metrics.clone(), self.shutdown.clone());
         let api = ApiServer::with_identity(&certified, identity, &options, metrics, shutdown)?;
-        let bootstrap = self.plain(&Access { certificate: None, ..access.clone() })?;
         let (current, seen) = watch::channel(first.map(Arc::new));
         let server_health = ServerHealth::default();
         let manager = RotationManager {
@@ -176,7 +180,7 @@ impl Joining<'_> {
     }
 }
 
-/// Requests with the certificate while it is valid, else with the credentials of the kubeconfig.
+/// Requests with the certificate while it is valid, else with the credentials of the kubeconfig, or of the bootstrap one.
 struct BootstrapClients {
     certified: ApiServer,
     bootstrap: ApiServer,
@@ -221,4 +225,64 @@ async fn show(api: ApiServer, mut pairs: watch::Receiver<Option<Arc<Pair>>>, shu
         }
     };
     shutdown.run_until_cancelled(showing).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+
+    use super::*;
+    use crate::apiserver::test_server::Authority;
+    use crate::apiserver::test_server::Reply;
+    use crate::apiserver::test_server::Seen;
+    use crate::apiserver::test_server::TestServer;
+
+    /// Settings of a node without a certificate that uses `bootstrap`, with its files in `folder`.
+    fn settings(folder: &Path, bootstrap: &Path) -> Settings {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let (kubeconfig, pairs) = (text(&folder.join("made.kubeconfig")), text(&folder.join("pki")));
+        let bootstrap = text(bootstrap);
+        let flags = [
+            ("kubeconfig", kubeconfig.as_str()),
+            ("bootstrap-kubeconfig", bootstrap.as_str()),
+            ("cert-dir", pairs.as_str()),
+            ("rotate-certificates", "true"),
+        ];
+        crate::config::load(&flags.into_iter().collect()).expect("valid settings")
+    }
+
+    fn is_request(seen: &Seen) -> bool {
+        seen.path.contains("/certificatesigningrequests")
+    }
+
+    #[tokio::test]
+    async fn a_bootstrap_certificate_is_used_for_certificate_requests_only() {
+        let authority = Authority::new();
+        let (certificate, key) = authority.issue("joiner");
+        let data = |text: &str| STANDARD.encode(text);
+        for user in [
+            "client-certificate: joiner.crt, client-key: joiner.key".to_owned(),
+            format!("client-certificate-data: {}, client-key-data: {}", data(&certificate), data(&key)),
+        ] {
+            let folder = tempfile::tempdir().expect("a folder");
+            for (name, text) in [("joiner.crt", &certificate), ("joiner.key", &key)] {
+                std::fs::write(folder.path().join(name), text).expect("written");
+            }
+            let refuse = |_: &Seen| Reply::json(403, serde_json::json!({ "kind": "Status", "code": 403 }));
+            let server = TestServer::start(&authority, refuse).await;
+            let settings = settings(folder.path(), &server.kubeconfig(folder.path(), &authority, &user));
+            let (metrics, shutdown) = (Metrics::new(), CancellationToken::new());
+            let connection = connect(&settings, "n", &metrics, &shutdown).await.expect("clients");
+            let seen = server.until(|seen| seen.iter().any(is_request)).await;
+            assert_eq!(seen[0].client.as_deref(), Some("joiner"), "{user}");
+            let request = http::Request::get("/version").body(Vec::new()).expect("a request");
+            connection.api.expect("clients").main.request_text(request).await.expect_err("refused");
+            let others: Vec<Seen> = server.seen().into_iter().filter(|seen| !is_request(seen)).collect();
+            assert!(others.iter().all(|seen| seen.client.is_none()) && others.len() == 1, "{others:?}");
+            let store = Store::new(&folder.path().join("pki"), Purpose::Client, None);
+            assert!(store.load().expect("readable").is_none(), "it is not the node's own: {user}");
+            shutdown.cancel();
+        }
+    }
 }

@@ -21,6 +21,7 @@ use crate::config::Feature;
 use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::node::Machine;
+use crate::node::RootFs;
 use crate::node::Sizes;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::pod_limits;
@@ -44,6 +45,8 @@ const QOS_START_PERIOD: Duration = Duration::from_secs(1);
 pub(super) struct Services<'a> {
     /// The configuration.
     pub settings: &'a Settings,
+    /// The size of the root directory's file system.
+    pub root_fs: &'a RootFs,
     /// The container runtime.
     pub runtime: &'a Runtime,
     /// What is counted.
@@ -63,13 +66,13 @@ pub(super) struct Services<'a> {
 /// `cgroupRoot` is invalid or lacks controllers; the systemd driver without systemd; the kernel or systemd refuses; a
 /// reserved cgroup cannot be limited; the runtime returns an error instead of its driver.
 pub(super) async fn prepare(services: Services<'_>, shutdown: &CancellationToken) -> anyhow::Result<Option<Cgroups>> {
-    let Services { settings, runtime, metrics, layout, pods, recorder } = services;
+    let Services { settings, root_fs, runtime, metrics, layout, pods, recorder } = services;
     let kubelet = &settings.kubelet;
     let driver = driver(runtime, &kubelet.cgroup_driver, metrics).await?;
     let root =
         CgroupName::parse(&kubelet.cgroup_root).with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?;
     let cgroups = Cgroups::new(layout, driver, root).context("setting up the cgroup driver")?;
-    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir).sizes;
+    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir, root_fs).sizes;
     let node = ThisNode { settings, sizes: machine.unwrap_or_default() };
     let cgroups = if kubelet.cgroups_per_qos {
         cgroups.ensure_tree().await.context("creating the cgroups of pods")?;

@@ -21,6 +21,7 @@ use crate::eviction::Policy;
 use crate::eviction::Sources;
 use crate::eviction::ThisNode;
 use crate::metrics::Metrics;
+use crate::model::Clock;
 use crate::model::Pressures;
 use crate::pipeline::NodeGarbage;
 use crate::pipeline::Running;
@@ -101,6 +102,7 @@ pub(super) fn start(services: Services<'_>, shutdown: CancellationToken) {
         journal: Journal::open(&settings.flags.root_dir),
         wake: triggers,
         memory_events,
+        clock: Clock::System,
         pressures: services.pressures,
         recorder: services.recorder,
         metrics: services.metrics,

@@ -155,13 +155,14 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &shutdown);
 
     let (runtime, node) = (bootstrap.runtime.endpoint(), &bootstrap.node.name);
+    let root_fs = bootstrap.node.root_fs.clone();
     tracing::info!(runtime, node, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(bootstrap.runtime.until_ready()).await else {
         return serving.await.context("ending the servers")?;
     };
     let state = bootstrap.state.clone();
     let object = own_node.node.clone();
-    let offer = admission::follow(&bootstrap.settings, node, state, object, shutdown.clone()).await?;
+    let offer = admission::follow(&bootstrap.settings, node, root_fs, state, object, shutdown.clone()).await?;
     let Some(offer) = offer else {
         return serving.await.context("ending the servers")?;
     };
@@ -206,7 +207,7 @@ impl Bootstrap {
         let metrics = Metrics::new();
         let observers = Arc::new(Observers(metrics.clone()));
         let node = node::describe(&settings)?;
-        node_object::check(&settings)?;
+        node_object::check(&settings, &node.root_fs)?;
         let allocations = resizes::open(&settings)?;
         oom_score::keep(settings.kubelet.oom_score_adj, &shutdown);
         let hierarchies = Hierarchies::detect().context("finding the cgroup hierarchies")?;
@@ -259,6 +260,7 @@ impl Bootstrap {
         let parts = node_object::Parts {
             settings: &self.settings,
             name: &self.node.name,
+            root_fs: &self.node.root_fs,
             runtime: self.runtime.clone(),
             state: self.state.clone(),
             sensor_states: self.sensor_states.clone(),
@@ -304,6 +306,7 @@ impl Bootstrap {
     async fn cgroups(&self, shutdown: &CancellationToken) -> anyhow::Result<Option<Cgroups>> {
         let services = cgroups::Services {
             settings: &self.settings,
+            root_fs: &self.node.root_fs,
             runtime: &self.runtime,
             metrics: &self.metrics,
             layout: self.hierarchies.layout.clone(),

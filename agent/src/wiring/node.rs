@@ -20,6 +20,7 @@ use crate::images::PullLimits;
 use crate::kernel::selinux;
 use crate::model::DeadContainerPolicy;
 use crate::node::Machine;
+use crate::node::RootFs;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::allocatable;
 use crate::runtime::RuntimeState;
@@ -38,13 +39,15 @@ use crate::workers::generate::Swap;
 pub(super) struct Node {
     /// Its name.
     pub name: String,
+    /// The size of the root directory's file system, the same for all readers of the machine.
+    pub root_fs: RootFs,
 }
 
 /// Reads the node's name and makes the agent's directories.
 pub(super) fn describe(settings: &Settings) -> anyhow::Result<Node> {
     let name = host::node_name(&settings.flags.hostname_override)?;
     make_directories(settings)?;
-    Ok(Node { name })
+    Ok(Node { name, root_fs: RootFs::default() })
 }
 
 /// The agent's own directories, with the modes and in the order of a kubelet.
@@ -150,7 +153,7 @@ impl Node {
                 cluster_domain: kubelet.cluster_domain.clone(),
                 node_ips: NodeIps::new(addresses),
             },
-            resources: resources(settings, hierarchies),
+            resources: resources(settings, hierarchies, &self.root_fs),
             security: SecuritySettings {
                 seccomp_default: kubelet.seccomp_default || settings.flags.seccomp_default,
                 seccomp_root: root.join("seccomp"),
@@ -165,10 +168,10 @@ impl Node {
 }
 
 /// The same numbers as the Node object's.
-fn resources(settings: &Settings, hierarchies: &Hierarchies) -> ResourceSettings {
+fn resources(settings: &Settings, hierarchies: &Hierarchies, root_fs: &RootFs) -> ResourceSettings {
     let kubelet = &settings.kubelet;
     let cgroup_v2 = hierarchies.layout.is_v2();
-    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir);
+    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir, root_fs);
     let sizes = machine.sizes.unwrap_or_default();
     let config = ResourceConfig::new(kubelet, settings.flags.experimental_allocatable_ignore_eviction);
     let period = kubelet.cpu_cfs_quota_period.std().as_micros();

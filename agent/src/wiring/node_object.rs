@@ -26,6 +26,7 @@ use crate::node::Machine;
 use crate::node::NodeCache;
 use crate::node::NodeConfig;
 use crate::node::PlegHealth;
+use crate::node::RootFs;
 use crate::node::StatusLoop;
 use crate::node::ThisHost;
 use crate::node::resources::ResourceConfig;
@@ -41,6 +42,8 @@ pub(super) struct Parts<'a> {
     pub settings: &'a Settings,
     /// Name of the node.
     pub name: &'a str,
+    /// The size of the root directory's file system.
+    pub root_fs: &'a RootFs,
     /// The container runtime.
     pub runtime: Runtime,
     /// Its state.
@@ -73,8 +76,9 @@ pub(super) struct NodeHandles {
 ///
 /// # Errors
 /// What is reserved and not there.
-pub(super) fn check(settings: &Settings) -> anyhow::Result<()> {
-    let Some(sizes) = Machine::read(Path::new("/"), &settings.flags.root_dir).sizes else { return Ok(()) };
+pub(super) fn check(settings: &Settings, root_fs: &RootFs) -> anyhow::Result<()> {
+    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir, root_fs);
+    let Some(sizes) = machine.sizes else { return Ok(()) };
     let config = ResourceConfig::new(&settings.kubelet, settings.flags.experimental_allocatable_ignore_eviction);
     node::resources::check(&sizes, &config).context("reserving resources")
 }
@@ -83,7 +87,7 @@ pub(super) fn check(settings: &Settings) -> anyhow::Result<()> {
 pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationToken) -> NodeHandles {
     let config = Arc::new(NodeConfig::new(parts.settings, parts.name, KUBERNETES));
     let root_dir = parts.settings.flags.root_dir.clone();
-    let host = ThisHost::new(parts.runtime, root_dir, config.addresses.clone());
+    let host = ThisHost::new(parts.runtime, root_dir, parts.root_fs.clone(), config.addresses.clone());
     // The addresses of the flag are used until the host has been inspected.
     let configured = config.addresses.node_ips.iter().filter(|ip| !ip.is_unspecified()).map(ToString::to_string);
     let (addresses_sender, addresses) = watch::channel(NodeAddresses { ips: configured.collect() });

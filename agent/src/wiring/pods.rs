@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+use tokio::sync::Mutex;
 use tokio::sync::watch;
 
 use super::observers::sensor_reports;
@@ -40,6 +42,9 @@ use crate::volumes::Volumes;
 use crate::workers::registry;
 use crate::workers::state::Phase;
 
+/// How long a request for metrics waits for current gauges. Prometheus gives up after 10 s.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Sources of the handles.
 pub(super) struct Server<'a> {
     /// Metrics.
@@ -65,7 +70,8 @@ impl Server<'_> {
     /// Handles for the servers.
     pub(super) fn handles(&self, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
         let (stats, layout) = (self.stats.clone(), self.layout.clone());
-        let gauges = Gauges { metrics: self.metrics.clone(), shared: self.shared.clone(), later, stats, layout };
+        let (metrics, shared) = (self.metrics.clone(), self.shared.clone());
+        let gauges = Arc::new(Gauges { metrics, shared, later, stats, layout, turns: Turns::default() });
         let (sensor_states, verbosity) = (self.sensor_states.clone(), self.verbosity.clone());
         Handles {
             agent: Arc::new(Agent { gauges, sensor_states, runtime, verbosity }),
@@ -79,7 +85,7 @@ impl Server<'_> {
 
 /// The agent as the servers see it.
 struct Agent {
-    gauges: Gauges,
+    gauges: Arc<Gauges>,
     sensor_states: SensorStates,
     runtime: watch::Receiver<RuntimeState>,
     verbosity: logging::Verbosity,
@@ -113,8 +119,8 @@ impl AgentState for Agent {
         }
     }
 
-    fn refresh_metrics(&self) {
-        self.gauges.refresh();
+    fn refresh_metrics(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.gauges.clone().refresh())
     }
 
     fn set_verbosity(&self, level: u32) -> Result<(), String> {
@@ -144,11 +150,26 @@ struct Gauges {
     later: Later,
     stats: Stats,
     layout: Layout,
+    turns: Turns,
 }
 
 impl Gauges {
-    /// Blocks; not to be called on a thread that runs async tasks.
-    fn refresh(&self) {
+    /// Computes them, if that does not take too long: see [`Turns::run`].
+    async fn refresh(self: Arc<Self>) {
+        let turns = self.turns.clone();
+        let refresh = async move {
+            // Not on the thread that computes the others: this needs such threads itself, and none may be left.
+            let claims = self.stats.claims().await;
+            let computed = tokio::task::spawn_blocking(move || self.compute(&claims));
+            // A panic in it is logged.
+            let _ = computed.await;
+        };
+        turns.run(refresh).await;
+    }
+
+    /// Blocks.
+    fn compute(&self, claims: &[ClaimUsage]) {
+        self.metrics.volumes.claims(claims.iter().map(claim_stats));
         if let Some(memory) = AvailableMemory::read(&self.layout, node::hugepages_in_all()) {
             self.metrics.eviction.memory_available(memory.working_set, memory.mem_available);
         }
@@ -165,10 +186,6 @@ impl Gauges {
         let snapshots = running.pleg.all();
         let logs = self.stats.logs();
         self.metrics.pods.logs(logs.iter().map(|(pod, container, bytes)| (logs_of(pod, container), *bytes)));
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let claims = runtime.block_on(self.stats.claims());
-            self.metrics.volumes.claims(claims.iter().map(claim_stats));
-        }
         self.metrics.pressure.refresh();
         self.metrics.pods.observe_cache(&snapshots);
     }
@@ -197,6 +214,29 @@ impl Gauges {
             *counts.entry(group(worker, desired.contains_key(uid))).or_default() += 1;
         }
         self.metrics.pods.working(counts);
+    }
+}
+
+/// One refresh at a time. It goes on when nobody waits for it any more, so that a file system that does not answer keeps
+/// one thread, however often metrics are read.
+#[derive(Clone, Debug, Default)]
+struct Turns(Arc<Mutex<()>>);
+
+impl Turns {
+    /// Runs `work` after all that were started before, and returns when it is done, at the latest after [`REFRESH_TIMEOUT`].
+    async fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let in_turn = async {
+            let turn = self.0.clone().lock_owned().await;
+            let running = tokio::spawn(async move {
+                work.await;
+                drop(turn);
+            });
+            // A panic in it is logged, and leaves gauges that are out of date.
+            let _ = running.await;
+        };
+        if tokio::time::timeout(REFRESH_TIMEOUT, in_turn).await.is_err() {
+            tracing::debug!("metrics are answered with gauges that are out of date");
+        }
     }
 }
 
@@ -241,9 +281,34 @@ fn group(worker: &registry::WorkerSummary, desired: bool) -> Working {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use tokio::time::Instant;
+
     use super::*;
     use crate::metrics::Metrics;
     use crate::model::testing;
+
+    #[tokio::test(start_paused = true)]
+    async fn gauges_are_refreshed_in_turn_and_a_refresh_that_hangs_is_not_waited_for() {
+        let (turns, running, most) = (Turns::default(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let refresh = || {
+            let (running, most) = (running.clone(), most.clone());
+            turns.run(async move {
+                most.fetch_max(running.fetch_add(1, SeqCst) + 1, SeqCst);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                running.fetch_sub(1, SeqCst);
+            })
+        };
+        futures_util::future::join_all((0..8).map(|_| refresh())).await;
+        assert_eq!((running.load(SeqCst), most.swap(0, SeqCst)), (0, 1));
+        let began = Instant::now();
+        turns.run(std::future::pending()).await;
+        refresh().await;
+        assert!(began.elapsed() < 3 * REFRESH_TIMEOUT, "{:?}", began.elapsed());
+        assert_eq!(most.load(SeqCst), 0, "no second one is started beside it");
+    }
 
     #[test]
     fn pods_with_a_worker_are_grouped_as_upstream_does() {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::PodStatus;
 use keblet::config::FeatureGates;
 use keblet::config::KubeletConfiguration;
@@ -140,7 +141,9 @@ impl AgentState for LogsOnly {
         Ok(())
     }
 
-    fn refresh_metrics(&self) {}
+    fn refresh_metrics(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
 
     fn set_verbosity(&self, _level: u32) -> Result<(), String> {
         Ok(())

@@ -36,10 +36,10 @@ impl Times {
         Self { end_time: Some(time::seconds(now)), ..self }
     }
 
-    /// As Unix time, 0 if not happened.
+    /// As Unix time, 0 if not happened. A kubelet writes the year 1 for what has not.
     pub(super) fn unix(&self) -> (f64, f64) {
         #[expect(clippy::cast_precision_loss, reason = "seconds of our age fit")]
-        let unix = |time: &Option<Time>| time.as_ref().map_or(0.0, |time| time.0.as_second() as f64);
+        let unix = |time: &Option<Time>| time.as_ref().map_or(0.0, |time| time.0.as_second().max(0) as f64);
         (unix(&self.start_time), unix(&self.end_time))
     }
 }
@@ -66,5 +66,19 @@ impl StateFile {
         if let Err(error) = write().await {
             tracing::warn!(file = %self.path.display(), %error, "cannot store the times of the shutdown");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_zero_time_of_a_kubelet_has_not_happened() {
+        let unix = |text: &str| serde_json::from_str::<Times>(text).expect("times").unix();
+        let (start, never) = ("2023-11-14T22:13:20.5Z", "0001-01-01T00:00:00Z");
+        assert_eq!(unix(&format!(r#"{{"startTime":"{start}","endTime":"{never}"}}"#)), (1_700_000_000.0, 0.0));
+        assert_eq!(unix(&format!(r#"{{"startTime":"{never}","endTime":"{never}"}}"#)), (0.0, 0.0));
+        assert_eq!(unix("{}"), (0.0, 0.0));
     }
 }

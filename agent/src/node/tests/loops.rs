@@ -151,6 +151,24 @@ async fn readiness_is_updated_at_once() {
     assert!(bench.server.calls().iter().all(|call| call == PATCH));
 }
 
+/// The node controller sets every condition to Unknown if a node does not report for a while.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_comes_back_records_its_conditions() {
+    let bench = Bench::settled(|_| {}).await;
+    let mut node = bench.server.get(NODE);
+    for condition in node["status"]["conditions"].as_array_mut().expect("conditions") {
+        condition["status"] = json!("Unknown");
+    }
+    bench.server.put(NODE, node);
+    bench.cache.offer(serde_json::from_value(bench.server.get(NODE)).expect("a node"));
+    pass(seconds(11)).await;
+    assert_eq!(bench.ready().0, "True");
+    let expected = ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeReady"];
+    assert_eq!(bench.events(), expected);
+    pass(seconds(60)).await;
+    assert_eq!(bench.events(), [""; 0]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn volumes_in_use_are_reported_at_once() {
     let bench = Bench::settled(|_| {}).await;

@@ -16,7 +16,7 @@ pub(super) enum Since {
     Beginning,
     /// This many seconds before the request.
     Seconds(i64),
-    /// Unix nanoseconds.
+    /// Unix nanoseconds; those of the nearest moment for a time that has none.
     Time(i64),
 }
 
@@ -140,6 +140,12 @@ mod tests {
         let since = query("sinceTime=1970-01-01T01:00:00.5%2B01:00").unwrap().since;
         assert_eq!(since, Since::Time(500_000_000));
         assert_eq!((Since::Seconds(2).at(5_000_000_000), since.at(0)), (3_000_000_000, 500_000_000));
+    }
+
+    #[test]
+    fn a_time_that_was_never_set_asks_for_the_whole_log() {
+        let since = query("sinceTime=0001-01-01T00:00:00Z").unwrap().since;
+        assert_eq!(since.at(0), Since::Beginning.at(0));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 /// A parsed timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp<'a> {
-    /// Unix nanoseconds.
+    /// Unix nanoseconds; of a time before 1677 or after 2262, which has none, the smallest or largest number.
     pub(super) nanos: i64,
     /// Date and time to the second, `2006-01-02T15:04:05`.
     seconds: &'a [u8],
@@ -39,8 +39,10 @@ impl<'a> Stamp<'a> {
             return None;
         }
         let of_day = hour * 3600 + minute * 60 + second - offset(zone)?;
-        let whole = days_since_epoch(year, month, day).checked_mul(86_400)?.checked_add(of_day)?;
-        let nanos = whole.checked_mul(1_000_000_000)?.checked_add(nanos_of(fraction))?;
+        // Years have four digits.
+        let whole = days_since_epoch(year, month, day) * 86_400 + of_day;
+        let exact = i128::from(whole) * 1_000_000_000 + i128::from(nanos_of(fraction));
+        let nanos = i64::try_from(exact).unwrap_or(if whole < 0 { i64::MIN } else { i64::MAX });
         Some(Self { nanos, seconds, fraction, zone })
     }
 
@@ -143,6 +145,21 @@ mod tests {
             "2016-10-06T00:17:09Zx",
         ] {
             assert_eq!(fixed(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn times_beyond_the_range_of_nanoseconds_are_its_ends() {
+        for (text, expected) in [
+            ("0000-01-01T00:00:00+23:59", i64::MIN),
+            ("0001-01-01T00:00:00Z", i64::MIN),
+            ("1677-09-21T00:12:43.145224191Z", i64::MIN),
+            ("1677-09-21T00:12:43.145224192Z", i64::MIN),
+            ("1677-09-21T00:12:43.145224193Z", i64::MIN + 1),
+            ("2262-04-11T23:47:16.854775807Z", i64::MAX),
+            ("9999-12-31T23:59:59.999999999-23:59", i64::MAX),
+        ] {
+            assert_eq!(Stamp::parse(text.as_bytes()).map(|stamp| stamp.nanos), Some(expected), "{text}");
         }
     }
 

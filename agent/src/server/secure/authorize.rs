@@ -2,21 +2,28 @@
 //!
 //! The subresources of the node that cover a request are reviewed one after the other; the first that is allowed wins,
 //! also after an explicit denial (KEP-2862, fine-grained kubelet API authorization). Allowed outcomes are kept longer
-//! than others. Reviews in flight are bounded: what is beyond fails at once.
+//! than others. A path counts only by its subresources, so that it is no part of the cache's keys.
+//!
+//! Concurrent requests that need the same review share it; it goes on when they are cancelled. Reviews in flight are
+//! bounded, in all and per user, so that no user can keep others out: what is beyond fails at once.
 
 use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::future::Shared;
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
 use k8s_openapi::api::authorization::v1::SubjectAccessReviewSpec;
 use k8s_openapi::api::authorization::v1::SubjectAccessReviewStatus;
 use lru::LruCache;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::User;
@@ -25,10 +32,10 @@ use super::review::retried;
 
 /// Outcomes kept at most.
 const CACHE_SIZE: NonZeroUsize = NonZeroUsize::new(8192).expect("not zero");
-/// Reviews of longer attributes, in bytes, are not cached.
-const MAX_CACHED_LENGTH: usize = 10_000;
 /// Reviews in flight at most.
 const MAX_IN_FLIGHT: usize = 64;
+/// Reviews in flight at most for requests of one user name.
+const MAX_IN_FLIGHT_PER_USER: usize = 16;
 /// A review may take this long, all attempts together.
 const DEADLINE: Duration = Duration::from_secs(30);
 const VERSION: &str = "v1";
@@ -79,14 +86,57 @@ struct ReviewKey {
     subresource: &'static str,
 }
 
+/// Allowed or not; an error is that of the review.
+type Outcome = Result<bool, String>;
+type Lookup = Shared<BoxFuture<'static, Outcome>>;
+
 /// Reviews access and caches the outcomes.
 pub(super) struct Webhook {
+    shared: Arc<State>,
+}
+
+struct State {
     reviews: Arc<dyn Reviews>,
     node: String,
     allowed_ttl: Duration,
     denied_ttl: Duration,
-    cache: Mutex<LruCache<ReviewKey, (bool, Instant)>>,
-    in_flight: Semaphore,
+    cache: Mutex<Cache>,
+}
+
+struct Cache {
+    /// Whether it is allowed, and until when that counts.
+    outcomes: LruCache<ReviewKey, (bool, Instant)>,
+    in_flight: HashMap<ReviewKey, Lookup>,
+    /// Reviews in flight by the name of the user whose requests need them.
+    per_user: HashMap<String, usize>,
+}
+
+impl Cache {
+    /// The outcome if it has not expired at `now`.
+    fn outcome(&mut self, key: &ReviewKey, now: Instant) -> Option<bool> {
+        self.outcomes.get(key).filter(|(_, until)| *until > now).map(|(allowed, _)| *allowed)
+    }
+
+    /// Room for one more review of this user.
+    fn has_room(&self, user: &str) -> bool {
+        let of_user = self.per_user.get(user).copied().unwrap_or_default();
+        self.in_flight.len() < MAX_IN_FLIGHT && of_user < MAX_IN_FLIGHT_PER_USER
+    }
+
+    fn started(&mut self, key: ReviewKey, lookup: Lookup) {
+        *self.per_user.entry(key.user.clone()).or_default() += 1;
+        self.in_flight.insert(key, lookup);
+    }
+
+    fn ended(&mut self, key: &ReviewKey) {
+        self.in_flight.remove(key);
+        if let Some(count) = self.per_user.get_mut(&key.user) {
+            *count -= 1;
+            if *count == 0 {
+                self.per_user.remove(&key.user);
+            }
+        }
+    }
 }
 
 impl Authorizer {
@@ -103,14 +153,9 @@ impl Authorizer {
 impl Webhook {
     /// `allowed_ttl` and `denied_ttl` are how long outcomes are kept.
     pub(super) fn new(reviews: Arc<dyn Reviews>, node: String, allowed_ttl: Duration, denied_ttl: Duration) -> Self {
-        Self {
-            reviews,
-            node,
-            allowed_ttl,
-            denied_ttl,
-            cache: Mutex::new(LruCache::new(CACHE_SIZE)),
-            in_flight: Semaphore::new(MAX_IN_FLIGHT),
-        }
+        let outcomes = LruCache::new(CACHE_SIZE);
+        let cache = Mutex::new(Cache { outcomes, in_flight: HashMap::new(), per_user: HashMap::new() });
+        Self { shared: Arc::new(State { reviews, node, allowed_ttl, denied_ttl, cache }) }
     }
 
     async fn authorize(&self, attributes: Attributes<'_>) -> Result<(), Denied> {
@@ -125,22 +170,50 @@ impl Webhook {
     async fn review(&self, attributes: Attributes<'_>, subresource: &'static str) -> Result<bool, Denied> {
         let User { name, uid, groups, extra } = attributes.user.clone();
         let key = ReviewKey { user: name, uid, groups, extra, verb: attributes.verb, subresource };
-        match self.cache().get(&key) {
-            Some((allowed, until)) if *until > Instant::now() => return Ok(*allowed),
-            _ => {}
+        let lookup = {
+            let mut cache = self.shared.cache();
+            if let Some(allowed) = cache.outcome(&key, Instant::now()) {
+                return Ok(allowed);
+            }
+            match cache.in_flight.get(&key) {
+                Some(lookup) => lookup.clone(),
+                None if !cache.has_room(&key.user) => return Err(Denied::TooManyReviews),
+                None => {
+                    let lookup = spawn_lookup(self.shared.clone(), key.clone());
+                    cache.started(key, lookup.clone());
+                    lookup
+                }
+            }
+        };
+        lookup.await.map_err(|error| Denied::Unknown { subresource, error })
+    }
+}
+
+/// A review in a task of its own, which does not end with the requests that wait for it.
+fn spawn_lookup(state: Arc<State>, key: ReviewKey) -> Lookup {
+    let task = tokio::spawn(async move {
+        // Also a review that panics leaves its place.
+        let outcome = AssertUnwindSafe(state.review(&key)).catch_unwind().await;
+        let outcome = outcome.unwrap_or_else(|_| Err("the access review panicked".to_owned()));
+        let mut cache = state.cache();
+        cache.ended(&key);
+        if let Ok(allowed) = outcome {
+            let ttl = if allowed { state.allowed_ttl } else { state.denied_ttl };
+            cache.outcomes.put(key, (allowed, Instant::now() + ttl));
         }
-        let Ok(_permit) = self.in_flight.try_acquire() else { return Err(Denied::TooManyReviews) };
-        let failed = |error: String| Denied::Unknown { subresource, error };
-        let spec = self.spec(&key);
+        outcome
+    });
+    async move { task.await.unwrap_or_else(|error| Err(format!("the access review ended early: {error}"))) }
+        .boxed()
+        .shared()
+}
+
+impl State {
+    async fn review(&self, key: &ReviewKey) -> Outcome {
+        let spec = self.spec(key);
         let reviewed = tokio::time::timeout(DEADLINE, retried(|| self.reviews.access(&spec))).await;
-        let reviewed = reviewed.map_err(|_| failed(format!("no review within {DEADLINE:?}")))?;
-        let allowed = interpret(&reviewed.map_err(|error| failed(error.message))?).map_err(failed)?;
-        let parts = [attributes.verb, VERSION, RESOURCE, subresource, &self.node, attributes.path];
-        if parts.iter().map(|part| part.len()).sum::<usize>() < MAX_CACHED_LENGTH {
-            let until = Instant::now() + if allowed { self.allowed_ttl } else { self.denied_ttl };
-            self.cache().put(key, (allowed, until));
-        }
-        Ok(allowed)
+        let reviewed = reviewed.map_err(|_| format!("no review within {DEADLINE:?}"))?;
+        interpret(&reviewed.map_err(|error| error.message)?)
     }
 
     fn spec(&self, key: &ReviewKey) -> SubjectAccessReviewSpec {
@@ -162,8 +235,8 @@ impl Webhook {
         }
     }
 
-    fn cache(&self) -> MutexGuard<'_, LruCache<ReviewKey, (bool, Instant)>> {
-        // Each change is one insertion: a panic elsewhere leaves the map usable.
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        // Each change is one insertion or removal: a panic elsewhere leaves the maps usable.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -263,14 +336,46 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reviews_of_long_paths_are_not_cached() {
-        let script = Script::access(|_| Ok(status(true, false)));
+    async fn a_long_path_causes_no_further_review() {
+        let script = Script::access(|_| Ok(status(false, false)));
         let webhook = webhook(script.clone());
-        let long = format!("/pods/{}", "x".repeat(MAX_CACHED_LENGTH));
-        for _ in 0..2 {
-            assert_eq!(webhook.authorize(asked(&ann(), &long)).await, Ok(()));
+        let user = ann();
+        for number in 0..3 {
+            let long = format!("/pods/{number}{}", "x".repeat(10_000));
+            assert_eq!(webhook.authorize(asked(&user, &long)).await, Err(Denied::Forbidden));
         }
-        assert_eq!(script.asked(), 2);
+        assert_eq!(script.asked(), 2, "one for each subresource");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn concurrent_requests_share_one_review() {
+        let script = Script::access(|_| Ok(status(true, false))).slow(Duration::from_secs(5));
+        let (webhook, user) = (webhook(script.clone()), ann());
+        // The first request is cancelled during the review.
+        let gone = tokio::time::timeout(Duration::from_secs(1), webhook.authorize(asked(&user, "/pods"))).await;
+        assert!(gone.is_err());
+        let all = futures_util::future::join_all((0..200).map(|_| webhook.authorize(asked(&user, "/pods")))).await;
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+        assert_eq!(script.asked(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_user_leaves_room_for_others() {
+        let script = Script::access(|_| Ok(status(true, false))).slow(Duration::from_secs(5));
+        let webhook = webhook(script.clone());
+        let asking = (0..200).map(|number| {
+            let user = User { uid: format!("{number}"), ..ann() };
+            let webhook = &webhook;
+            async move { webhook.authorize(asked(&user, "/pods")).await }
+        });
+        let bob = User { name: "bob".to_owned(), ..User::default() };
+        let (outcomes, of_bob) =
+            tokio::join!(futures_util::future::join_all(asking), webhook.authorize(asked(&bob, "/pods")));
+        let refused = outcomes.iter().filter(|outcome| **outcome == Err(Denied::TooManyReviews)).count();
+        assert_eq!((refused, of_bob), (200 - MAX_IN_FLIGHT_PER_USER, Ok(())));
+        assert_eq!(script.asked(), MAX_IN_FLIGHT_PER_USER + 1);
+        let user = User { uid: "new".to_owned(), ..ann() };
+        assert_eq!(webhook.authorize(asked(&user, "/pods")).await, Ok(()), "there is room again");
     }
 
     #[tokio::test(start_paused = true)]
