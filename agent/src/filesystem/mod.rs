@@ -16,8 +16,10 @@ mod tests;
 use std::io;
 
 pub use bounded::holds_exactly;
+pub use bounded::open_regular;
 pub use bounded::read_bounded;
 pub use bounded::read_opened;
+pub use bounded::reopen_regular;
 pub use mount_table::MountTable;
 pub use mounts::force_unmount_at;
 pub use mounts::is_disconnected;

@@ -60,7 +60,7 @@ pub fn remove_entry(dir: impl AsFd, name: &CStr, kind: Option<Type>) -> io::Resu
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         result => result?,
     };
-    let mut removal = Removal { root: tree.as_fd(), moved: 0 };
+    let removal = Removal { root: tree.as_fd() };
     // Each round also meets the directories that the round before moved up.
     while removal.clear(tree.as_fd(), 0)? {}
     remove_dir(dir, name)
@@ -76,12 +76,11 @@ pub fn entries(dir: impl AsFd) -> io::Result<Vec<DirEntry>> {
 
 struct Removal<'a> {
     root: BorrowedFd<'a>,
-    moved: u64,
 }
 
 impl Removal<'_> {
     /// Removes the content of `dir`; true if a directory was moved to the root on the way.
-    fn clear(&mut self, dir: BorrowedFd<'_>, depth: u32) -> io::Result<bool> {
+    fn clear(&self, dir: BorrowedFd<'_>, depth: u32) -> io::Result<bool> {
         let mut moved = false;
         loop {
             let batch = list(dir, BATCH)?;
@@ -98,13 +97,13 @@ impl Removal<'_> {
         }
     }
 
-    fn remove(&mut self, dir: BorrowedFd<'_>, name: &CStr, kind: Option<Type>, depth: u32) -> io::Result<bool> {
+    fn remove(&self, dir: BorrowedFd<'_>, name: &CStr, kind: Option<Type>, depth: u32) -> io::Result<bool> {
         if unlink_file(dir, name, kind)? {
             return Ok(false);
         }
         if depth >= MAX_DEPTH {
-            self.moved += 1;
-            let up = CString::new(format!(".keblet-removal-{}", self.moved))?;
+            // Who has written the tree must not foresee the name, and a removal that was interrupted has left others.
+            let up = CString::new(format!(".keblet-removal-{:016x}", fastrand::u64(..)))?;
             return match renameat(dir, name, self.root, up.as_c_str()) {
                 Err(Errno::EBUSY) => Err(openat2::mount_point(name)),
                 result => Ok(result.map(|()| true)?),

@@ -146,6 +146,18 @@ fn removal_follows_no_link() {
     remove_tree(&root.path().join("no/parent")).expect("nothing to remove");
 }
 
+/// A container can write names of its own, and a removal that was interrupted leaves some.
+#[test]
+fn names_in_a_tree_do_not_prevent_its_removal() {
+    let root = tempfile::tempdir().expect("a directory");
+    let tree = root.path().join("tree");
+    for first in [".keblet-removal-1", ".keblet-removal-2", "d"] {
+        fs::create_dir_all((0..70).fold(tree.join(first), |path, _| path.join("d"))).expect("directories");
+    }
+    remove_tree(&tree).expect("removed");
+    assert!(!tree.exists());
+}
+
 #[test]
 fn reads_are_bounded() {
     let root = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,4 @@
-//! The actual state of the world: volumes that this process has set up, and those it found on disk when it started. Only
-//! metrics depend on it.
+//! The actual state of the world: volumes that this process has set up, and those it found on disk when it started.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -25,6 +24,15 @@ pub(super) struct ActualState {
 struct MountedVolume {
     volume: Box<str>,
     plugin: &'static str,
+    /// This process has set it up. Of one that it found on disk it is not known whether it is complete.
+    is_complete: bool,
+}
+
+impl MountedVolume {
+    /// A pod's volume and a persistent volume that it claims may have the same name.
+    fn is(&self, plugin: &str, volume: &str) -> bool {
+        self.plugin == plugin && &*self.volume == volume
+    }
 }
 
 impl ActualState {
@@ -53,29 +61,36 @@ impl ActualState {
         took: Duration,
         ok: bool,
     ) {
-        if ok && !refreshes && self.holds(uid, volume) {
+        if ok && !refreshes && self.holds(uid, plugin, volume) {
+            self.add(uid, volume, plugin, true);
             return;
         }
         self.count(|metrics| metrics.volumes.operation("volume_mount", plugin, took, ok));
         if ok {
-            self.add(uid, volume, plugin);
+            self.add(uid, volume, plugin, true);
         }
     }
 
-    fn holds(&self, uid: &str, volume: &str) -> bool {
-        self.pods().get(uid).is_some_and(|entries| entries.iter().any(|entry| &*entry.volume == volume))
+    /// True if this process has set the volume up. `backing`: its plugin and its name.
+    pub(super) fn is_set_up(&self, uid: &str, (plugin, volume): &(&'static str, String)) -> bool {
+        let is_it = |entry: &MountedVolume| entry.is(plugin, volume) && entry.is_complete;
+        self.pods().get(uid).is_some_and(|entries| entries.iter().any(is_it))
     }
 
-    fn add(&self, uid: &str, volume: &str, plugin: &'static str) {
+    fn holds(&self, uid: &str, plugin: &str, volume: &str) -> bool {
+        self.pods().get(uid).is_some_and(|entries| entries.iter().any(|entry| entry.is(plugin, volume)))
+    }
+
+    fn add(&self, uid: &str, volume: &str, plugin: &'static str, is_complete: bool) {
         let mut pods = self.pods();
         // Most pods are there already; only a new one costs a copy of its name.
         if !pods.contains_key(uid) {
             pods.insert(uid.to_owned(), Vec::new());
         }
-        if let Some(entries) = pods.get_mut(uid)
-            && entries.iter().all(|entry| &*entry.volume != volume)
-        {
-            entries.push(MountedVolume { volume: volume.into(), plugin });
+        let Some(entries) = pods.get_mut(uid) else { return };
+        match entries.iter_mut().find(|entry| entry.is(plugin, volume)) {
+            Some(entry) => entry.is_complete |= is_complete,
+            None => entries.push(MountedVolume { volume: volume.into(), plugin, is_complete }),
         }
     }
 
@@ -84,7 +99,7 @@ impl ActualState {
         let Some(plugin) = plugin else { return self.count(|metrics| metrics.volumes.forced(ok)) };
         self.count(|metrics| metrics.volumes.operation("volume_unmount", plugin, took, ok));
         if ok && let Some(entries) = self.pods().get_mut(uid) {
-            entries.retain(|entry| &*entry.volume != volume);
+            entries.retain(|entry| !entry.is(plugin, volume));
         }
     }
 
@@ -100,7 +115,7 @@ impl ActualState {
         for (directory, volume) in on_disk(volumes) {
             let plugin = plugins.of_directory(&directory);
             self.count(|metrics| metrics.volumes.found(plugin.is_some()));
-            plugin.into_iter().for_each(|plugin| self.add(uid, &volume, plugin.name()));
+            plugin.into_iter().for_each(|plugin| self.add(uid, &volume, plugin.name(), false));
         }
     }
 

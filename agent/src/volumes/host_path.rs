@@ -10,13 +10,18 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::HostPathVolumeSource;
 use k8s_openapi::api::core::v1::Volume;
+use tokio::time::Instant;
+use tokio::time::timeout_at;
 
 use super::PodDirs;
 use super::VolumeError;
 use super::error::OnPath as _;
+use super::global_mounts::Locks;
 use super::plugin::Attributes;
 use super::plugin::Ready;
+use super::plugin::SET_UP_TIMEOUT;
 use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::plugin::blocking;
@@ -26,8 +31,32 @@ use super::teardown::VolumeOnDisk;
 pub(super) const NAME: &str = "kubernetes.io/host-path";
 
 /// `kubernetes.io/host-path`.
-#[derive(Debug)]
-pub(super) struct HostPath;
+#[derive(Debug, Default)]
+pub(super) struct HostPath {
+    checks: Checks,
+}
+
+/// Checks of paths. One whose server does not answer keeps one thread, however often it is tried.
+#[derive(Debug, Default)]
+pub(super) struct Checks(Locks);
+
+impl Checks {
+    /// Checks (or makes) the path as its type demands.
+    ///
+    /// # Errors
+    /// As [`check`]; or it, or an earlier check of the same path, takes too long.
+    pub(super) async fn run(&self, source: &HostPathVolumeSource) -> Result<(), VolumeError> {
+        let deadline = Instant::now() + SET_UP_TIMEOUT;
+        let goes_on = |_| VolumeError::GoesOn(SET_UP_TIMEOUT);
+        let held = timeout_at(deadline, self.0.lock(&source.path)).await.map_err(goes_on)?;
+        let (path, kind) = (source.path.clone(), source.type_.clone().unwrap_or_default());
+        let checked = blocking(move || {
+            let _held = held;
+            check(&path, &kind)
+        });
+        timeout_at(deadline, checked).await.map_err(goes_on)?
+    }
+}
 
 impl VolumePlugin for HostPath {
     fn name(&self) -> &'static str {
@@ -46,12 +75,13 @@ impl VolumePlugin for HostPath {
         Ok(volume.host_path.iter().map(|source| &source.path).collect())
     }
 
+    fn is_of_host(&self, _uid: &str, _volume: &Volume) -> bool {
+        true
+    }
+
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         let source = target.volume.host_path.clone().unwrap_or_default();
-        // The path may lie on a file system whose server does not answer.
-        Box::pin(blocking(move || {
-            check(&source.path, source.type_.as_deref().unwrap_or_default()).map(|()| Ready::default())
-        }))
+        Box::pin(async move { self.checks.run(&source).await.map(|()| Ready::default()) })
     }
 
     fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {

@@ -31,6 +31,7 @@ mod host_program;
 mod image;
 mod iscsi;
 mod layout;
+mod measurable;
 mod mount_only;
 mod mount_program;
 mod nfs;
@@ -70,6 +71,7 @@ pub use error::FailedVolume;
 pub use error::Step;
 pub use error::VolumeError;
 pub use layout::PodDirs;
+pub use measurable::MeasurableVolume;
 pub use project_quotas::ProjectQuotas;
 pub use storage_medium::StorageMediumError;
 
@@ -81,6 +83,7 @@ use crate::recorder::Recorder;
 use actual_state::ActualState;
 use attachment::Attachment;
 use error::OnPath as _;
+use global_mounts::Locks;
 use plugin::NodeVolumes;
 use plugin::Plugins;
 use plugin::Ready;
@@ -95,6 +98,8 @@ pub struct Volumes {
     objects: Objects,
     plugins: Plugins,
     actual: ActualState,
+    /// Locks of pods whose volumes are being set up or torn down, by UID.
+    in_progress: Locks,
     node: NodeVolumes,
     recorder: Option<Recorder>,
     quotas: Option<ProjectQuotas>,
@@ -109,28 +114,22 @@ pub struct RefreshDue {
     pub refresh_after: Option<Duration>,
 }
 
-/// A volume whose content can be counted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MeasurableVolume {
-    /// Its name in the pod.
-    pub name: String,
-    /// Where it is.
-    pub path: PathBuf,
-    /// The claim that it belongs to.
-    pub claim: Option<String>,
-    /// It takes space on the node's disk: upstream's local ephemeral volumes.
-    pub is_local: bool,
-    /// The project of its file system that counts its files and no others.
-    pub project: Option<u32>,
-}
-
 impl Volumes {
     /// Volumes below `root`, without an API server.
     pub fn new(root: &Path) -> Self {
         let (objects, dirs) = (Objects::standalone(), PodDirs::new(root));
         let node = NodeVolumes::new(&dirs);
         let plugins = Plugins::new(&objects, &Arc::default(), &node, None, None);
-        Self { dirs, objects, plugins, actual: ActualState::default(), node, recorder: None, quotas: None }
+        Self {
+            dirs,
+            objects,
+            plugins,
+            actual: ActualState::default(),
+            in_progress: Locks::default(),
+            node,
+            recorder: None,
+            quotas: None,
+        }
     }
 
     /// Reports volumes in use that the control plane has to know of, and uses them once they are attached if it attaches
@@ -203,69 +202,92 @@ impl Volumes {
         mounted_volumes(pod).filter_map(|volume| Some(self.plugins.of(volume)?.backing(uid_of(pod), volume).0))
     }
 
-    /// The pod's volumes that take space on the node's disk, if they are set up: upstream's local ephemeral volumes.
-    pub fn on_disk(&self, pod: &Pod) -> Vec<MeasurableVolume> {
-        let mut all = self.measurable(pod);
-        all.retain(|volume| volume.is_local);
-        all
-    }
-
-    /// The pod's volumes whose content can be counted, if they are set up: those that this agent fills, and those that
-    /// belong to a claim. What a `hostPath` has is not the pod's.
-    pub fn measurable(&self, pod: &Pod) -> Vec<MeasurableVolume> {
-        let is_local = |volume: &Volume| match &volume.empty_dir {
-            Some(empty_dir) => empty_dir.medium.as_deref().unwrap_or_default().is_empty(),
-            None => volume.config_map.is_some(),
-        };
-        let one = |volume: &Volume| {
-            let plugin = self.plugins.of(volume)?;
-            if !plugin.is_measured(uid_of(pod), volume) {
-                return None;
-            }
-            let path = plugin.mount_path(&self.dirs, uid_of(pod), volume).ok()?;
-            let (claim, is_local) = (claim_of(pod, volume), is_local(volume));
-            let project = self.quotas.as_ref().and_then(|quotas| quotas.id_of(&path));
-            Some(MeasurableVolume { name: volume.name.clone(), path, claim, is_local, project })
-        };
-        mounted_volumes(pod).filter_map(one).collect()
-    }
-
     /// Paths of pods' files.
     pub fn dirs(&self) -> &PodDirs {
         &self.dirs
     }
 
-    /// Sets up every volume that a container mounts. What is set up already is left alone, except that hostPath types
-    /// are checked anew and volumes made from API objects are refreshed. `memory`: bytes that a volume in memory may take.
-    /// A future that is dropped leaves volumes that the next call completes.
+    /// Sets up every volume that a container mounts. What is set up already is left alone, except that volumes made from API
+    /// objects are refreshed; one that cannot be keeps its content. `memory`: bytes that a volume in memory may take. If the
+    /// future is dropped, the work goes on in the background, and [`Self::tear_down`] waits for it.
     ///
     /// # Errors
     /// Every volume that cannot be set up; the others are.
-    pub async fn set_up(&self, pod: &Pod, memory: Option<i64>) -> Result<RefreshDue, Vec<FailedVolume>> {
-        self.set_up_those(pod, memory, |_| true).await
+    pub async fn set_up(&self, pod: &Pod, memory: Option<i64>) -> Result<(), Vec<FailedVolume>> {
+        let alone = self.in_progress.lock(uid_of(pod)).await;
+        let (own, of_pod) = (self.clone(), pod.clone());
+        let running = tokio::spawn(async move {
+            let _alone = alone;
+            own.set_up_missing(&of_pod, memory).await
+        });
+        running.await.unwrap_or_else(|error| {
+            let failed = |volume: &Volume| FailedVolume {
+                volume: volume.name.clone(),
+                error: VolumeError::Interrupted(error.to_string()),
+            };
+            Err(mounted_volumes(pod).map(failed).collect())
+        })
     }
 
-    /// True if some volume of the pod changes with API objects or the pod itself.
+    async fn set_up_missing(&self, pod: &Pod, memory: Option<i64>) -> Result<(), Vec<FailedVolume>> {
+        let is_there = |volume: &Volume, plugin: Option<&dyn VolumePlugin>| {
+            plugin.is_some_and(|plugin| self.is_set_up(pod, volume, plugin))
+        };
+        let kept: BTreeSet<&str> = mounted_volumes(pod)
+            .filter(|volume| is_there(volume, self.plugins.of(volume)))
+            .map(|volume| volume.name.as_str())
+            .collect();
+        let wanted = |volume: &Volume, plugin: Option<&dyn VolumePlugin>| {
+            let is_of_host = plugin.is_some_and(|plugin| plugin.is_of_host(uid_of(pod), volume));
+            !(is_of_host && kept.contains(volume.name.as_str()))
+        };
+        let Err(mut failed) = self.set_up_those(pod, memory, wanted).await else { return Ok(()) };
+        // The refresh reports and retries them; containers get the content that is there.
+        let refreshes = |name: &str| {
+            let plugin =
+                mounted_volumes(pod).find(|volume| volume.name == name).and_then(|found| self.plugins.of(found));
+            plugin.is_some_and(|plugin| plugin.attributes().refreshes)
+        };
+        failed.retain(|failed| !(kept.contains(failed.volume.as_str()) && refreshes(&failed.volume)));
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
+    }
+
+    fn is_set_up(&self, pod: &Pod, volume: &Volume, plugin: &dyn VolumePlugin) -> bool {
+        self.actual.is_set_up(uid_of(pod), &plugin.backing(uid_of(pod), volume))
+    }
+
+    /// True if some volume of the pod changes with API objects or the pod itself, or was not set up by this agent yet.
     pub fn can_change(&self, pod: &Pod) -> bool {
-        mounted_volumes(pod).filter_map(|volume| self.plugins.of(volume)).any(|plugin| plugin.attributes().refreshes)
+        let plugins = mounted_volumes(pod).filter_map(|volume| Some((volume, self.plugins.of(volume)?)));
+        let mut of_all = plugins.map(|(volume, plugin)| self.is_to_refresh(pod, volume, plugin));
+        of_all.any(|refreshes| refreshes)
     }
 
-    /// Brings the volumes made from API objects up to date, running containers or not.
+    /// Of a pod that a predecessor has started it is found out what its claims are, and the volumes are checked.
+    fn is_to_refresh(&self, pod: &Pod, volume: &Volume, plugin: &dyn VolumePlugin) -> bool {
+        plugin.attributes().refreshes || !self.is_set_up(pod, volume, plugin)
+    }
+
+    /// Brings the volumes made from API objects up to date, running containers or not, and sets up those that this agent
+    /// has not yet.
     ///
     /// # Errors
     /// Every volume that cannot be; it keeps its old content. The others are brought up to date.
     pub async fn refresh(&self, pod: &Pod, memory: Option<i64>) -> Result<RefreshDue, Vec<FailedVolume>> {
-        self.set_up_those(pod, memory, |plugin| plugin.is_some_and(|plugin| plugin.attributes().refreshes)).await
+        let wanted = |volume: &Volume, plugin: Option<&dyn VolumePlugin>| {
+            plugin.is_some_and(|plugin| self.is_to_refresh(pod, volume, plugin))
+        };
+        self.set_up_those(pod, memory, wanted).await
     }
 
     async fn set_up_those(
         &self,
         pod: &Pod,
         memory: Option<i64>,
-        wanted: impl Fn(Option<&dyn VolumePlugin>) -> bool,
+        wanted: impl Fn(&Volume, Option<&dyn VolumePlugin>) -> bool,
     ) -> Result<RefreshDue, Vec<FailedVolume>> {
         let volumes = mounted_volumes(pod).map(|volume| (volume, self.plugins.of(volume)));
-        let wanted: Vec<_> = volumes.filter(|(_, plugin)| wanted(*plugin)).collect();
+        let wanted: Vec<_> = volumes.filter(|(volume, plugin)| wanted(volume, *plugin)).collect();
         let done = wanted.iter().map(|(volume, plugin)| self.set_up_one(pod, memory, volume, *plugin));
         let (mut failed, mut refresh_at) = (Vec::new(), None);
         for (done, (volume, _)) in futures_util::future::join_all(done).await.into_iter().zip(&wanted) {
@@ -344,7 +366,9 @@ impl Volumes {
         let path = plugin.mount_path(&self.dirs, uid_of(pod), volume)?;
         let Some(sub_path) = sub_path.filter(|sub_path| !sub_path.is_empty()) else { return Ok(path) };
         check_sub_path(sub_path)?;
-        let target = self.dirs.sub_path(uid_of(pod), &volume.name, container, index)?;
+        // By the name of a claim's persistent volume, as a kubelet that takes the node over looks for it.
+        let (_, name) = plugin.backing(uid_of(pod), volume);
+        let target = self.dirs.sub_path(uid_of(pod), &name, container, index)?;
         let (inside, at) = (PathBuf::from(sub_path), target.clone());
         let (action, error) = match blocking(move || Ok(sub_path::bind(&path, &inside, &at))).await? {
             Ok(()) => return Ok(target),
@@ -369,11 +393,14 @@ impl Volumes {
     }
 
     /// Unmounts and deletes the pod's volumes; its other files stay. Content is deleted only where a plugin of this agent
-    /// owns it, and never across a mount point; a volume that stays does not keep the others.
+    /// owns it, and never across a mount point; a volume that stays does not keep the others. Waits for a set-up of the pod
+    /// that goes on, two minutes at most.
     ///
     /// # Errors
     /// The first volume that stays.
     pub async fn tear_down(&self, uid: &str) -> Result<(), VolumeError> {
+        // A set-up that waits for a server for ever may be what the unmounting ends.
+        let _alone = tokio::time::timeout(plugin::SET_UP_TIMEOUT, self.in_progress.lock(uid)).await;
         self.forget(uid);
         let done = self.tear_down_all(uid).await;
         self.look_for_unused();
@@ -446,13 +473,6 @@ impl Volumes {
         let (dirs, uid) = (self.dirs.clone(), uid.to_owned());
         blocking(move || teardown::remove_pod(&dirs, &uid)).await
     }
-}
-
-/// The claim of a volume; that of a generic ephemeral volume is named after pod and volume.
-fn claim_of(pod: &Pod, volume: &Volume) -> Option<String> {
-    let named = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone());
-    let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
-    named.or_else(|| volume.ephemeral.as_ref().map(|_| format!("{pod_name}-{}", volume.name)))
 }
 
 fn uid_of(pod: &Pod) -> &str {

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::NFSVolumeSource;
 use k8s_openapi::api::core::v1::Volume;
 
 use super::VolumeError;
+use super::bind_mount;
 use super::error::OnPath as _;
 use super::host_program::HostPrograms;
 use super::layout::make_dirs;
@@ -19,7 +20,7 @@ use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
-use crate::filesystem;
+use crate::kernel::usage::MeasuredBy;
 
 /// How long an unmount is waited for before it is forced.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -48,6 +49,10 @@ impl VolumePlugin for Nfs {
         volume.nfs.as_ref().is_some_and(|source| source.read_only == Some(true))
     }
 
+    fn measured_by(&self, _uid: &str, _volume: &Volume) -> Option<MeasuredBy> {
+        Some(MeasuredBy::FileSystem)
+    }
+
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         Box::pin(async move {
             let dir = self.mount_path(target.dirs, target.uid, target.volume)?;
@@ -73,14 +78,12 @@ pub(super) async fn mount(
     options: &[String],
     dir: &Path,
 ) -> Result<(), VolumeError> {
-    let target = dir.to_owned();
-    let is_mounted = blocking(move || {
-        make_dirs(&target)?;
-        filesystem::is_mount_point(&target).on("inspect", &target)
-    });
-    if is_mounted.await? {
+    // First, and without asking the server, which may no longer answer.
+    if bind_mount::is_there(dir).await? {
         return Ok(());
     }
+    let target = dir.to_owned();
+    blocking(move || make_dirs(&target)).await?;
     let mut all: Vec<String> = options.to_vec();
     if read_only && !all.iter().any(|option| option == "ro") {
         all.push("ro".to_owned());

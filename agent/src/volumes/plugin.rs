@@ -30,6 +30,7 @@ use super::mount_only::MountOnly;
 use super::nfs::Nfs;
 use super::project_quotas::ProjectQuotas;
 use super::teardown::VolumeOnDisk;
+use crate::kernel::usage::MeasuredBy;
 use crate::model::Amount;
 use crate::objects::Objects;
 use crate::recorder::Recorder;
@@ -76,13 +77,18 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
         self.attributes().read_only
     }
 
-    /// True if what the volume holds is counted, where it is set up.
-    fn is_measured(&self, _uid: &str, _volume: &Volume) -> bool {
-        self.attributes().owns_content
+    /// How the size of the volume is measured, where it is set up; `None` if it is not.
+    fn measured_by(&self, _uid: &str, _volume: &Volume) -> Option<MeasuredBy> {
+        self.attributes().owns_content.then_some(MeasuredBy::Walk)
     }
 
     /// True if the runtime may relabel files for a container (SELinux) that the agent did not make. The volume is set up.
     fn is_relabelled(&self, _uid: &str, _volume: &Volume) -> bool {
+        false
+    }
+
+    /// True if the volume is what the host has: it is checked once, not again when a container restarts.
+    fn is_of_host(&self, _uid: &str, _volume: &Volume) -> bool {
         false
     }
 
@@ -178,7 +184,7 @@ impl Plugins {
         let claims = Claims::new(objects.clone(), claims, globals, disks, recorder.cloned());
         let mut all: Vec<Box<dyn VolumePlugin>> = vec![
             Box::new(EmptyDir { quotas: quotas.cloned() }),
-            Box::new(HostPath),
+            Box::new(HostPath::default()),
             Box::new(Image),
             Box::new(Nfs),
             Box::new(iscsi),

@@ -1,7 +1,6 @@
 //! Reads a file of a volume that containers write: links are resolved inside the volume, and no more is read than is
 //! allowed.
 
-use std::fs::File;
 use std::io;
 use std::io::Read as _;
 use std::path::Path;
@@ -36,14 +35,10 @@ impl Volumes {
 
 fn read(root: &Path, path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let root = filesystem::open_root(root)?;
-    // A container may have put anything there: a pipe or a device is not waited for.
     let how = OpenHow::new()
-        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)
+        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let file = File::from(openat2(&root, path, how)?);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
+    let file = filesystem::reopen_regular(openat2(&root, path, how)?)?;
     let mut content = Vec::new();
     file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
     match content.len() as u64 <= limit {

@@ -26,6 +26,11 @@ pub(super) type Replies = Arc<Mutex<BTreeMap<String, Value>>>;
 
 /// Objects of an API server that answers these, on a node `n1` with the label `zone=a`; and where the Node changes.
 pub(super) fn objects(replies: &Replies) -> (Objects, watch::Sender<Option<Arc<Node>>>) {
+    objects_by(replies, Strategy::default())
+}
+
+/// [`objects`], read in this way.
+pub(super) fn objects_by(replies: &Replies, strategy: Strategy) -> (Objects, watch::Sender<Option<Arc<Node>>>) {
     let replies = replies.clone();
     let service = tower::service_fn(move |request: http::Request<Body>| {
         let reply = replies.lock().expect("unpoisoned").get(request.uri().path()).cloned();
@@ -39,7 +44,7 @@ pub(super) fn objects(replies: &Replies) -> (Objects, watch::Sender<Option<Arc<N
     });
     let sender = watch::Sender::new(Some(Arc::new(node(json!({})))));
     let config = ObjectsConfig {
-        strategy: Strategy::default(),
+        strategy,
         recovered: Recovered::default(),
         sync_frequency: Duration::from_secs(60),
         clock: Clock::System,

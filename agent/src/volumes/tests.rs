@@ -11,6 +11,7 @@ use keblet_skip::mounts::in_private_mounts;
 use serde_json::json;
 
 use super::*;
+use crate::kernel::usage::MeasuredBy;
 
 fn pod(volumes: serde_json::Value, mounts: serde_json::Value) -> Pod {
     serde_json::from_value(json!({
@@ -214,7 +215,7 @@ fn host_path_types() {
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
+    tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime").block_on(future)
 }
 
 fn host_path_pod(path: &Path) -> Pod {
@@ -398,6 +399,34 @@ async fn volume_operations_are_counted() {
 }
 
 #[tokio::test]
+async fn a_host_path_is_checked_before_the_first_start_of_a_container_only() {
+    let (root, volumes) = make();
+    let file = root.path().join("file");
+    std::fs::write(&file, "").expect("a file");
+    let source = json!({"path": file, "type": "File"});
+    let pod = pod(json!([{"name": "h", "hostPath": source}]), json!([{"name": "h", "mountPath": "/h"}]));
+    volumes.set_up(&pod, None).await.expect("set up");
+    std::fs::remove_file(&file).expect("removed");
+    volumes.set_up(&pod, None).await.expect("a container restarts");
+    Volumes::new(root.path()).set_up(&pod, None).await.expect_err("another agent has not checked it");
+}
+
+#[tokio::test]
+async fn a_set_up_that_was_given_up_is_completed_before_the_teardown() {
+    let (_root, volumes) = make();
+    let metrics = Metrics::new();
+    let volumes = volumes.with_metrics(metrics.clone());
+    let pod = with_empty_dir();
+    let mut given_up = Box::pin(volumes.set_up(&pod, None));
+    assert!(futures_util::poll!(&mut given_up).is_pending());
+    drop(given_up);
+    volumes.tear_down("u-1").await.expect("gone");
+    assert!(volumes.is_torn_down("u-1"));
+    let operations = ["volume_mount", "volume_unmount"].map(|name| operation(name, "empty-dir", "success", 1));
+    assert_eq!(samples(&metrics, "storage_operation"), operations);
+}
+
+#[tokio::test]
 async fn volumes_on_disk_are_reconstructed() {
     let (root, old) = make();
     old.set_up(&with_empty_dir(), None).await.expect("set up");
@@ -448,4 +477,24 @@ fn volumes_on_disk_are_those_that_count_as_ephemeral_storage() {
     let measured = volumes.measurable(&pod);
     let measured: Vec<_> = measured.iter().map(|volume| (volume.name.as_str(), volume.is_local)).collect();
     assert_eq!(measured, [("disk", true), ("memory", false), ("config", true), ("secret", false)]);
+}
+
+#[test]
+fn volumes_of_servers_are_measured_by_their_file_system_once_they_are_mounted() {
+    let (root, volumes) = make();
+    let all = json!([
+        {"name": "export", "nfs": {"server": "192.0.2.1", "path": "/"}},
+        {"name": "disk", "iscsi": {"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:storage", "lun": 0}},
+    ]);
+    let mounts = json!([{"name": "export", "mountPath": "/export"}, {"name": "disk", "mountPath": "/disk"}]);
+    let pod = pod(all, mounts);
+    assert!(volumes.measurable(&pod).is_empty());
+    for (name, plugin) in [("export", "kubernetes.io/nfs"), ("disk", "kubernetes.io/iscsi")] {
+        volumes.actual.mounted("u-1", name, (plugin, false), Duration::ZERO, true);
+    }
+    let found = volumes.measurable(&pod).into_iter().map(|volume| (volume.path, volume.by)).collect::<Vec<_>>();
+    let folder = |plugin: &str, name: &str| root.path().join(format!("pods/u-1/volumes/kubernetes.io~{plugin}/{name}"));
+    let expected = [folder("nfs", "export"), folder("iscsi", "disk")];
+    assert_eq!(found, expected.map(|path| (path, MeasuredBy::FileSystem)));
+    assert!(volumes.on_disk(&pod).is_empty());
 }

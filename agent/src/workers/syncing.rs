@@ -36,8 +36,18 @@ use crate::retry::Operation;
 pub(super) struct SyncState {
     /// When the event of a container's crash-loop back-off was last sent, by name.
     event_sent: HashMap<String, Instant>,
+    /// When all containers were last removed to be restarted.
+    restarted_all: Option<Instant>,
     /// Refresh state of the pod's volumes.
     pub volumes: VolumeRefresh,
+}
+
+impl SyncState {
+    /// When the restart of all containers that is planned is due, if it is too early now.
+    fn restart_all_due(&self, actions: &PodActions) -> Option<Instant> {
+        let due = self.restarted_all? + RESTART_ALL_PERIOD;
+        (!actions.remove.is_empty() && due > Instant::now()).then_some(due)
+    }
 }
 
 impl Worker {
@@ -79,6 +89,9 @@ impl Worker {
             if actions.is_idle() {
                 return self.settled(&pass, state).await;
             }
+            if let Some(due) = state.restart_all_due(&actions) {
+                return Next::Wait(Some(due));
+            }
             let (actions, blocked) = self.take_blocked_starts(&pass, state, actions);
             if actions.is_idle() {
                 self.publish(&pass, Transition::Inspected);
@@ -89,10 +102,11 @@ impl Worker {
             }
             if before.as_ref() == Some(&actions) {
                 // It was executed without an error and changed nothing: a loop without a pause.
-                return self.retry(Operation::SyncPod, "executing the plan changed nothing");
+                let next = self.retry(Operation::SyncPod, "executing the plan changed nothing");
+                return self.beside_failure(next, &pass, state).await;
             }
             if let Some(next) = self.execute(&pass, state, &actions, blocked).await {
-                return next;
+                return self.beside_failure(next, &pass, state).await;
             }
             before = Some(actions);
         }
@@ -129,12 +143,20 @@ impl Worker {
         let before_pull = |sandbox: &SandboxStatus| {
             self.publish(pass, Transition::SandboxCreated(sandbox));
         };
-        let outcome = act::execute_observed(&self.context.act, pass, actions, &before_pull).await;
+        let terminated = async {
+            while !self.mailbox.state().termination_requested() {
+                self.mailbox.cancelled().await;
+            }
+        };
+        let outcome = act::execute_observed(&self.context.act, pass, actions, &before_pull, terminated).await;
         let started = self.remember(&outcome);
         self.remember_resize(pass, &outcome);
         let resized = actions.resize.iter().flat_map(|resize| resize.memory.iter().chain(&resize.cpu));
         self.acted_on(started, resized.map(|container| container.id.clone()).collect());
         self.context.observer.acted(began.elapsed(), &outcome);
+        if outcome.restart_all_done {
+            state.restarted_all = Some(Instant::now());
+        }
         if outcome.is_ok() {
             return None;
         }
@@ -162,6 +184,22 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// The plan fails for now: does what does not depend on it, which is to collect garbage and to refresh the volumes of
+    /// containers that run. Returns when the pod is looked at again.
+    async fn beside_failure(&mut self, next: Next, pass: &PassContext, state: &mut SyncState) -> Next {
+        // Volumes that could not be set up are waited for: that set-up has refreshed the others.
+        let Next::Retry(retry) = next else { return next };
+        let again = match self.view().await {
+            Ok(view) => self.collect_garbage(&view).await,
+            Err(_) => None,
+        };
+        let refresh = match pass.snapshot.running().next() {
+            Some(_) => self.refresh_volumes(&mut state.volumes, &pass.pod).await,
+            None => None,
+        };
+        Next::Retry([again, refresh].into_iter().flatten().fold(retry, Instant::min))
     }
 
     /// The plan is empty: collects garbage, and wakes for what time alone changes.
@@ -269,6 +307,10 @@ fn failures(outcome: &SyncOutcome) -> String {
     let starts = outcome.starts.iter().filter_map(|start| start.result.as_ref().err()).map(ToString::to_string);
     outcome.errors.iter().map(ToString::to_string).chain(starts).collect::<Vec<_>>().join(", ")
 }
+
+/// Containers that exit at once would otherwise be restarted several times a second, each time with new files: no back-off
+/// applies (KEP-5532). Upstream sees an exit with its next relist, once a second.
+const RESTART_ALL_PERIOD: Duration = Duration::from_secs(1);
 
 /// The event of a blocked start is repeated after this at the earliest.
 const BACK_OFF_EVENT_PERIOD: Duration = Duration::from_secs(1);

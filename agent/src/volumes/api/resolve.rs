@@ -211,3 +211,16 @@ fn found<T>(result: Result<T, ObjectError>, optional: bool) -> Result<Option<T>,
         result => Ok(Some(result?)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_optional_object_may_have_an_invalid_name() {
+        let named = || Err::<(), _>(ObjectError::BadName { kind: "secret", name: "A_b".to_owned() });
+        assert_eq!(found(named(), true).expect("nothing"), None);
+        let error = found(named(), false).expect_err("it cannot exist").to_string();
+        assert_eq!(error, "secret \"A_b\" cannot exist: the name is not a DNS subdomain");
+    }
+}

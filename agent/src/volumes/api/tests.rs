@@ -17,7 +17,11 @@ use super::atomic::write;
 use super::atomic::write_stepwise;
 use super::payload::File;
 use super::*;
+use crate::objects::Registration;
+use crate::objects::Strategy;
 use crate::volumes::Volumes;
+use crate::volumes::testing::Replies;
+use crate::volumes::testing::objects_by;
 
 fn payload(files: &[(&str, &str)]) -> Payload {
     let mut payload = Payload::default();
@@ -238,7 +242,9 @@ async fn a_tmpfs_volume_is_set_up_refreshed_and_torn_down() {
     let source =
         json!({"defaultMode": 0o400, "items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]});
     let mut pod = volume_pod(json!([{"name": "d", "downwardAPI": source}]), json!({"runAsUser": 7, "fsGroup": 77}));
-    assert_eq!(volumes.set_up(&pod, Some(1 << 20)).await.expect("set up"), crate::volumes::RefreshDue::default());
+    volumes.set_up(&pod, Some(1 << 20)).await.expect("set up");
+    let due = volumes.refresh(&pod, Some(1 << 20)).await.expect("up to date");
+    assert_eq!(due, crate::volumes::RefreshDue::default());
     let at = dir.path().join("pods/u-1/volumes/kubernetes.io~downward-api/d");
     assert_eq!(seen(&at), expected(&[("labels", "a=\"1\"")]));
     assert_eq!(nix::sys::statfs::statfs(&at).expect("mounted").filesystem_type(), nix::sys::statfs::TMPFS_MAGIC);
@@ -261,6 +267,36 @@ async fn a_tmpfs_volume_is_set_up_refreshed_and_torn_down() {
     volumes.tear_down("u-1").await.expect("gone");
     assert!(volumes.is_torn_down("u-1") && !at.exists());
     volumes.remove_orphan("u-1").await.expect("gone");
+}
+
+#[tokio::test]
+async fn a_volume_whose_object_is_gone_keeps_no_container_from_its_restart() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let replies = Replies::default();
+    let map = json!({"metadata": {"name": "m", "namespace": "ns"}, "data": {"key": "held"}});
+    let path = "/api/v1/namespaces/ns/configmaps/m".to_owned();
+    replies.lock().expect("unpoisoned").insert(path.clone(), map);
+    let pod = volume_pod(json!([{"name": "d", "configMap": {"name": "m", "defaultMode": 420}}]), json!({}));
+    let agent = || {
+        let (objects, _) = objects_by(&replies, Strategy::Get);
+        let mut registration = Registration::new("u-1".into());
+        objects.register(&pod, &mut registration);
+        (Volumes::new(dir.path()).with_objects(objects, BTreeMap::new()), registration)
+    };
+    let (volumes, _registration) = agent();
+    volumes.make_pod_dirs("u-1").expect("folders");
+    volumes.set_up(&pod, None).await.expect("set up");
+    replies.lock().expect("unpoisoned").remove(&path);
+    volumes.refresh(&pod, None).await.expect_err("it is gone");
+    volumes.set_up(&pod, None).await.expect("a container restarts");
+    let at = dir.path().join("pods/u-1/volumes/kubernetes.io~configmap/d");
+    assert_eq!(seen(&at), expected(&[("key", "held")]));
+    let (another, _registration) = agent();
+    another.set_up(&pod, None).await.expect_err("another agent does not know that the volume is complete");
+    volumes.tear_down("u-1").await.expect("gone");
 }
 
 #[tokio::test]

@@ -50,6 +50,7 @@ use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
+use crate::kernel::usage::MeasuredBy;
 use crate::model::node_selector;
 use crate::objects::Objects;
 use crate::recorder::EventType;
@@ -70,6 +71,7 @@ pub(super) struct Claims {
     known: Known,
     globals: GlobalMounts,
     disks: Disks,
+    checks: host_path::Checks,
     recorder: Option<Recorder>,
 }
 
@@ -81,7 +83,7 @@ impl Claims {
         disks: Disks,
         recorder: Option<Recorder>,
     ) -> Self {
-        Self { objects, known, globals, disks, recorder }
+        Self { objects, known, globals, disks, checks: host_path::Checks::default(), recorder }
     }
 
     /// What the volume is: as remembered, or read from the API server and checked.
@@ -159,7 +161,7 @@ impl Claims {
             target,
             volume: &used.name,
             asked,
-            read_only: used.read_only || asked.read_only,
+            read_only: used.read_only,
             options: &used.options,
             objects: &self.objects,
             recorder: self.recorder.as_ref(),
@@ -175,10 +177,7 @@ impl Claims {
                 if !used.options.is_empty() {
                     return Err(failed(&used.name, "MountOptionSupport check", VolumeError::MountOptions));
                 }
-                let (path, kind) = (source.path.clone(), source.type_.clone().unwrap_or_default());
-                blocking(move || host_path::check(&path, &kind))
-                    .await
-                    .map_err(|error| failed(&used.name, "SetUp", error))
+                self.checks.run(source).await.map_err(|error| failed(&used.name, "SetUp", error))
             }
             Source::Local(source) => {
                 let mount = LocalMount {
@@ -195,9 +194,8 @@ impl Claims {
             }
             Source::Iscsi(asked) => self.disks.mount(self.disk(target, used, asked)).await,
             Source::Nfs(source) => {
-                let read_only = used.read_only || source.read_only == Some(true);
                 let dir = target.dirs.volume(target.uid, &layout::escaped(nfs::NAME), &used.name)?;
-                let mounted = nfs::mount(source, read_only, &used.options, &dir).await;
+                let mounted = nfs::mount(source, used.read_only, &used.options, &dir).await;
                 mounted.map_err(|error| failed(&used.name, "SetUp", error))
             }
             Source::Csi(driver) => {
@@ -241,27 +239,29 @@ impl VolumePlugin for Claims {
         Attributes { fs_group: true, ..Attributes::default() }
     }
 
+    /// Upstream: a claim's use tells, not the source of its persistent volume.
     fn is_read_only(&self, uid: &str, volume: &Volume) -> bool {
-        self.known.get(uid, &volume.name).is_some_and(|used| {
-            let by_source = match &used.source {
-                Source::Nfs(source) => source.read_only == Some(true),
-                Source::Iscsi(asked) => asked.read_only,
-                _ => false,
-            };
-            used.read_only || by_source
-        })
+        self.known.get(uid, &volume.name).is_some_and(|used| used.read_only)
     }
 
-    /// Of the others one is the host's, and one may wait for its server.
-    fn is_measured(&self, uid: &str, volume: &Volume) -> bool {
-        let used = self.known.get(uid, &volume.name);
-        used.is_some_and(|used| !used.is_block && matches!(used.source, Source::Local(_) | Source::Iscsi(_)))
+    fn is_of_host(&self, uid: &str, volume: &Volume) -> bool {
+        self.known.get(uid, &volume.name).is_some_and(|used| matches!(used.source, Source::HostPath(_)))
+    }
+
+    fn measured_by(&self, uid: &str, volume: &Volume) -> Option<MeasuredBy> {
+        let used = self.known.get(uid, &volume.name)?;
+        match used.source {
+            Source::Local(_) | Source::Iscsi(_) if used.is_block => Some(MeasuredBy::Device),
+            Source::Local(_) | Source::Iscsi(_) | Source::Nfs(_) => Some(MeasuredBy::FileSystem),
+            // What a path of the host has is not the claim's.
+            Source::HostPath(_) | Source::Csi(_) | Source::Other => None,
+        }
     }
 
     fn is_relabelled(&self, uid: &str, volume: &Volume) -> bool {
         self.known.get(uid, &volume.name).is_some_and(|used| match &used.source {
             Source::Local(_) => true,
-            Source::Iscsi(asked) => !asked.read_only && !used.read_only,
+            Source::Iscsi(_) => !used.read_only,
             _ => false,
         })
     }

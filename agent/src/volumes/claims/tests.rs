@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_skip::mounts::in_private_mounts;
@@ -55,7 +56,7 @@ impl Room {
         let uid = pod.metadata.uid.as_deref().expect("a UID");
         self.volumes.make_pod_dirs(uid).expect("the pod's folders");
         let done = self.runtime.block_on(self.volumes.set_up(pod, None));
-        done.map(|_| ()).map_err(|mut failed| failed.remove(0).to_string())
+        done.map_err(|mut failed| failed.remove(0).to_string())
     }
 
     fn mount_path(&self, uid: &str, plugin: &str) -> PathBuf {
@@ -167,7 +168,8 @@ fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
         assert_eq!(link, links.join("pv"));
         room.set_up(&one).expect("once more");
         assert_eq!((room.events.take(), loops_below(&maps)), (Vec::new(), 1));
-        assert!(room.volumes.measurable(&one).is_empty());
+        let [measured] = &room.volumes.measurable(&one)[..] else { panic!("one volume") };
+        assert_eq!((&measured.path, measured.by), (&link, MeasuredBy::Device));
 
         let two = using("u-2", true);
         room.set_up(&two).expect("mapped");
@@ -289,6 +291,72 @@ fn a_claim_that_is_used_read_only_cannot_be_written() {
     });
 }
 
+/// A kubelet that takes the node over finds and unmounts them by that name.
+#[test]
+fn sub_paths_are_mounted_under_the_name_of_the_persistent_volume() {
+    in_private_mounts(|| {
+        let room = Room::new();
+        room.binds(json!({"local": {"path": room.local_dir()}}));
+        let pod = pod("u-1", None, false);
+        room.set_up(&pod).expect("mounted");
+        let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
+        let source = room.volumes.mount_source(&pod, "c", 0, mount, Some("part"));
+        let source = room.runtime.block_on(source).expect("mounted");
+        assert_eq!(source, room.root.path().join("pods/u-1/volume-subpaths/pv/c/0"));
+        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+        assert!(!source.exists());
+    });
+}
+
+/// As upstream: only the pod's use of a claim makes it read-only.
+#[test]
+fn the_source_of_a_persistent_volume_makes_no_claim_read_only() {
+    let room = Room::new();
+    for source in [
+        json!({"nfs": {"server": "192.0.2.1", "path": "/", "readOnly": true}}),
+        json!({"iscsi": {"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:storage", "lun": 0, "readOnly": true}}),
+    ] {
+        let volume = json!({"metadata": {"name": "pv"}, "spec": source});
+        let volume = serde_json::from_value(volume).expect("a volume");
+        let source = Source::of(&volume);
+        for read_only in [false, true] {
+            let (name, source, options) = ("pv".to_owned(), source.clone(), Vec::new());
+            let used = Used { name, source, is_block: false, read_only, is_exclusive: false, options, gid: None };
+            room.volumes.node.claims.put("u-1", "v", used).expect("of one pod");
+            assert_eq!(room.volumes.is_read_only(&pod("u-1", None, read_only), "v"), read_only);
+        }
+    }
+}
+
+/// As upstream: of what others fill the file system or the device tells the size, once it is there.
+#[test]
+fn claims_are_measured_by_their_source() {
+    let room = Room::new();
+    let iscsi = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:storage", "lun": 0});
+    let (of_files, of_device) = (Some(MeasuredBy::FileSystem), Some(MeasuredBy::Device));
+    for (uid, source, is_block, expected) in [
+        ("u-1", json!({"nfs": {"server": "192.0.2.1", "path": "/"}}), false, of_files),
+        ("u-2", json!({"iscsi": iscsi}), false, of_files),
+        ("u-3", json!({"iscsi": iscsi}), true, of_device),
+        ("u-4", json!({"local": {"path": "/"}}), false, of_files),
+        ("u-5", json!({"local": {"path": "/dev/x"}}), true, of_device),
+        ("u-6", json!({"hostPath": {"path": "/"}}), false, None),
+    ] {
+        let volume = json!({"metadata": {"name": "pv"}, "spec": source});
+        let source = Source::of(&serde_json::from_value(volume).expect("a volume"));
+        let (name, options) = ("pv".to_owned(), Vec::new());
+        let used = Used { name, source, is_block, read_only: false, is_exclusive: false, options, gid: None };
+        room.volumes.node.claims.put(uid, "v", used).expect("not exclusive");
+        let measured = || room.volumes.measurable(&pod(uid, None, false));
+        assert!(measured().is_empty(), "{uid}: it is not mounted");
+        let of_pod = pod(uid, None, false);
+        let volume = &of_pod.spec.as_ref().expect("a spec").volumes.as_ref().expect("one")[0];
+        let (plugin, name) = room.volumes.plugins.of(volume).expect("claims").backing(uid, volume);
+        room.volumes.actual.mounted(uid, &name, (plugin, false), Duration::ZERO, true);
+        assert_eq!(measured().first().map(|volume| volume.by), expected, "{uid}");
+    }
+}
+
 #[test]
 fn mount_options_of_a_local_volume_are_applied() {
     in_private_mounts(|| {
@@ -332,7 +400,7 @@ fn a_host_path_volume_is_its_path() {
          determine its type: path {0:?} does not exist",
         dir.to_string_lossy()
     );
-    assert_eq!(room.set_up(&pod), Err(expected));
+    assert_eq!(room.set_up(&self::pod("u-2", Some(77), false)), Err(expected));
 }
 
 #[test]

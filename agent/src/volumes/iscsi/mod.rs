@@ -142,7 +142,10 @@ impl Disks {
 
     async fn attach_and_mount(&self, record: &Record, place: &Path, wanted: Use<'_>) -> Result<(), VolumeError> {
         let failed = |step| move |error: VolumeError| error.in_step(wanted.volume, Step::Mount(step));
-        if bind_mount::is_there(place).await.map_err(failed("MountDevice"))? {
+        // With the lock: a release may have found the place unused before this pod was registered, and unmounts it yet.
+        let at = place.to_owned();
+        let is_there = self.globals.carry_out(place, async move { bind_mount::is_there(&at).await });
+        if is_there.await.map_err(failed("MountDevice"))? {
             return Ok(());
         }
         let chap = self.admit(record, wanted).await.map_err(failed("WaitForAttach"))?;

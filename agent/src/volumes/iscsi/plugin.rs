@@ -7,6 +7,7 @@ use super::Asked;
 use super::Disks;
 use super::NAME;
 use super::Use;
+use crate::kernel::usage::MeasuredBy;
 use crate::objects::Objects;
 use crate::recorder::Recorder;
 use crate::volumes::VolumeError;
@@ -48,8 +49,8 @@ impl VolumePlugin for Iscsi {
         volume.iscsi.as_ref().is_some_and(|source| source.read_only == Some(true))
     }
 
-    fn is_measured(&self, _uid: &str, _volume: &Volume) -> bool {
-        true
+    fn measured_by(&self, _uid: &str, _volume: &Volume) -> Option<MeasuredBy> {
+        Some(MeasuredBy::FileSystem)
     }
 
     fn is_relabelled(&self, uid: &str, volume: &Volume) -> bool {

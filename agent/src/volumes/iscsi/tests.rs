@@ -103,7 +103,7 @@ impl Room {
 
     fn set_up(&self, pod: &Pod) -> Result<(), String> {
         let done = self.runtime.block_on(self.volumes.set_up(pod, None));
-        done.map(|_| ()).map_err(|mut failed| failed.remove(0).to_string())
+        done.map_err(|mut failed| failed.remove(0).to_string())
     }
 
     fn tear_down(&self, volumes: &Volumes, uid: &str) {

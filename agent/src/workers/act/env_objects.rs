@@ -88,3 +88,17 @@ fn lookup<T>(result: Result<Arc<T>, ObjectError>, kind: &str, namespace: &str, n
         Err(error) => ObjectLookup::Failed(error.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Secret;
+
+    use super::*;
+
+    #[test]
+    fn an_object_with_an_invalid_name_is_absent() {
+        let error = ObjectError::BadName { kind: "secret", name: "A_b".to_owned() };
+        let found = lookup::<Secret>(Err(error.clone()), "secret", "ns", "A_b");
+        assert!(matches!(found, ObjectLookup::Absent(reason) if reason == error.to_string()));
+    }
+}

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
@@ -19,6 +20,7 @@ use crate::images::ImageInfo;
 use crate::images::Pulled;
 use crate::images::is_latest;
 use crate::images::with_default_tag;
+use crate::model::Clock;
 use crate::model::StartFailure;
 use crate::recorder::EventType;
 use crate::workers::backoff::BackoffHistory;
@@ -35,26 +37,36 @@ const BACK_OFF_SHOWN_AFTER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct PullHistory {
     backoff: BackoffHistory,
+    /// Monotonic: a wall clock that is set neither holds a pull back longer nor lets it go early, as upstream.
+    clock: Clock,
     last_errors: HashMap<String, String>,
 }
 
 impl Default for PullHistory {
     fn default() -> Self {
-        Self { backoff: BackoffHistory::for_image_pulls(), last_errors: HashMap::new() }
+        let (backoff, clock) = (BackoffHistory::for_image_pulls(), Clock::derived(SystemTime::UNIX_EPOCH));
+        Self { backoff, clock, last_errors: HashMap::new() }
     }
 }
 
 impl PullHistory {
-    fn record(&mut self, key: &str, error: &PodError, now: std::time::SystemTime) {
+    fn record(&mut self, key: &str, error: &PodError) {
+        let now = self.clock.wall();
         self.backoff.record(key, now, now);
         self.last_errors.insert(key.to_owned(), StartFailure::from(error).to_string());
     }
 
+    /// For how long the next pull is held back, if it is.
+    fn held_back(&self, key: &str) -> Option<Duration> {
+        let now = self.clock.wall();
+        self.backoff.blocked(key, now).and_then(|blocked| blocked.until.duration_since(now).ok())
+    }
+
     /// Removes a pod's errors, and every back-off that has expired.
-    pub(super) fn forget_pod(&mut self, uid: &str, now: std::time::SystemTime) {
+    pub(super) fn forget_pod(&mut self, uid: &str) {
         let prefix = image_pull_key(uid, "");
         self.last_errors.retain(|key, _| !key.starts_with(&prefix));
-        self.backoff.gc(now);
+        self.backoff.gc(self.clock.wall());
     }
 }
 
@@ -306,10 +318,9 @@ impl Request<'_> {
         ctx.startups.pulled(uid, began, ctx.clock.wall());
         self.record(pulled.as_ref().ok()).await;
         let pulled = pulled.map_err(|source| {
-            let now = ctx.clock.wall();
-            let error =
-                PodError::PullImage { image: stated.to_owned(), source, recheck_at: now + BACK_OFF_SHOWN_AFTER };
-            ctx.pulls().record(&key, &error, now);
+            let recheck_at = ctx.clock.wall() + BACK_OFF_SHOWN_AFTER;
+            let error = PodError::PullImage { image: stated.to_owned(), source, recheck_at };
+            ctx.pulls().record(&key, &error);
             error
         })?;
         let info = inspect_pulled(ctx, pod, &name, pulled.image_ref).await?;
@@ -357,11 +368,11 @@ impl Request<'_> {
 /// A failed pull of this image by this pod holds the next one back.
 fn check_backoff(ctx: &ActContext, stated: &str, key: &str) -> Result<(), PodError> {
     let pulls = ctx.pulls();
-    match pulls.backoff.blocked(key, ctx.clock.wall()) {
+    match pulls.held_back(key) {
         None => Ok(()),
-        Some(blocked) => {
+        Some(left) => {
             let (image, last) = (stated.to_owned(), pulls.last_errors.get(key).cloned());
-            Err(PodError::PullBackOff { image, last, until: blocked.until })
+            Err(PodError::PullBackOff { image, last, until: ctx.clock.wall() + left })
         }
     }
 }

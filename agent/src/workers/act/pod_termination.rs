@@ -1,9 +1,11 @@
 //! Pod termination: stops containers and sandboxes, then releases volumes and cgroup (`SyncTerminatingPod`,
 //! `SyncTerminatedPod`). Exited containers, sandboxes, logs and the pod's directory stay until garbage collection.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
@@ -15,9 +17,11 @@ use super::remove;
 use crate::cgroups::Cgroups;
 use crate::cgroups::QosClass;
 use crate::filesystem;
+use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::pacing::StopPermit;
 use crate::volumes::VolumeError;
+use crate::workers::generate::ContainerSpec;
 
 /// The terms on which a pod is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -44,8 +48,8 @@ pub async fn terminate_pod(
     killed(kill_with_permit(ctx, pod, &latest(), terms.grace, permit).await)
 }
 
-/// Stops all containers of a terminating pod and leaves its sandboxes to [`remove_content`]. Otherwise as
-/// [`terminate_pod`].
+/// Stops all containers of a terminating pod, also those that its spec does not name any more, and leaves its sandboxes to
+/// [`remove_content`]. Otherwise as [`terminate_pod`].
 ///
 /// # Errors
 /// The containers that could not be stopped.
@@ -56,7 +60,20 @@ pub async fn stop_containers(
     terms: StopTerms,
 ) -> Result<(), PodError> {
     let mut permit = ctx.pacing.stops.permit(terms.immediately).await;
-    killed(permit.while_exiting(kill::kill_containers(ctx, pod, &latest(), terms.grace)).await)
+    let snapshot = latest();
+    let pod = with_unnamed(pod, &snapshot);
+    killed(permit.while_exiting(kill::kill_containers(ctx, &pod, &snapshot, terms.grace)).await)
+}
+
+/// The pod with the running containers that its spec does not name: no sandbox is stopped that would end them.
+fn with_unnamed<'a>(pod: &'a Pod, snapshot: &PodSnapshot) -> Cow<'a, Pod> {
+    let is_unnamed = |status: &&ContainerStatus| ContainerSpec::named(pod, &status.name).is_none();
+    let unnamed: Vec<Container> = snapshot.running().filter(is_unnamed).map(container_of).collect();
+    let mut pod = Cow::Borrowed(pod);
+    if !unnamed.is_empty() {
+        pod.to_mut().spec.get_or_insert_default().containers.extend(unnamed);
+    }
+    pod
 }
 
 fn killed(failed: Vec<PodError>) -> Result<(), PodError> {
@@ -89,19 +106,18 @@ async fn kill_with_permit(
 
 /// A pod spec made from the containers of a snapshot.
 fn pod_of_snapshot(snapshot: &PodSnapshot) -> Pod {
-    use k8s_openapi::api::core::v1::Container;
-    let container = |name: &String, image: &String| Container {
-        name: name.clone(),
-        image: Some(image.clone()),
-        ..Container::default()
-    };
     let mut pod = Pod::default();
     pod.metadata.uid = Some(snapshot.pod.uid.to_string());
     pod.metadata.name = Some(snapshot.pod.name.to_string());
     pod.metadata.namespace = Some(snapshot.pod.namespace.to_string());
-    let containers = snapshot.containers.iter().map(|status| container(&status.name, &status.image)).collect();
+    let containers = snapshot.containers.iter().map(container_of).collect();
     pod.spec = Some(k8s_openapi::api::core::v1::PodSpec { containers, ..Default::default() });
     pod
+}
+
+/// What a snapshot tells of the definition of a container.
+fn container_of(status: &ContainerStatus) -> Container {
+    Container { name: status.name.clone(), image: Some(status.image.clone()), ..Container::default() }
 }
 
 /// Releases volumes, the cgroup with the processes left in it, and the range of ids of a stopped pod (`SyncTerminatedPod`). To be retried
@@ -136,7 +152,7 @@ async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, ui
 /// A volume that cannot be torn down.
 pub async fn release_volumes(ctx: &ActContext, uid: &str) -> Result<(), PodError> {
     ctx.images.remove_cached_pod(uid);
-    ctx.pulls().forget_pod(uid, ctx.clock.wall());
+    ctx.pulls().forget_pod(uid);
     ctx.pre_stops.forget_pod(uid);
     ctx.volumes.tear_down(uid).await.map_err(|source| tear_down_failed(uid, source))
 }
@@ -151,7 +167,7 @@ fn tear_down_failed(uid: &str, source: VolumeError) -> PodError {
 /// The first of them that cannot be removed.
 pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), PodError> {
     ctx.images.remove_cached_pod(uid);
-    ctx.pulls().forget_pod(uid, ctx.clock.wall());
+    ctx.pulls().forget_pod(uid);
     if let Some(cgroups) = &ctx.cgroups {
         let listing = cgroups.clone();
         let listed = filesystem::blocking(move || Ok(listing.pods())).await;

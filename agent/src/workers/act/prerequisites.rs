@@ -12,12 +12,17 @@ use crate::cgroups::Cgroups;
 use crate::model::spec;
 use crate::workers::generate::resources;
 
-/// Creates whatever is missing; takes microseconds if nothing is.
+/// Creates whatever is missing; takes microseconds if nothing is. A pod that is `terminated` meanwhile does not wait for its
+/// volumes: what was begun goes on, and their teardown waits for it.
 ///
 /// # Errors
-/// A prerequisite is missing; each such error has its event. If there is none the pod was killed, since it ran without its
-/// cgroup: it is to be inspected again.
-pub(super) async fn prepare(ctx: &ActContext, pass: &PassContext) -> Result<(), Vec<PodError>> {
+/// A prerequisite is missing; each such error has its event. If there is none the pod was terminated, or killed since it ran
+/// without its cgroup: it is to be inspected again.
+pub(super) async fn prepare(
+    ctx: &ActContext,
+    pass: &PassContext,
+    terminated: impl Future<Output = ()> + Send,
+) -> Result<(), Vec<PodError>> {
     let pod = &pass.pod;
     let failed = |error: PodError| {
         ctx.report(pod, &error);
@@ -34,7 +39,11 @@ pub(super) async fn prepare(ctx: &ActContext, pass: &PassContext) -> Result<(), 
     }
     let created = ctx.volumes.make_pod_dirs(pass.uid());
     created.map_err(|source| failed(PodError::CreatePodDirectories { source }))?;
-    super::volumes::set_up(ctx, pod).await.map_err(|error| vec![error])
+    tokio::select! {
+        biased;
+        done = super::volumes::set_up(ctx, pod) => done.map_err(|error| vec![error]),
+        () = terminated => Err(Vec::new()),
+    }
 }
 
 fn check_network(network: &watch::Receiver<Option<String>>, pod: &Pod) -> Result<(), PodError> {

@@ -209,7 +209,7 @@ impl Resize<'_> {
         pod_cgroup: Option<&PodCgroup<'_>>,
     ) -> Option<u64> {
         let pid = self.pass.snapshot.by_id(&container.id)?.pid?;
-        pod_cgroup?.cgroups.process_memory_in_use(class, self.pass.uid(), pid).await
+        pod_cgroup?.cgroups.container_memory_in_use(class, self.pass.uid(), container.id.as_str(), pid).await
     }
 }
 

@@ -32,19 +32,21 @@ use crate::recorder::EventType;
 /// Executes `actions`, which were planned for the pod and the snapshot of `pass`. Kills take up to their grace periods, pulls
 /// as long as they take. Nothing is retried here. Not to be dropped halfway.
 pub async fn execute(ctx: &ActContext, pass: &PassContext, actions: &PodActions) -> SyncOutcome {
-    execute_observed(ctx, pass, actions, &|_| {}).await
+    execute_observed(ctx, pass, actions, &|_| {}, std::future::pending()).await
 }
 
 /// [`execute`], with `before_pull` called before an image is pulled into a sandbox that the plan has created: pulls may take
-/// minutes, and the pod's status shows the sandbox meanwhile (KEP-3085).
+/// minutes, and the pod's status shows the sandbox meanwhile (KEP-3085). Nothing waits for volumes any longer when
+/// `terminated` is ready; the outcome has no error then, and the pod is to be looked at again.
 pub async fn execute_observed(
     ctx: &ActContext,
     pass: &PassContext,
     actions: &PodActions,
     before_pull: BeforePull<'_>,
+    terminated: impl Future<Output = ()> + Send,
 ) -> SyncOutcome {
     let mut outcome = SyncOutcome::default();
-    if let Err(Stop) = steps(ctx, pass, actions, before_pull, &mut outcome).await {
+    if let Err(Stop) = steps(ctx, pass, actions, before_pull, terminated, &mut outcome).await {
         tracing::debug!(pod = pass.describe(), errors = ?outcome.errors, "plan not executed completely");
     }
     outcome
@@ -61,12 +63,13 @@ async fn steps(
     pass: &PassContext,
     actions: &PodActions,
     before_pull: BeforePull<'_>,
+    terminated: impl Future<Output = ()> + Send,
     outcome: &mut SyncOutcome,
 ) -> Result<(), Stop> {
     let creates = matches!(actions.sandbox, SandboxPlan::Create { .. });
     let starts = actions.start.iter().any(|start| start.blocked.is_none());
     if creates || starts {
-        prepare(ctx, pass, outcome).await?;
+        prepare(ctx, pass, terminated, outcome).await?;
     }
     if let SandboxPlan::Create { replaces: Some(_), .. } = &actions.sandbox {
         let message = "Pod sandbox changed, it will be killed and re-created.";
@@ -109,8 +112,13 @@ fn stop_at<T>(outcome: &mut SyncOutcome, result: Result<T, PodError>) -> Result<
     })
 }
 
-async fn prepare(ctx: &ActContext, pass: &PassContext, outcome: &mut SyncOutcome) -> Result<(), Stop> {
-    prerequisites::prepare(ctx, pass).await.map_err(|errors| {
+async fn prepare(
+    ctx: &ActContext,
+    pass: &PassContext,
+    terminated: impl Future<Output = ()> + Send,
+    outcome: &mut SyncOutcome,
+) -> Result<(), Stop> {
+    prerequisites::prepare(ctx, pass, terminated).await.map_err(|errors| {
         outcome.errors.extend(errors);
         Stop
     })

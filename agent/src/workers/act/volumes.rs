@@ -23,10 +23,7 @@ const LAST_RETRY: Duration = Duration::from_secs(122);
 /// # Errors
 /// Some volumes cannot be set up; each has its event.
 pub(super) async fn set_up(ctx: &ActContext, pod: &Pod) -> Result<(), PodError> {
-    match ctx.volumes.set_up(pod, memory(&ctx.settings, pod)).await {
-        Ok(_) => Ok(()),
-        Err(failed) => Err(report_failed(ctx, pod, failed)),
-    }
+    ctx.volumes.set_up(pod, memory(&ctx.settings, pod)).await.map_err(|failed| report_failed(ctx, pod, failed))
 }
 
 /// Refreshes volumes that change with API objects.

@@ -107,6 +107,26 @@ async fn a_failed_pull_backs_off() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_clock_that_is_set_does_not_change_the_back_off_of_a_pull() {
+    let mut node = Node::new();
+    let pod = with_policy("absent:1", "IfNotPresent");
+    started(&node, &pod).await.expect_err("absent");
+    let set_to = |seconds: u64| Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+    tokio::time::advance(Duration::from_secs(4)).await;
+    for seconds in [999_000_000, 1_001_000_000] {
+        node.ctx.clock = set_to(seconds);
+        let failure = started(&node, &pod).await.expect_err("held back");
+        assert_eq!(failure.token, "ImagePullBackOff");
+        let end = node.ctx.clock.wall() + Duration::from_secs(6);
+        assert_eq!(failure.retry_at, Some(end), "what is left of ten seconds");
+    }
+    node.ctx.clock = set_to(999_000_000);
+    tokio::time::advance(Duration::from_secs(7)).await;
+    node.runtime.state().registry.insert("absent:1".into(), image("sha256:late"));
+    started(&node, &pod).await.expect("pulled");
+}
+
+#[tokio::test(start_paused = true)]
 async fn runtimes_name_the_kind_of_a_failed_pull() {
     let table = [
         (

@@ -61,6 +61,24 @@ async fn a_pod_from_nothing() {
     assert!(host_path("/dev/termination-log").is_file());
 }
 
+/// A volume may wait for minutes: for its server, or for the control plane.
+#[tokio::test(start_paused = true)]
+async fn a_terminated_pod_does_not_wait_for_its_volumes() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let pod = pod(json!({
+        "volumes": [{"name": "v", "emptyDir": {}}],
+        "containers": [{"name": "c", "image": "app:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+    }));
+    let plan = actions(create(), vec![regular(0, "c")]);
+    let terminated = std::future::ready(());
+    let outcome = execute_observed(&node.ctx, &pass(&pod, &empty()), &plan, &|_| {}, terminated).await;
+    assert!(outcome.is_ok() && outcome.starts.is_empty(), "{outcome:?}");
+    assert!(node.runtime.take_calls().is_empty());
+    node.ctx.volumes.tear_down("uid").await.expect("gone");
+    assert!(node.ctx.volumes.is_torn_down("uid"));
+}
+
 /// Objects of an API server that answers for single RuntimeClasses only.
 fn with_class(name: &'static str, handler: &'static str) -> Objects {
     let service = tower::service_fn(move |request: http::Request<kube::client::Body>| async move {

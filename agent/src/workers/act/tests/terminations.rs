@@ -67,6 +67,17 @@ async fn absent_containers_count_as_stopped_and_unknown_ones_stop_with_the_sandb
     assert_eq!(node.runtime.take_calls(), ["StopPodSandbox sandbox-0"]);
 }
 
+/// As of a static pod with a UID of its own, whose manifest was edited.
+#[tokio::test(start_paused = true)]
+async fn a_container_that_the_spec_no_longer_names_is_stopped_where_no_sandbox_is() {
+    let node = Node::new();
+    let pod = pod(json!({"hostNetwork": true}));
+    stop_containers(&node.ctx, &pod, || running(&["c", "dropped"]).into(), grace(5)).await.expect("stopped");
+    let mut calls = node.runtime.take_calls();
+    calls.sort();
+    assert_eq!(calls, ["StopContainer c-0 5", "StopContainer dropped-0 5"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_container_that_exits_during_its_stop_counts_as_stopped() {
     let node = Node::new();
