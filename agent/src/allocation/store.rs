@@ -74,7 +74,9 @@ struct State {
     allocated: Records,
     actuated: Records,
     conditions: HashMap<PodUid, ResizeConditions>,
-    /// Pods whose resizes were applied.
+    /// Pods that were counted before it was known which of their containers run.
+    unseen: HashSet<PodUid>,
+    /// Pods whose resizes were applied, or of which it is known now what runs.
     applied: Vec<PodUid>,
 }
 
@@ -140,6 +142,11 @@ impl Allocations {
         Ok(Self::with(state, pod_level))
     }
 
+    /// The gate InPlacePodLevelResourcesVerticalScaling is on: pods have resources of their own.
+    pub fn has_pod_level(&self) -> bool {
+        self.0.pod_level
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Entries are replaced whole: a panic elsewhere leaves them usable.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -170,6 +177,7 @@ impl Allocations {
         let mut state = self.state();
         state.allocated.entries.remove(uid);
         state.conditions.remove(uid);
+        state.unseen.remove(uid);
     }
 
     /// What was applied to the pod, as far as known.
@@ -199,6 +207,7 @@ impl Allocations {
         let mut state = self.state();
         state.allocated.entries.retain(|uid, _| keep.contains(uid));
         state.conditions.retain(|uid, _| keep.contains(uid));
+        state.unseen.retain(|uid| keep.contains(uid));
     }
 
     /// Drops what was applied to pods that are not in `keep`.
@@ -209,8 +218,13 @@ impl Allocations {
     /// Changes a record and has its file written.
     fn change<T>(&self, which: Which, change: impl FnOnce(&mut Entries) -> T) {
         let mut state = self.state();
+        change(&mut which(&mut state).entries);
+        self.store(state, which);
+    }
+
+    /// Has the file of a record written that was changed.
+    fn store(&self, mut state: MutexGuard<'_, State>, which: Which) {
         let records = which(&mut state);
-        change(&mut records.entries);
         records.changed = true;
         if records.path.is_none() || std::mem::replace(&mut records.writing, true) {
             return;
@@ -304,9 +318,18 @@ impl Allocations {
 
     /// Allocates to the pod what it desires now, and sets the conditions accordingly.
     pub fn accept(&self, pod: &Pod, now: SystemTime) {
-        let uid = pod_ref(pod).uid;
-        self.state().conditions.entry(uid).or_default().accept(pod.metadata.generation, now);
-        self.allocate(pod);
+        let (uid, resources) = (pod_ref(pod).uid, PodResources::of(pod));
+        // The pod's worker sees both or neither: with the condition alone it would report the resize as completed.
+        let mut state = self.state();
+        state.conditions.entry(uid.clone()).or_default().accept(pod.metadata.generation, now);
+        state.allocated.entries.insert(uid, resources);
+        self.store(state, |state| &mut state.allocated);
+    }
+
+    /// What the pod holds was counted before it was known which of its containers run: the first pass over it that has
+    /// nothing to apply reports it to [`Self::applied`].
+    pub fn count_again(&self, uid: &PodUid) {
+        self.state().unseen.insert(uid.clone());
     }
 
     /// What is allocated could not be applied. True if an event is to report that.
@@ -329,10 +352,11 @@ impl Allocations {
             return Progress::InProgress;
         }
         let condition = state.conditions.get_mut(&uid).and_then(|conditions| conditions.in_progress.take());
-        let Some(condition) = condition else { return Progress::None };
-        state.applied.push(uid);
-        self.0.applied.notify_one();
-        Progress::Completed(condition.observed_generation)
+        if state.unseen.remove(&uid) || condition.is_some() {
+            state.applied.push(uid);
+            self.0.applied.notify_one();
+        }
+        condition.map_or(Progress::None, |condition| Progress::Completed(condition.observed_generation))
     }
 
     /// The pod has terminated: it has no resizes any more.
@@ -340,7 +364,8 @@ impl Allocations {
         self.state().conditions.remove(uid);
     }
 
-    /// Waits for pods whose resizes were applied, and takes them. Cancel-safe.
+    /// Waits for pods that may hold less, since their resizes were applied or [`Self::count_again`] asked for it, and takes
+    /// them. Cancel-safe.
     pub async fn applied(&self) -> Vec<PodUid> {
         loop {
             let notified = self.0.applied.notified();
@@ -439,5 +464,43 @@ mod tests {
         assert_eq!(allocations.track(&second, &running, false, now), Progress::Completed(Some(2)));
         assert_eq!(allocations.applied().await, [PodUid::from("uid")]);
         assert_eq!(allocations.conditions(&"uid".into()), []);
+    }
+
+    #[test]
+    fn a_resize_is_not_completed_while_it_is_accepted() {
+        let (first, second, now) = (pod("1", 1), pod("2", 2), SystemTime::UNIX_EPOCH);
+        let running = testing::snapshot(vec![testing::running("c", 0)]);
+        for _ in 0..500 {
+            let allocations = Allocations::default();
+            allocations.allocate(&first);
+            allocations.container_actuated(&"uid".into(), "c", PodResources::of(&first).containers["c"].clone());
+            let barrier = std::sync::Barrier::new(2);
+            let track = || {
+                barrier.wait();
+                let mut progress = std::iter::repeat_with(|| allocations.track(&first, &running, false, now));
+                progress.find(|progress| *progress != Progress::None)
+            };
+            std::thread::scope(|scope| {
+                let worker = scope.spawn(track);
+                barrier.wait();
+                allocations.accept(&second, now);
+                assert_eq!(worker.join().expect("no panic"), Some(Progress::InProgress));
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_was_counted_unseen_is_counted_again() {
+        let (allocations, now) = (Allocations::default(), SystemTime::UNIX_EPOCH);
+        let pod = pod("1", 1);
+        allocations.allocate(&pod);
+        allocations.count_again(&"uid".into());
+        let exited = testing::snapshot(vec![testing::exited("c", 0, 1)]);
+        assert_eq!(allocations.track(&pod, &exited, false, now), Progress::None);
+        assert_eq!(allocations.applied().await, [PodUid::from("uid")]);
+        allocations.count_again(&"uid".into());
+        allocations.free(&"uid".into());
+        assert_eq!(allocations.track(&pod, &exited, false, now), Progress::None);
+        assert!(allocations.state().applied.is_empty());
     }
 }

@@ -10,7 +10,6 @@ use futures_util::StreamExt as _;
 use tokio::sync::Mutex;
 use zbus::Connection;
 use zbus::MessageStream;
-use zbus::ObjectPath;
 use zbus::OwnedObjectPath;
 use zbus::Variant;
 use zbus::message::Type;
@@ -22,7 +21,7 @@ use super::arithmetic;
 const SERVICE: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
-/// How long a job of systemd may take.
+/// How long a job or another call of systemd may take.
 const JOB_LIMIT: Duration = Duration::from_secs(30);
 
 type Property<'a> = (&'static str, Variant<'a>);
@@ -70,10 +69,7 @@ impl Systemd {
         if properties.is_empty() {
             return Ok(());
         }
-        let result = match self.connection().await {
-            Ok(connection) => call(&connection, "SetUnitProperties", &(unit, true, properties)).await.map(drop),
-            Err(failure) => Err(failure),
-        };
+        let result = within_limit(self.call("SetUnitProperties", &(unit, true, properties))).await;
         self.keep_if_alive(result).await.map_err(|failure| failure.on("set properties of", unit))
     }
 
@@ -83,11 +79,18 @@ impl Systemd {
             Ok(()) | Err(Failure::Missing) => {}
             Err(failure) => return Err(failure.on("stop", unit)),
         }
-        if let Ok(connection) = self.connection().await {
-            // Fails for a unit that is not in the failed state.
-            let _ = call(&connection, "ResetFailedUnit", &(unit,)).await;
-        }
+        // Fails for a unit that is not in the failed state.
+        let _ = within_limit(self.call("ResetFailedUnit", &(unit,))).await;
         Ok(())
+    }
+
+    /// Calls a method that returns nothing.
+    async fn call<B>(&self, method: &'static str, body: &B) -> Result<(), Failure>
+    where
+        B: serde::Serialize + zbus::wire::DynamicType,
+    {
+        let connection = self.connection().await?;
+        call(&connection, method, body).await.map(drop)
     }
 
     async fn connection(&self) -> Result<Connection, Failure> {
@@ -115,8 +118,8 @@ impl Systemd {
         B: serde::Serialize + zbus::wire::DynamicType,
     {
         tracing::debug!(unit, verb, "asking systemd");
-        let result = tokio::time::timeout(JOB_LIMIT, self.run_job(method, body)).await;
-        self.keep_if_alive(result.unwrap_or(Err(Failure::Timeout))).await
+        let result = within_limit(self.run_job(method, body)).await;
+        self.keep_if_alive(result).await
     }
 
     async fn run_job<B>(&self, method: &'static str, body: &B) -> Result<(), Failure>
@@ -126,18 +129,51 @@ impl Systemd {
         let connection = self.connection().await?;
         let rule = zbus::MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("JobRemoved").build()?;
         let mut removed = MessageStream::for_match_rule(rule, &connection, None).await?;
-        let answer = call(&connection, method, body).await?;
+        let mut asked = std::pin::pin!(call(&connection, method, body));
+        // The answer may be behind more signals than their queue takes, and a full queue keeps the connection from being
+        // read: signals are taken from it also before it is known which job is waited for.
+        let mut ended = Vec::new();
+        let answer = loop {
+            tokio::select! {
+                answer = &mut asked => break answer?,
+                Some(signal) = removed.next() => ended.push(Removed::read(&signal?)?),
+            }
+        };
         let job: OwnedObjectPath = answer.body().deserialize()?;
+        if let Some(removed) = ended.into_iter().find(|removed| removed.job == job) {
+            return removed.into_result();
+        }
         while let Some(signal) = removed.next().await {
-            let signal = signal?;
-            let signal_body = signal.body();
-            let (_, path, _, outcome): (u32, ObjectPath<'_>, &str, &str) = signal_body.deserialize()?;
-            if path == *job {
-                return if outcome == "done" { Ok(()) } else { Err(Failure::Job(outcome.to_owned())) };
+            let removed = Removed::read(&signal?)?;
+            if removed.job == job {
+                return removed.into_result();
             }
         }
         Err(Failure::Job("connection closed".to_owned()))
     }
+}
+
+/// A job that has ended, as the signal JobRemoved tells.
+struct Removed {
+    job: OwnedObjectPath,
+    /// `done` if it succeeded.
+    outcome: String,
+}
+
+impl Removed {
+    fn read(signal: &zbus::Message) -> Result<Self, Failure> {
+        let (_, job, _, outcome): (u32, OwnedObjectPath, String, String) = signal.body().deserialize()?;
+        Ok(Self { job, outcome })
+    }
+
+    fn into_result(self) -> Result<(), Failure> {
+        if self.outcome == "done" { Ok(()) } else { Err(Failure::Job(self.outcome)) }
+    }
+}
+
+/// Ends what systemd does not answer in time.
+async fn within_limit<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::time::timeout(JOB_LIMIT, work).await.unwrap_or(Err(Failure::Timeout))
 }
 
 async fn call<B>(connection: &Connection, method: &'static str, body: &B) -> Result<zbus::Message, Failure>

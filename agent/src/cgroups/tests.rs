@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use zbus::Connection;
@@ -386,10 +387,21 @@ async fn finish_job(connection: &Connection, call: &zbus::message::Header<'_>, i
     let path = format!("/org/freedesktop/systemd1/job/{id}");
     let job = zbus::ObjectPath::try_from(path.as_str()).expect("a path");
     connection.reply(call, &job).await.expect("an answer");
-    let manager = "org.freedesktop.systemd1.Manager";
-    let body = (id, &job, unit, "done");
-    let object = "/org/freedesktop/systemd1";
+    emit_removed(connection, (id, &job, unit, "done")).await;
+}
+
+async fn emit_removed(connection: &Connection, body: (u32, &zbus::ObjectPath<'_>, &str, &str)) {
+    let (object, manager) = ("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager");
     connection.emit_signal(None::<&str>, object, manager, "JobRemoved", &body).await.expect("a signal");
+}
+
+/// The agent's end of a connection, and systemd's.
+async fn connections() -> (Connection, Connection) {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let server = zbus::connection::Builder::unix_stream(theirs).server(Guid::generate()).p2p();
+    let client = zbus::connection::Builder::unix_stream(ours).p2p();
+    let (client, server) = tokio::join!(client.build(), server.build());
+    (client.expect("a connection"), server.expect("a connection"))
 }
 
 #[tokio::test]
@@ -419,4 +431,31 @@ async fn creates_slices_with_systemd() {
         "start {unit} replace Description,Wants,MemoryAccounting,CPUAccounting,TasksAccounting,IOAccounting,DefaultDependencies"
     );
     assert_eq!(*asked.lock().expect("unpoisoned"), [start, set.clone(), set]);
+}
+
+#[tokio::test]
+async fn an_answer_behind_many_signals_is_read() {
+    let (ours, theirs) = connections().await;
+    let mut calls = MessageStream::from(&theirs);
+    let server = async {
+        let call = calls.next().await.expect("a call").expect("a message");
+        let job = zbus::ObjectPath::try_from("/org/freedesktop/systemd1/job/7").expect("a path");
+        for _ in 0..300 {
+            emit_removed(&theirs, (7, &job, "other.slice", "done")).await;
+        }
+        finish_job(&theirs, &call.header(), 1, "own.slice").await;
+    };
+    let systemd = Systemd::over(ours);
+    let (started, ()) = tokio::join!(systemd.start("own.slice", None, true), server);
+    started.expect("its own job is found");
+}
+
+#[tokio::test]
+async fn properties_that_are_not_set_in_time_are_an_error() {
+    let (ours, _theirs) = connections().await;
+    tokio::time::pause();
+    let systemd = Systemd::over(ours);
+    let set = tokio::time::timeout(Duration::from_secs(60), systemd.set("own.slice", &values(), true)).await;
+    let error = set.expect("an end").expect_err("no answer").to_string();
+    assert_eq!(error, "systemd: cannot set properties of own.slice: no answer within 30 s");
 }

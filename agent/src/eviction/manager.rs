@@ -35,6 +35,7 @@ use crate::config::eviction::Threshold;
 use crate::config::pressure::PressurePolicy;
 use crate::metrics::Metrics;
 use crate::model::Backoff;
+use crate::model::Clock;
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::Pressures;
@@ -84,6 +85,8 @@ pub struct Parts<O> {
     pub wake: mpsc::Receiver<Instant>,
     /// When memory of all pods ran short.
     pub memory_events: mpsc::Receiver<Instant>,
+    /// Time.
+    pub clock: Clock,
     /// The conditions of the node.
     pub pressures: watch::Sender<Pressures>,
     /// Events.
@@ -102,6 +105,8 @@ pub struct Manager<O> {
     limits_due: Instant,
     announced: Option<(Resource, Instant)>,
     started: Instant,
+    /// The wall clock then, in nanoseconds since the Unix epoch.
+    started_at: i64,
     /// Passes in a row that had to choose a pod and could not measure usage.
     unmeasured: Backoff,
 }
@@ -123,11 +128,13 @@ impl<O: Observe> Manager<O> {
         let (history, evicted, started) = (History::default(), HashSet::new(), Instant::now());
         let policies = Policies::new(parts.policy.pressure.clone());
         let unmeasured = Backoff::new(pace::SHORTEST, pace::LONGEST);
-        Self { parts, history, policies, evicted, limits_due: started, announced: None, started, unmeasured }
+        let (started_at, limits_due, announced) = (parts.clock.wall_nanos(), started, None);
+        Self { parts, history, policies, evicted, limits_due, announced, started, started_at, unmeasured }
     }
 
     /// Runs until `shutdown`.
     pub async fn run(mut self, shutdown: CancellationToken) {
+        self.parts.journal.forget_stale(self.started_at, RESUME_PERIOD).await;
         let Policy { thresholds, local_storage, pressure, .. } = &self.parts.policy;
         let is_idle = thresholds.is_empty() && !local_storage && pressure.is_empty();
         if is_idle && self.parts.journal.entries().is_empty() {
@@ -214,12 +221,27 @@ impl<O: Observe> Manager<O> {
                 continue;
             }
             if let Some(pod) = active.iter().find(|pod| pod_ref(pod).uid.as_str() == entry.uid) {
-                tracing::info!(pod = %pod_ref(pod).full_name(), "finishing the eviction that another agent has begun");
-                self.end(pod, entry).await;
+                self.resume_one(pod, entry).await;
             }
         }
         if self.started.elapsed() > RESUME_PERIOD {
             self.parts.journal.clear().await;
+        }
+    }
+
+    async fn resume_one(&mut self, pod: &Pod, entry: EvictionRecord) {
+        let (uid, name) = (pod_ref(pod).uid, pod_ref(pod).full_name());
+        match self.parts.observe.created(pod).await {
+            Ok(created) if entry.is_outlived(&created, self.started_at) => {
+                tracing::info!(pod = %name, "the eviction was not finished and the pod has been started again since: it stays");
+                self.parts.journal.remove(&uid).await;
+            }
+            Ok(_) => {
+                tracing::info!(pod = %name, "finishing the eviction that another agent has begun");
+                self.end(pod, entry).await;
+            }
+            // Asked again in the next pass.
+            Err(error) => tracing::debug!(pod = %name, error, "cannot tell whether the pod has been started again"),
         }
     }
 
@@ -328,7 +350,9 @@ impl<O: Observe> Manager<O> {
         parts.metrics.eviction.decided(cause.name, cause.at.elapsed());
         parts.metrics.eviction.evicted(signal);
         parts.recorder.pod_event_annotated(&pod, "", EventType::Warning, REASON, &message, annotations);
-        let entry = EvictionRecord { uid: pod_ref(&pod).uid.to_string(), grace, message, disruption };
+        let (uid, boot_id) = (pod_ref(&pod).uid.to_string(), parts.journal.boot_id().to_owned());
+        let decided_at = parts.clock.wall_nanos();
+        let entry = EvictionRecord { uid, grace, message, disruption, decided_at, boot_id };
         self.parts.journal.add(entry.clone()).await;
         self.end(&pod, entry).await;
     }

@@ -43,6 +43,7 @@ use crate::stats::PodUsage;
 use crate::stats::Stats;
 use crate::volumes::MeasurableVolume;
 use crate::volumes::Volumes;
+use crate::workers::generate::names::key;
 use crate::workers::generate::qos::qos_class;
 
 /// What the eviction manager sees of the node, and does to it.
@@ -75,6 +76,14 @@ pub trait Observe: Send + 'static {
     /// Bytes of memory that are charged to the pod's cgroup; `None` once it was removed.
     fn held(&mut self, _pod: &Pod) -> impl Future<Output = Option<u64>> + Send {
         async { None }
+    }
+
+    /// When the containers of the pod were created that the runtime has, in nanoseconds since the Unix epoch.
+    ///
+    /// # Errors
+    /// The runtime does not answer.
+    fn created(&mut self, _pod: &Pod) -> impl Future<Output = Result<Vec<i64>, String>> + Send {
+        async { Ok(Vec::new()) }
     }
 
     /// Why tasks of the node wait; `available`: bytes of memory that are left. `None` if it cannot be read.
@@ -273,6 +282,13 @@ impl<G: Garbage> Observe for ThisNode<G> {
     async fn held(&mut self, pod: &Pod) -> Option<u64> {
         let (path, reader) = (self.place(pod)?.path, self.sources.pressure.clone());
         tokio::task::spawn_blocking(move || reader.held(&path)).await.ok()?
+    }
+
+    async fn created(&mut self, pod: &Pod) -> Result<Vec<i64>, String> {
+        let of_pod = [(key::POD_UID.to_owned(), pod_ref(pod).uid.to_string())].into();
+        let filter = cri::ContainerFilter { label_selector: of_pod, ..cri::ContainerFilter::default() };
+        let listed = self.sources.runtime.list_containers(filter).await.map_err(|error| error.to_string())?;
+        Ok(listed.into_iter().map(|container| container.created_at).collect())
     }
 
     async fn pressure(&mut self, available: Option<u64>) -> Option<NodeSample> {

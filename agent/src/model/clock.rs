@@ -6,7 +6,8 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-/// Reads the wall clock, or derives it from (pausable) monotonic time in tests.
+/// Reads the wall clock, or derives it from monotonic time: in tests, which pause it, and where a clock that is set must not
+/// change what is counted.
 #[derive(Clone, Copy, Debug)]
 pub enum Clock {
     /// The machine's own clock.

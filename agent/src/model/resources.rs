@@ -66,6 +66,15 @@ impl PodResources {
         }
         Some(pod)
     }
+
+    /// Keeps of a record of what was applied what is in force: that of containers that run. Another one gets what is
+    /// allocated to it when it is started, and an init container that is no sidecar is never resized.
+    pub fn retain_running(&mut self, pod: &Pod, snapshot: &PodSnapshot) {
+        let lasts = |container: &spec::SpecContainer<'_>| container.class != ContainerClass::Init;
+        let lasting: Vec<&str> =
+            spec::lasting_containers(pod).filter(lasts).map(|container| container.name()).collect();
+        self.containers.retain(|name, _| lasting.contains(&name.as_str()) && running(snapshot, name).is_some());
+    }
 }
 
 /// The same requests, limits and claims, in whatever notation.

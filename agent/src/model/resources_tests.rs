@@ -78,6 +78,25 @@ fn only_running_regular_containers_and_sidecars_are_resizing() {
 }
 
 #[test]
+fn what_was_applied_to_containers_that_do_not_run_is_not_in_force() {
+    let pod = testing::pod("Always", &["init", "side"], &["main", "other"]);
+    let record = |name: &str| (name.to_owned(), ResourceRequirements::default());
+    let applied = ["init", "side", "main", "other", "gone"].map(record).into();
+    let mut actuated = PodResources { containers: applied, pod: Some(ResourceRequirements::default()) };
+    let states = vec![
+        testing::running("init", 0),
+        testing::running("side", 0),
+        testing::exited("main", 1, 1),
+        testing::running("main", 0),
+        testing::status("other", 0, ContainerState::Created),
+        testing::running("gone", 0),
+    ];
+    actuated.retain_running(&pod, &testing::snapshot(states));
+    assert_eq!(actuated.containers.keys().collect::<Vec<_>>(), ["side"]);
+    assert!(actuated.pod.is_some(), "the pod's cgroup stays");
+}
+
+#[test]
 fn pod_level_resources_are_compared_if_there_is_a_record() {
     let resources = |cpu: &str| json!({ "requests": { "cpu": cpu } });
     let pod = pod(json!([]), resources("2"));

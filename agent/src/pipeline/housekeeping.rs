@@ -4,6 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use tokio::sync::Mutex;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::cgroups::Cgroups;
 use crate::model::PodUid;
@@ -23,12 +25,15 @@ pub(super) struct OrphanCleanup {
     pods: SharedPods,
     /// Locked by the pass that runs.
     pass: Arc<Mutex<()>>,
+    /// Receives when the next pass is due, if something could not be removed.
+    again: mpsc::Sender<Instant>,
 }
 
 impl OrphanCleanup {
-    /// Uses the runtime and the directories of the workers, and spares the desired pods.
-    pub(super) fn new(context: Arc<WorkerContext>, pods: SharedPods) -> Self {
-        Self { context, pods, pass: Arc::default() }
+    /// Uses the runtime and the directories of the workers, and spares the desired pods. `again` receives when the next pass
+    /// is due, if something could not be removed.
+    pub(super) fn new(context: Arc<WorkerContext>, pods: SharedPods, again: mpsc::Sender<Instant>) -> Self {
+        Self { context, pods, pass: Arc::default(), again }
     }
 }
 
@@ -36,21 +41,27 @@ impl Leftovers for OrphanCleanup {
     fn sweep(&self, keep: &HashSet<PodUid>) -> bool {
         let Ok(pass) = self.pass.clone().try_lock_owned() else { return false };
         let (context, pods, keep) = (self.context.clone(), self.pods.clone(), keep.clone());
+        let again = self.again.clone();
         tokio::spawn(async move {
-            let _pass = pass;
             // A pod is desired before anything of it is made: listing first and asking then spares one that has come since.
             let known = |uid: &str| keep.contains(uid) || pods.by_uid(&PodUid::from(uid)).is_some();
-            remove_orphans(&context, &known).await;
+            let orphans_due = remove_orphans(&context, &known).await;
             // Also what an earlier agent has left without a pod.
             context.act.volumes.look_for_unused();
-            remove_logs(&context, &known).await;
+            let logs_due = remove_logs(&context, &known).await;
             report_image_usage(&context).await;
+            drop(pass);
+            if let Some(due) = [orphans_due, logs_due].into_iter().flatten().min() {
+                // Fails once the sync loop has ended.
+                let _ = again.send(due).await;
+            }
         });
         true
     }
 }
 
-async fn remove_orphans(context: &WorkerContext, known: impl Fn(&str) -> bool) {
+/// Returns when the first of those that could not be removed is due again.
+async fn remove_orphans(context: &WorkerContext, known: impl Fn(&str) -> bool) -> Option<Instant> {
     let retries = &context.retries;
     let (on_disk, with_cgroup) = leftovers(context.act.volumes.clone(), context.act.cgroups.clone()).await;
     // A range of ids may be recorded although someone has removed the pod's directory.
@@ -58,8 +69,11 @@ async fn remove_orphans(context: &WorkerContext, known: impl Fn(&str) -> bool) {
     let left: HashSet<String> = on_disk.union(&with_cgroup).cloned().chain(recorded).collect();
     let orphans: Vec<&String> = left.iter().filter(|uid| !known(uid)).collect();
     retries.keep_only(Operation::RemoveOrphan, |uid| left.contains(uid) && !known(uid));
+    let mut first_due: Option<Instant> = None;
+    let mut retry_at = |due: Instant| first_due = Some(first_due.map_or(due, |first| first.min(due)));
     for uid in &orphans {
-        if retries.due(Operation::RemoveOrphan, uid).is_some() {
+        if let Some(due) = retries.due(Operation::RemoveOrphan, uid) {
+            retry_at(due);
             continue;
         }
         match act::cleanup_orphan(&context.act, uid).await {
@@ -67,13 +81,14 @@ async fn remove_orphans(context: &WorkerContext, known: impl Fn(&str) -> bool) {
                 retries.succeeded(Operation::RemoveOrphan, uid);
                 tracing::info!(pod_uid = uid, "removed the leftovers of an orphaned pod");
             }
-            Err(error) => _ = retries.failed(Operation::RemoveOrphan, uid, &error.to_string()),
+            Err(error) => retry_at(retries.failed(Operation::RemoveOrphan, uid, &error.to_string())),
         }
     }
     // As upstream, pods with nothing but a cgroup are not counted.
     let counted = orphans.iter().filter(|uid| on_disk.contains(uid.as_str()));
     let failed = counted.clone().filter(|uid| retries.is_failing(Operation::RemoveOrphan, uid)).count();
     context.act.metrics.iter().for_each(|metrics| metrics.volumes.orphans(counted.clone().count(), failed));
+    first_due
 }
 
 /// Sets the gauges of images in use and unused.
@@ -101,12 +116,16 @@ async fn leftovers(volumes: Volumes, cgroups: Option<Cgroups>) -> (HashSet<Strin
     (on_disk.into_iter().collect(), with_cgroup.into_keys().collect())
 }
 
-async fn remove_logs(context: &WorkerContext, known: impl Fn(&str) -> bool) {
-    if context.retries.due(Operation::CollectLogs, LOGS).is_some() {
-        return;
+/// Returns when it is due again if some could not be removed.
+async fn remove_logs(context: &WorkerContext, known: impl Fn(&str) -> bool) -> Option<Instant> {
+    let due = context.retries.due(Operation::CollectLogs, LOGS);
+    if due.is_some() {
+        return due;
     }
-    match act::gc::collect_logs(&context.act, &known).await {
-        errors if errors.is_empty() => context.retries.succeeded(Operation::CollectLogs, LOGS),
-        errors => _ = context.retries.failed(Operation::CollectLogs, LOGS, &act::joined(&errors)),
+    let errors = act::gc::collect_logs(&context.act, &known).await;
+    if errors.is_empty() {
+        context.retries.succeeded(Operation::CollectLogs, LOGS);
+        return None;
     }
+    Some(context.retries.failed(Operation::CollectLogs, LOGS, &act::joined(&errors)))
 }

@@ -280,8 +280,10 @@ impl Services {
             let limiting = shutdown.clone();
             tasks.spawn(async move { _ = limiting.run_until_cancelled(limits.run()).await });
         }
+        let (sweep_again, leftovers_due) = mpsc::channel(1);
         let sync = SyncLoop {
-            leftovers: Arc::new(OrphanCleanup::new(context.clone(), pods.clone())),
+            leftovers: Arc::new(OrphanCleanup::new(context.clone(), pods.clone(), sweep_again)),
+            leftovers_due,
             workers: PodWorkers::counted_by(context, running.registry.clone()),
             admission,
             allocations,

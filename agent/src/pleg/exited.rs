@@ -7,7 +7,6 @@ use keblet_proto::cri::v1;
 
 use super::task::CallResult;
 use super::task::PlegTask;
-use super::termination;
 use super::termination::MessageSource;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
@@ -38,8 +37,9 @@ impl PlegTask {
         container.reason = status.reason;
         container.message = status.message;
         container.proven = None;
+        let messages = self.messages.clone();
         self.work.spawn(async move {
-            termination::append_message(&mut container, MessageSource::FileOrLog).await;
+            messages.append(&mut container, MessageSource::FileOrLog).await;
             CallResult::Exited { uid, container }
         });
     }

@@ -1,6 +1,7 @@
 //! Handle for other modules: reads the pod cache, requests inspections.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::PoisonError;
@@ -11,6 +12,9 @@ use tokio::sync::mpsc;
 use tokio::sync::oneshot;
 
 use super::DirtyPods;
+use super::TerminationMessages;
+use super::termination::MessageReader;
+use super::uninspected::Uninspected;
 use crate::model::ContainerId;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
@@ -56,6 +60,8 @@ pub struct PlegHandle {
     pub(super) published: Published,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) dirty: DirtyPods,
+    pub(super) messages: MessageReader,
+    pub(super) uninspected: Uninspected,
 }
 
 impl fmt::Debug for PlegHandle {
@@ -70,9 +76,26 @@ impl PlegHandle {
         self.published.read().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
     }
 
+    /// Reads the termination messages of one pod.
+    pub fn termination_messages(&self) -> TerminationMessages {
+        TerminationMessages::new(self.messages.clone())
+    }
+
     /// All cached snapshots, in no order.
     pub fn all(&self) -> Vec<Arc<PodSnapshot>> {
         self.published.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Pods that the runtime has and that are not cached yet; `None` if it is not known which pods it has: before the first
+    /// relist, and after one that failed. To be read before the cache, so that a pod that is cached meanwhile is in one of
+    /// them.
+    pub fn uninspected(&self) -> Option<HashSet<PodUid>> {
+        self.uninspected.pods()
+    }
+
+    /// Waits until [`Self::uninspected`] has become known, or has nothing left. For one reader. Cancel-safe.
+    pub async fn pods_inspected(&self) {
+        self.uninspected.resolved().await;
     }
 
     /// The cached snapshot, or an empty one if a relist did not contain the pod. Waits for the first relist. For a worker

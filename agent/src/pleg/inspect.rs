@@ -12,7 +12,7 @@ use keblet_proto::cri::v1;
 use tokio::time::Instant;
 
 use super::convert;
-use super::termination;
+use super::termination::MessageReader;
 use super::termination::MessageSource;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
@@ -89,6 +89,7 @@ pub(super) async fn prefetch_statuses(runtime: &Runtime, ids: Vec<ContainerId>) 
 /// save calls.
 pub(super) async fn complete(
     runtime: &Runtime,
+    messages: &MessageReader,
     uid: &PodUid,
     sampled_at: Instant,
     listing: Listing,
@@ -98,8 +99,8 @@ pub(super) async fn complete(
     let previous = previous.as_deref();
     let pod = pod_ref(uid, &listing, previous);
     let sandboxes = try_join_all(listing.sandboxes.iter().map(|s| sandbox_status(runtime, s, previous)));
-    let containers = try_join_all(listing.containers.iter().map(|c| container_status(runtime, c, previous, early)));
-    let (sandboxes, containers) = futures_util::try_join!(sandboxes, containers)?;
+    let containers = listing.containers.iter().map(|c| container_status(runtime, messages, c, previous, early));
+    let (sandboxes, containers) = futures_util::try_join!(sandboxes, try_join_all(containers))?;
     let mut sandboxes: Vec<SandboxStatus> = sandboxes.into_iter().flatten().collect();
     let mut containers: Vec<ContainerStatus> = containers.into_iter().flatten().collect();
     sandboxes.sort_by(|a, b| (b.attempt, b.created_at, &b.id).cmp(&(a.attempt, a.created_at, &a.id)));
@@ -165,6 +166,7 @@ async fn sandbox_status(
 /// listed as created may be running by now.
 async fn container_status(
     runtime: &Runtime,
+    messages: &MessageReader,
     listed: &v1::Container,
     previous: Option<&PodSnapshot>,
     early: &PrefetchedStatuses,
@@ -187,7 +189,7 @@ async fn container_status(
     let pid = reply.pid();
     let mut container = convert::container(reply.status, pid, sandbox);
     if container.state == ContainerState::Exited {
-        termination::append_message(&mut container, MessageSource::FileOrLog).await;
+        messages.append(&mut container, MessageSource::FileOrLog).await;
     }
     Ok(Some(container))
 }
@@ -225,8 +227,9 @@ mod tests {
             state: v1::ContainerState::ContainerCreated.into(),
             ..Default::default()
         };
-        let found = container_status(&running(), &listed, None, &PrefetchedStatuses::new()).await.expect("an answer");
-        let found = found.expect("it exists");
+        let (runtime, messages) = (running(), MessageReader::default());
+        let found = container_status(&runtime, &messages, &listed, None, &PrefetchedStatuses::new()).await;
+        let found = found.expect("an answer").expect("it exists");
         assert_eq!((found.state, found.pid), (ContainerState::Running, Some(4711)));
     }
 }

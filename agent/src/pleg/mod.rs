@@ -31,6 +31,7 @@ mod task;
 mod termination;
 #[cfg(test)]
 pub(crate) mod testing;
+mod uninspected;
 
 pub use dirty::DirtyPods;
 pub use handle::InspectError;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -15,6 +16,7 @@ use super::task::PlegTask;
 use crate::events::RelistReason;
 use crate::events::sensors::Sensor;
 use crate::events::sensors::SensorState;
+use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::Source;
 use crate::runtime::Operation;
@@ -108,13 +110,32 @@ impl PlegTask {
                 self.relists.failures = 0;
                 self.relists.covered_at = Some(sampled_at);
                 self.config.sensor_states.set(Sensor::Relist, SensorState::Up);
+                let found: Vec<PodUid> = pods.keys().cloned().collect();
                 self.compare(sampled_at, pods);
+                self.uninspected.found(self.uncached(found, sampled_at));
             }
             Err(error) => {
                 self.relists.failures = self.relists.failures.saturating_add(1);
                 self.relists.request(reason, now);
+                self.uninspected.unknown();
                 self.config.sensor_states.set(Sensor::Relist, SensorState::Down(error.to_string()));
             }
+        }
+    }
+
+    /// Those of the pods listed at `sampled_at` of which the cache has nothing.
+    fn uncached(&self, found: Vec<PodUid>, sampled_at: Instant) -> HashSet<PodUid> {
+        let outdated = |known: &PodSnapshot| {
+            known.containers.is_empty() && known.sandboxes.is_empty() && known.sampled_at <= sampled_at
+        };
+        let cached = |uid: &PodUid| self.records.get(uid).and_then(|record| record.snapshot.as_deref());
+        found.into_iter().filter(|uid| cached(uid).is_none_or(outdated)).collect()
+    }
+
+    /// The cache has a snapshot of the pod, sampled at or after `sampled_at`.
+    pub(super) fn cached_since(&self, uid: &PodUid, sampled_at: Instant) {
+        if self.relists.covered_at.is_some_and(|listed_at| sampled_at >= listed_at) {
+            self.uninspected.inspected(uid);
         }
     }
 
@@ -154,11 +175,11 @@ impl PlegTask {
             return;
         }
         let previous = record.snapshot.clone();
-        let runtime = self.runtime.clone();
+        let (runtime, messages) = (self.runtime.clone(), self.messages.clone());
         let target = uid.clone();
         self.spawn_inspection(uid, sampled_at, async move {
-            inspect::complete(&runtime, &target, sampled_at, listing, previous, &inspect::PrefetchedStatuses::new())
-                .await
+            let early = inspect::PrefetchedStatuses::new();
+            inspect::complete(&runtime, &messages, &target, sampled_at, listing, previous, &early).await
         });
     }
 }

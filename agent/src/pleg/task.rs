@@ -36,6 +36,8 @@ use super::record::Waiter;
 use super::record::recheck_delay;
 use super::record::retry_delay;
 use super::relist::Relists;
+use super::termination::MessageReader;
+use super::uninspected::Uninspected;
 use crate::events::Hint;
 use crate::events::process::ProcessWatch;
 use crate::events::sensors::RelistPeriods;
@@ -79,13 +81,21 @@ pub fn start(
     shutdown: CancellationToken,
 ) -> (PlegHandle, tokio::task::JoinHandle<()>) {
     let (sender, commands) = mpsc::channel(COMMAND_CAPACITY);
-    let handle = PlegHandle { published: Published::default(), commands: sender, dirty: DirtyPods::default() };
+    let handle = PlegHandle {
+        published: Published::default(),
+        commands: sender,
+        dirty: DirtyPods::default(),
+        messages: MessageReader::default(),
+        uninspected: Uninspected::default(),
+    };
     let task = PlegTask {
         slots: Arc::new(Semaphore::new(config.parallel_inspections)),
         runtime,
         records: HashMap::new(),
         published: handle.published.clone(),
         dirty: handle.dirty.clone(),
+        messages: handle.messages.clone(),
+        uninspected: handle.uninspected.clone(),
         work: JoinSet::new(),
         pins: FuturesUnordered::new(),
         exits: Exits::default(),
@@ -110,6 +120,8 @@ pub(super) struct PlegTask {
     pub(super) records: HashMap<PodUid, PodRecord>,
     published: Published,
     pub(super) dirty: DirtyPods,
+    pub(super) messages: MessageReader,
+    pub(super) uninspected: Uninspected,
     pub(super) work: JoinSet<CallResult>,
     pub(super) pins: FuturesUnordered<PinFuture>,
     pub(super) exits: Exits,
@@ -197,8 +209,11 @@ impl PlegTask {
             return;
         }
         record.waiters.push(Waiter { since: self.relists.began_or_now(), reply });
-        if let Some(sampled_at) = self.relists.covered_at.filter(|_| record.inflight.is_none()) {
-            self.install_absent(&uid, sampled_at);
+        match self.relists.covered_at.filter(|_| record.inflight.is_none()) {
+            // It was listed, and its inspection has failed.
+            Some(_) if self.uninspected.contains(&uid) => self.inspect_if_wanted(&uid),
+            Some(sampled_at) => self.install_absent(&uid, sampled_at),
+            None => {}
         }
     }
 
@@ -249,13 +264,13 @@ impl PlegTask {
         }
         let previous = record.snapshot.clone();
         let fresh = std::mem::take(&mut record.fresh);
-        let runtime = self.runtime.clone();
+        let (runtime, messages) = (self.runtime.clone(), self.messages.clone());
         let target = uid.clone();
         self.spawn_inspection(uid, Instant::now(), async move {
             let (listed, early) =
                 tokio::join!(inspect::list_one(&runtime, &target), inspect::prefetch_statuses(&runtime, fresh));
             let (sampled_at, listing) = listed?;
-            inspect::complete(&runtime, &target, sampled_at, listing, previous, &early).await
+            inspect::complete(&runtime, &messages, &target, sampled_at, listing, previous, &early).await
         });
     }
 
@@ -391,6 +406,8 @@ impl PlegTask {
     }
 
     fn answer(&mut self, uid: &PodUid, sampled_at: Instant) {
+        // After the cache was written: who finds the pod in neither takes it for gone.
+        self.cached_since(uid, sampled_at);
         let Some(record) = self.records.get_mut(uid) else { return };
         record.settle(sampled_at);
         let Some(snapshot) = record.snapshot.clone() else { return };
@@ -411,6 +428,7 @@ impl PlegTask {
                 self.rechecks.try_remove(key);
             }
             self.published.write().unwrap_or_else(PoisonError::into_inner).remove(uid);
+            self.uninspected.inspected(uid);
             self.config.ooms.pod_removed(uid);
             self.emit(record.snapshot.as_deref(), None, Source::Relist);
         }

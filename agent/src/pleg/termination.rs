@@ -1,16 +1,24 @@
 //! The termination message of an exited container: the end of the file mounted for it, or else the end of its log
-//! (`terminationMessagePolicy: FallbackToLogsOnError`). Both are read up to a limit: the container writes them.
+//! (`terminationMessagePolicy: FallbackToLogsOnError`). Both are read up to a limit: the container writes them. A container
+//! of the pod may also have put anything in place of the file, on a volume that does not answer.
 
 use std::collections::HashMap;
+use std::io;
+use std::io::Read as _;
+use std::io::Seek as _;
 use std::io::SeekFrom;
+use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::Weak;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::fs::File;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncSeekExt;
+use tokio::sync::Semaphore;
 
+use crate::filesystem;
 use crate::model::ContainerId;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
@@ -27,6 +35,12 @@ const LOG_WINDOW: u64 = 64 * 1024;
 const LOG_PAUSE: Duration = Duration::from_millis(10);
 const LOG_LOOKS: u32 = 10;
 
+/// How long a read is waited for. Exits and restarts wait for it.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+/// Reads at the same time, one of each file. One that does not end keeps its thread; threads for all other work with files
+/// are left, and no pod has so many containers.
+const READERS: usize = 64;
+
 /// The sources of a termination message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MessageSource {
@@ -37,29 +51,39 @@ pub enum MessageSource {
 }
 
 /// Termination messages of exits that the runtime has not reported yet: each is read once.
-#[derive(Debug, Default)]
-pub struct TerminationMessages(HashMap<ContainerId, (MessageSource, String)>);
+#[derive(Debug)]
+pub struct TerminationMessages {
+    reader: MessageReader,
+    read: HashMap<ContainerId, (MessageSource, String)>,
+}
 
 impl TerminationMessages {
+    /// Nothing was read yet.
+    pub(super) fn new(reader: MessageReader) -> Self {
+        Self { reader, read: HashMap::new() }
+    }
+
     /// The snapshot with the messages of containers whose exit is proven by the kernel only. One that was read from the
     /// file is read again if `source` allows more.
     pub async fn complete(&mut self, snapshot: Arc<PodSnapshot>, source: MessageSource) -> Arc<PodSnapshot> {
         let is_unreported = |container: &ContainerStatus| container.proven.is_some();
-        self.0.retain(|id, _| snapshot.by_id(id).is_some_and(is_unreported));
+        self.read.retain(|id, _| snapshot.by_id(id).is_some_and(is_unreported));
         if !snapshot.containers.iter().any(is_unreported) {
             return snapshot;
         }
         let mut snapshot = Arc::unwrap_or_clone(snapshot);
         let unreported = || snapshot.containers.iter().filter(|container| is_unreported(container));
-        let is_read = |id: &ContainerId| self.0.get(id).is_some_and(|(read, _)| *read >= source);
+        let is_read = |id: &ContainerId| self.read.get(id).is_some_and(|(read, _)| *read >= source);
         let missing = unreported().filter(|container| !is_read(&container.id)).cloned();
+        let reader = &self.reader;
         let read = join_all(missing.map(|mut container| async move {
-            append_message(&mut container, source).await;
+            reader.append(&mut container, source).await;
             (container.id, (source, container.message))
         }));
-        self.0.extend(read.await);
+        let read = read.await;
+        self.read.extend(read);
         for container in snapshot.containers.iter_mut().filter(|container| is_unreported(container)) {
-            if let Some((_, message)) = self.0.get(&container.id) {
+            if let Some((_, message)) = self.read.get(&container.id) {
                 container.message.clone_from(message);
             }
         }
@@ -67,20 +91,106 @@ impl TerminationMessages {
     }
 }
 
-/// Appends the termination message, if there is one, to the runtime's own message.
-pub(super) async fn append_message(container: &mut ContainerStatus, source: MessageSource) {
-    let message = match from_file(container).await {
-        Some(message) => message,
-        None if source == MessageSource::FileOrLog && wants_log(container) => from_log(container).await,
-        None => return,
-    };
-    if message.is_empty() {
-        return;
+/// Reads termination messages, a few at a time and each no longer than [`READ_LIMIT`]. Clones share the limit.
+#[derive(Clone, Debug)]
+pub(super) struct MessageReader {
+    threads: Arc<Semaphore>,
+    /// One place for each file that is being read.
+    files: Arc<Mutex<HashMap<PathBuf, Weak<Semaphore>>>>,
+}
+
+impl Default for MessageReader {
+    fn default() -> Self {
+        Self { threads: Arc::new(Semaphore::new(READERS)), files: Arc::default() }
     }
-    if !container.message.is_empty() {
-        container.message.push_str(": ");
+}
+
+impl MessageReader {
+    /// Appends the termination message, if there is one, to the runtime's own message.
+    pub(super) async fn append(&self, container: &mut ContainerStatus, source: MessageSource) {
+        let message = match self.file_message(container).await {
+            Some(message) => message,
+            None if source == MessageSource::FileOrLog && wants_log(container) => self.log_message(container).await,
+            None => return,
+        };
+        if message.is_empty() {
+            return;
+        }
+        if !container.message.is_empty() {
+            container.message.push_str(": ");
+        }
+        container.message.push_str(&message);
     }
-    container.message.push_str(&message);
+
+    /// `None` if there is no file, or nothing in it.
+    async fn file_message(&self, container: &ContainerStatus) -> Option<String> {
+        let path = container.termination.host_path.as_deref()?;
+        match self.tail(path, FILE_LIMIT as u64).await {
+            Ok(bytes) if bytes.is_empty() => None,
+            // Replacing invalid UTF-8 makes the text longer.
+            Ok(bytes) => Some(end_of(&String::from_utf8_lossy(&bytes), FILE_LIMIT).to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => Some(format!("Error on reading termination log {path}: {error}")),
+        }
+    }
+
+    async fn log_message(&self, container: &ContainerStatus) -> String {
+        match self.end_of_log(&container.log_path).await {
+            Ok(bytes) => last_lines(&String::from_utf8_lossy(&bytes)),
+            Err(error) => format!("Error on reading termination message from logs: {error}"),
+        }
+    }
+
+    /// The end of a log, once it no longer grows: a runtime may report an exit before it has written all output.
+    async fn end_of_log(&self, path: &str) -> io::Result<Vec<u8>> {
+        let mut bytes = self.tail(path, LOG_WINDOW).await?;
+        for _ in 0..LOG_LOOKS {
+            tokio::time::sleep(LOG_PAUSE).await;
+            let before = std::mem::replace(&mut bytes, self.tail(path, LOG_WINDOW).await?);
+            if before == bytes && !bytes.is_empty() {
+                break;
+            }
+        }
+        Ok(bytes)
+    }
+
+    async fn tail(&self, path: &str, limit: u64) -> io::Result<Vec<u8>> {
+        let path = PathBuf::from(path);
+        let file = self.place_of(&path);
+        self.in_time(file, move || tail(&path, limit)).await
+    }
+
+    fn place_of(&self, path: &Path) -> Arc<Semaphore> {
+        // Changed one entry at a time: a panic elsewhere leaves it usable.
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.retain(|_, place| place.strong_count() > 0);
+        files.get(path).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let place = Arc::new(Semaphore::new(1));
+            files.insert(path.to_owned(), Arc::downgrade(&place));
+            place
+        })
+    }
+
+    /// What `read` returns, unless it takes too long. It goes on then and keeps the file's place, and its
+    /// own among the readers.
+    async fn in_time<T: Send + 'static>(
+        &self,
+        file: Arc<Semaphore>,
+        read: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let threads = self.threads.clone();
+        let reading = async move {
+            let place = file.acquire_owned().await.map_err(io::Error::other)?;
+            let thread = threads.acquire_owned().await.map_err(io::Error::other)?;
+            let in_place = move || {
+                let _places = (place, thread);
+                read()
+            };
+            filesystem::blocking(in_place).await
+        };
+        let late = || io::Error::new(io::ErrorKind::TimedOut, format!("it was not read within {READ_LIMIT:?}"));
+        tokio::time::timeout(READ_LIMIT, reading).await.unwrap_or_else(|_| Err(late()))
+    }
 }
 
 fn wants_log(container: &ContainerStatus) -> bool {
@@ -90,44 +200,13 @@ fn wants_log(container: &ContainerStatus) -> bool {
         && !container.log_path.is_empty()
 }
 
-/// `None` if there is no file, or nothing in it.
-async fn from_file(container: &ContainerStatus) -> Option<String> {
-    let path = container.termination.host_path.as_deref()?;
-    match tail(path, FILE_LIMIT as u64).await {
-        Ok(bytes) if bytes.is_empty() => None,
-        // Replacing invalid UTF-8 makes the text longer.
-        Ok(bytes) => Some(end_of(&String::from_utf8_lossy(&bytes), FILE_LIMIT).to_owned()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        Err(error) => Some(format!("Error on reading termination log {path}: {error}")),
-    }
-}
-
-async fn from_log(container: &ContainerStatus) -> String {
-    match end_of_log(&container.log_path).await {
-        Ok(bytes) => last_lines(&String::from_utf8_lossy(&bytes)),
-        Err(error) => format!("Error on reading termination message from logs: {error}"),
-    }
-}
-
-/// The end of a log, once it no longer grows: a runtime may report an exit before it has written all output.
-async fn end_of_log(path: &str) -> std::io::Result<Vec<u8>> {
-    let mut bytes = tail(path, LOG_WINDOW).await?;
-    for _ in 0..LOG_LOOKS {
-        tokio::time::sleep(LOG_PAUSE).await;
-        let before = std::mem::replace(&mut bytes, tail(path, LOG_WINDOW).await?);
-        if before == bytes && !bytes.is_empty() {
-            break;
-        }
-    }
-    Ok(bytes)
-}
-
-async fn tail(path: &str, limit: u64) -> std::io::Result<Vec<u8>> {
-    let mut file = File::open(path).await?;
-    let length = file.metadata().await?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(limit))).await?;
+/// The end of a file. Blocking.
+fn tail(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut file = filesystem::open_regular(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(limit)))?;
     let mut bytes = Vec::new();
-    file.take(limit).read_to_end(&mut bytes).await?;
+    file.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -148,6 +227,10 @@ mod tests {
     use crate::model::ContainerState;
     use crate::pleg::testing::container;
 
+    async fn append_message(container: &mut ContainerStatus) {
+        MessageReader::default().append(container, MessageSource::FileOrLog).await;
+    }
+
     #[tokio::test]
     async fn appends_the_end_of_the_file_to_the_message_of_the_runtime() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -155,7 +238,7 @@ mod tests {
         let mut c = container("a", "web", ContainerState::Exited);
         c.message = "runtime says".into();
         c.termination.host_path = Some(file.path().to_str().unwrap().into());
-        append_message(&mut c, MessageSource::FileOrLog).await;
+        append_message(&mut c).await;
         assert!(c.message.starts_with("runtime says: xxx") && c.message.ends_with("end"));
         assert_eq!(c.message.len(), "runtime says: ".len() + 4096);
     }
@@ -166,7 +249,7 @@ mod tests {
         std::fs::write(file.path(), [vec![0xff; 5000], b"end".to_vec()].concat()).unwrap();
         let mut c = container("a", "web", ContainerState::Exited);
         c.termination.host_path = Some(file.path().to_str().unwrap().into());
-        append_message(&mut c, MessageSource::FileOrLog).await;
+        append_message(&mut c).await;
         assert!(c.message.ends_with("\u{fffd}end") && c.message.len() <= 4096, "{} bytes", c.message.len());
     }
 
@@ -178,14 +261,14 @@ mod tests {
         let mut c = container("a", "web", ContainerState::Exited);
         c.log_path = log.path().to_str().unwrap().into();
         c.exit_code = Some(1);
-        append_message(&mut c, MessageSource::FileOrLog).await;
+        append_message(&mut c).await;
         assert_eq!(c.message, "");
         c.termination.fallback_to_logs = true;
-        append_message(&mut c, MessageSource::FileOrLog).await;
+        append_message(&mut c).await;
         assert_eq!(c.message, "one\ntwo words");
         c.message.clear();
         c.exit_code = Some(0);
-        append_message(&mut c, MessageSource::FileOrLog).await;
+        append_message(&mut c).await;
         assert_eq!(c.message, "");
     }
 
@@ -203,14 +286,52 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(7)).await;
             std::fs::write(&path, "t stderr F one\nt stderr P two").unwrap();
         });
-        append_message(&mut c, MessageSource::FileOrLog).await;
+        append_message(&mut c).await;
         assert_eq!(c.message, "one\ntwo");
         let silent = tempfile::NamedTempFile::new().unwrap();
         c.log_path = silent.path().to_str().unwrap().into();
         c.message.clear();
         let began = tokio::time::Instant::now();
-        append_message(&mut c, MessageSource::FileOrLog).await;
+        append_message(&mut c).await;
         assert_eq!((c.message.as_str(), began.elapsed().as_millis()), ("", 100));
+    }
+
+    /// A container can put anything in place of its message: the file may be in a volume that it mounts elsewhere, too.
+    #[tokio::test]
+    async fn only_regular_files_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for path in ["/dev/zero", pipe.to_str().unwrap()] {
+            let mut c = container("a", "web", ContainerState::Exited);
+            c.termination.host_path = Some(path.into());
+            append_message(&mut c).await;
+            assert_eq!(c.message, format!("Error on reading termination log {path}: not a regular file"));
+            let mut c = container("a", "web", ContainerState::Exited);
+            (c.exit_code, c.log_path, c.termination.fallback_to_logs) = (Some(1), path.into(), true);
+            append_message(&mut c).await;
+            assert_eq!(c.message, "Error on reading termination message from logs: not a regular file", "{path}");
+        }
+    }
+
+    /// As one of a file on a volume whose server does not answer.
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_hangs_is_not_waited_for_and_keeps_its_thread() {
+        let reader = MessageReader { threads: Arc::new(Semaphore::new(2)), ..MessageReader::default() };
+        let read = |path: &str, read: Box<dyn FnOnce() -> io::Result<()> + Send>| {
+            let (reader, file) = (reader.clone(), reader.place_of(Path::new(path)));
+            async move { reader.in_time(file, read).await }
+        };
+        let (answer, answers) = std::sync::mpsc::channel::<()>();
+        let hangs = move || answers.recv().map_err(io::Error::other);
+        let (first, ()) = tokio::join!(read("/dead", Box::new(hangs)), tokio::time::advance(READ_LIMIT * 2));
+        let error = first.unwrap_err();
+        assert_eq!((error.kind(), error.to_string().as_str()), (io::ErrorKind::TimedOut, "it was not read within 10s"));
+        let (second, ()) = tokio::join!(read("/dead", Box::new(|| Ok(()))), tokio::time::advance(READ_LIMIT * 2));
+        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::TimedOut, "without a second thread");
+        assert!(read("/other", Box::new(|| Ok(()))).await.is_ok(), "which other files have");
+        answer.send(()).unwrap();
+        assert!(read("/dead", Box::new(|| Ok(()))).await.is_ok(), "the place is free again");
     }
 
     #[test]

@@ -1,7 +1,13 @@
 //! Small snapshots for tests.
 
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::DirtyPods;
+use super::PlegHandle;
+use super::handle::Published;
+use super::termination::MessageReader;
+use super::uninspected::Uninspected;
 use crate::model::ContainerId;
 use crate::model::ContainerResources;
 use crate::model::ContainerState;
@@ -11,6 +17,17 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::SandboxId;
 use crate::model::TerminationFile;
+
+/// A handle to a cache without pods, which never changes.
+pub(crate) fn idle_handle() -> PlegHandle {
+    PlegHandle {
+        published: Published::default(),
+        commands: mpsc::channel(1).0,
+        dirty: DirtyPods::default(),
+        messages: MessageReader::default(),
+        uninspected: Uninspected::default(),
+    }
+}
 
 pub(crate) fn pod(uid: &str) -> PodRef {
     PodRef { uid: PodUid::from(uid), namespace: "default".into(), name: uid.into() }

@@ -17,6 +17,7 @@ use std::sync::PoisonError;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::model::Clock;
 use crate::model::container_hash;
 
 const NAME: &str = "adopted_static_pods.json";
@@ -42,6 +43,8 @@ pub struct StaticSandbox {
 #[derive(Clone, Debug, Default)]
 pub struct Adoptions {
     sandboxes: Arc<Vec<StaticSandbox>>,
+    /// When they were listed, in nanoseconds since the Unix epoch.
+    listed_at: i64,
     /// The adopted UID by the one of the manifest's content.
     adopted: Arc<Mutex<BTreeMap<String, String>>>,
     record: Option<PathBuf>,
@@ -56,7 +59,8 @@ impl Adoptions {
         let mut adopted = read(&record);
         // The UID of a pod of which nothing is left has no advantage over another one.
         adopted.retain(|_, uid| known.contains(uid.as_str()));
-        Self { sandboxes: Arc::new(sandboxes), adopted: Arc::new(Mutex::new(adopted)), record: Some(record) }
+        let (sandboxes, adopted) = (Arc::new(sandboxes), Arc::new(Mutex::new(adopted)));
+        Self { sandboxes, listed_at: Clock::System.wall_nanos(), adopted, record: Some(record) }
     }
 
     /// Whether static pods run already.
@@ -65,13 +69,15 @@ impl Adoptions {
     }
 
     /// The UID under which the pod runs already, if it is another one than `content_uid`. The pod has its final name
-    /// and namespace; `changed_at` is the file's last change in nanoseconds since the Unix epoch. Blocks for the record.
-    pub(super) fn uid_of(&self, pod: &Pod, content_uid: &str, changed_at: i64) -> Option<String> {
+    /// and namespace; `changed_at` is the file's last change in nanoseconds since the Unix epoch, `None` if it was changed since
+    /// the agent was started: it is adopted then only as it was adopted before. Blocks for the record.
+    pub(super) fn uid_of(&self, pod: &Pod, content_uid: &str, changed_at: Option<i64>) -> Option<String> {
         let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(uid) = adopted.get(content_uid) {
             return Some(uid.clone());
         }
-        let uid = decide(&self.sandboxes, pod, changed_at).filter(|uid| *uid != content_uid)?.to_owned();
+        let decided = decide(&self.sandboxes, pod, changed_at?, self.listed_at);
+        let uid = decided.filter(|uid| *uid != content_uid)?.to_owned();
         adopted.insert(content_uid.to_owned(), uid.clone());
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         tracing::info!(pod = name, uid, "adopting the static pod that another kubelet has started");
@@ -85,8 +91,9 @@ impl Adoptions {
 }
 
 /// The UID of the newest sandbox with the pod's name, if that sandbox is of this manifest: created after the last
-/// change of the file, and without a container that the pod does not define by name and image. Pure.
-fn decide<'a>(sandboxes: &'a [StaticSandbox], pod: &Pod, changed_at: i64) -> Option<&'a str> {
+/// change of the file, and without a container that the pod does not define by name and image. A sandbox with a creation in
+/// the future tells nothing about the file: the clock was set back in between. Pure.
+fn decide<'a>(sandboxes: &'a [StaticSandbox], pod: &Pod, changed_at: i64, listed_at: i64) -> Option<&'a str> {
     let (name, namespace) = (pod.metadata.name.as_deref()?, pod.metadata.namespace.as_deref()?);
     let same_name = sandboxes.iter().filter(|sandbox| sandbox.name == name && sandbox.namespace == namespace);
     let newest = same_name.max_by_key(|sandbox| sandbox.created_at)?;
@@ -100,7 +107,8 @@ fn decide<'a>(sandboxes: &'a [StaticSandbox], pod: &Pod, changed_at: i64) -> Opt
         .collect();
     // Containers that are not created yet, or removed already, do not speak against it.
     let equal = newest.containers.iter().all(|(name, hash)| defined.get(name.as_str()) == Some(hash));
-    (changed_at <= newest.created_at && equal).then_some(newest.uid.as_str())
+    let is_later = (changed_at..=listed_at).contains(&newest.created_at);
+    (is_later && equal).then_some(newest.uid.as_str())
 }
 
 /// A missing or broken record is an empty one: pods are adopted by their sandboxes again.
@@ -157,11 +165,17 @@ mod tests {
         let old = sandbox("old", 10, &[("main", "1")]);
         let new = sandbox("new", 20, &[("first", "init"), ("main", "1")]);
         let both = [new.clone(), old];
-        assert_eq!(decide(&both, &pod("1"), 20), Some("new"));
+        let decide = |sandboxes: &[StaticSandbox], pod: &Pod, changed_at: i64| {
+            super::decide(sandboxes, pod, changed_at, 30).map(ToOwned::to_owned)
+        };
+        let is = |uid: &str| Some(uid.to_owned());
+        assert_eq!(decide(&both, &pod("1"), 20), is("new"));
+        let future = sandbox("future", 31, &[("main", "1")]);
+        assert_eq!(decide(&[new.clone(), future], &pod("1"), 20), None, "the clock was set back");
         assert_eq!(decide(&both, &pod("1"), 21), None, "the file was changed after the sandbox was created");
         assert_eq!(decide(&both, &pod("2"), 5), None, "another image");
         assert_eq!(decide(&[sandbox("u", 20, &[("gone", "1")])], &pod("1"), 5), None, "a container it does not define");
-        assert_eq!(decide(&[sandbox("u", 20, &[])], &pod("1"), 5), Some("u"), "nothing is created yet");
+        assert_eq!(decide(&[sandbox("u", 20, &[])], &pod("1"), 5), is("u"), "nothing is created yet");
         let other = |namespace: &str, name: &str| StaticSandbox {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -175,22 +189,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let sandboxes = || vec![sandbox("theirs", 20, &[("main", "1")])];
         let first = Adoptions::new(sandboxes(), dir.path());
-        assert_eq!(first.uid_of(&pod("1"), "ours", 20).as_deref(), Some("theirs"));
+        assert_eq!(first.uid_of(&pod("1"), "ours", Some(20)).as_deref(), Some("theirs"));
         // The file is written again with the same content, before and after a restart.
-        assert_eq!(first.uid_of(&pod("1"), "ours", 30).as_deref(), Some("theirs"));
+        assert_eq!(first.uid_of(&pod("1"), "ours", Some(30)).as_deref(), Some("theirs"));
+        assert_eq!(first.uid_of(&pod("1"), "ours", None).as_deref(), Some("theirs"));
+        assert_eq!(first.uid_of(&pod("1"), "changed", None), None, "whatever the clock says");
         let second = Adoptions::new(sandboxes(), dir.path());
-        assert_eq!(second.uid_of(&pod("1"), "ours", 30).as_deref(), Some("theirs"));
-        assert_eq!(second.uid_of(&pod("1"), "changed", 30), None);
-        assert_eq!(Adoptions::new(Vec::new(), dir.path()).uid_of(&pod("1"), "ours", 30), None);
+        assert_eq!(second.uid_of(&pod("1"), "ours", Some(30)).as_deref(), Some("theirs"));
+        assert_eq!(second.uid_of(&pod("1"), "changed", Some(30)), None);
+        assert_eq!(Adoptions::new(Vec::new(), dir.path()).uid_of(&pod("1"), "ours", Some(30)), None);
         fs::write(dir.path().join(NAME), "{").unwrap();
-        assert_eq!(Adoptions::new(sandboxes(), dir.path()).uid_of(&pod("1"), "ours", 30), None);
+        assert_eq!(Adoptions::new(sandboxes(), dir.path()).uid_of(&pod("1"), "ours", Some(30)), None);
     }
 
     #[test]
     fn the_own_uid_is_not_recorded() {
         let dir = tempfile::tempdir().unwrap();
         let adoptions = Adoptions::new(vec![sandbox("ours", 20, &[("main", "1")])], dir.path());
-        assert_eq!(adoptions.uid_of(&pod("1"), "ours", 20), None);
+        assert_eq!(adoptions.uid_of(&pod("1"), "ours", Some(20)), None);
         assert!(!dir.path().join(NAME).exists());
     }
 }

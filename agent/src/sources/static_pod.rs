@@ -27,8 +27,9 @@ pub struct Origin<'a> {
     pub node_name: &'a str,
     /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_api_references: bool,
-    /// Pods that run already, with the manifest's last change in nanoseconds since the Unix epoch.
-    pub adoptions: Option<(&'a Adoptions, i64)>,
+    /// Pods that run already, with the manifest's last change in nanoseconds since the Unix epoch; `None`: since the agent was
+    /// started.
+    pub adoptions: Option<(&'a Adoptions, Option<i64>)>,
 }
 
 /// Completes a pod (with API defaults applied). The error is a field's path and what is wrong with it.

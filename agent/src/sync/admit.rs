@@ -116,6 +116,15 @@ impl PodAdmission {
         self.waiting.contains_key(uid)
     }
 
+    /// The pod holds this from now on, if it holds something, and no less than before: what it is to give up is freed when
+    /// that is applied.
+    pub(super) fn hold_more(&mut self, uid: &PodUid, pod: &Pod, mut needs: Needs) {
+        if let Some(held) = self.holding.get_mut(uid) {
+            needs.raise(&held.needs);
+            *held = Candidate { pod: pod.clone(), needs };
+        }
+    }
+
     /// The pod holds this from now on, if it holds something. True if that is less CPU or memory than before.
     pub(super) fn hold_again(&mut self, uid: &PodUid, pod: &Pod, needs: Needs) -> bool {
         let Some(held) = self.holding.get_mut(uid) else { return false };

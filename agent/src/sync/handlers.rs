@@ -69,7 +69,8 @@ impl SyncLoop {
         }
     }
 
-    /// Only the API status differs: an input of the next decision, and of the pod's readiness gates.
+    /// Only the API status differs: an input of the next decision, and of the pod's readiness gates. A terminal phase of a
+    /// pod whose worker does not end it was set by another client: the worker does so now.
     pub(super) fn reconcile(&mut self, pod: Pod) {
         let (pod, _) = self.with_safe_spec(pod);
         self.pods.set(pod.clone());
@@ -79,8 +80,9 @@ impl SyncLoop {
         let uid = pod_ref(&pod).uid;
         let has_ended = is_terminal(&pod);
         let gated = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.iter().flatten().next().is_some());
+        let ends = has_ended && !self.workers.termination_requested(&uid);
         self.workers.refresh(pod);
-        if gated {
+        if gated || ends {
             self.workers.poke(&uid);
         }
         if has_ended {

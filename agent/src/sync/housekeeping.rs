@@ -4,8 +4,6 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::mirrors::MirrorAction;
 use super::task::SyncLoop;
 use crate::model::ConfigSource;
@@ -42,12 +40,22 @@ impl SyncLoop {
         for snapshot in self.pleg.all() {
             self.terminate_undesired(&desired, &snapshot);
         }
+        self.reconcile_mirrors(None);
+        self.sweep(desired);
+    }
+
+    /// Removes what is left of pods that are gone. Not while it is unknown which pods the runtime has. It may have pods that
+    /// are not inspected yet: they are spared, and there is another pass when they are.
+    fn sweep(&mut self, desired: HashSet<PodUid>) {
+        // Read before the cache, so that a pod that is inspected meanwhile is in one of them.
+        let Some(uninspected) = self.pleg.uninspected() else { return };
         let mut keep = desired;
-        keep.extend(self.pleg.all().iter().map(|s| s.pod.uid.clone()));
+        keep.extend(uninspected);
+        let snapshots = self.pleg.all();
+        keep.extend(snapshots.iter().filter(|s| !is_empty(s)).map(|s| s.pod.uid.clone()));
         keep.extend(self.workers.uids());
         self.statuses.retain(&keep);
         self.allocations.retain_actuated(&keep);
-        self.reconcile_mirrors(None);
         if !self.leftovers.sweep(&keep) {
             self.housekeep_soon(HOUSEKEEPING_RETRY);
         }
@@ -57,16 +65,21 @@ impl SyncLoop {
     /// pod without worker was rejected: it runs on.
     fn terminate_undesired(&mut self, desired: &HashSet<PodUid>, snapshot: &PodSnapshot) {
         let uid = &snapshot.pod.uid;
-        let empty = snapshot.containers.is_empty() && snapshot.sandboxes.is_empty();
-        if !empty && !desired.contains(uid) && !self.workers.knows(uid) {
-            // What could not be removed of a pod that does not run is retried with a growing pause.
-            let running = snapshot.running().next().is_some();
-            if let Some(due) = self.workers.removal_due(&snapshot.pod).filter(|_| !running) {
-                return self.housekeep_soon(due.saturating_duration_since(Instant::now()));
-            }
-            tracing::info!(pod = %snapshot.pod, "terminating a pod that no source desires");
-            self.workers.request(&snapshot.pod, Request::KillRuntimeOnly);
+        if is_empty(snapshot) || desired.contains(uid) || self.workers.knows(uid) {
+            return;
         }
+        // What could not be removed of a pod that does not run is retried with a growing pause.
+        let running = snapshot.running().next().is_some();
+        if let Some(due) = self.workers.removal_due(&snapshot.pod).filter(|_| !running) {
+            return self.housekeep_at(due);
+        }
+        if running || snapshot.sandboxes.iter().any(|sandbox| sandbox.ready) {
+            tracing::info!(pod = %snapshot.pod, "terminating a pod that no source desires");
+            self.workers.orphaned();
+        } else {
+            tracing::debug!(pod = %snapshot.pod, "removing what is left of a pod");
+        }
+        self.workers.request(&snapshot.pod, Request::KillRuntimeOnly);
     }
 
     pub(super) fn reconcile_mirror(&mut self, full_name: &str) {
@@ -102,4 +115,9 @@ impl SyncLoop {
             self.reconcile_mirror(&name);
         }
     }
+}
+
+/// The runtime has nothing of the pod.
+fn is_empty(snapshot: &PodSnapshot) -> bool {
+    snapshot.containers.is_empty() && snapshot.sandboxes.is_empty()
 }

@@ -2,7 +2,8 @@
 //! those that have to wait are tried again.
 //!
 //! The loop alone allocates; it never waits. What a pod holds of the node is the larger of what is allocated to it and what
-//! is in force, so that a shrinking pod frees its room when its worker has applied that.
+//! is in force in its running containers, so that a shrinking pod frees its room when its worker has applied that, or has
+//! found that there is nothing to apply it to.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -99,7 +100,8 @@ enum Tried {
 }
 
 impl SyncLoop {
-    /// Pods were added: an earlier agent may have left resizes of them.
+    /// Pods were added, of which an earlier agent may have left resizes, or started after a wait in which their specs may have
+    /// changed.
     pub(super) fn find_resizes(&mut self, pods: &[Pod]) {
         let mut found = false;
         for pod in pods {
@@ -248,7 +250,7 @@ impl SyncLoop {
             self.metrics.resizes.deferred_accepted(trigger.label());
         }
         self.allocations.accept(&pod, self.clock.wall());
-        self.admission.hold_again(uid, &pod, self.held_needs(&pod));
+        self.admission.hold_more(uid, &pod, self.held_needs(&pod));
         let text = report(&pod, pod.metadata.generation, "");
         let message = format!("Pod resize started: {text}");
         self.recorder.pod_event(&pod, "", EventType::Normal, "ResizeStarted", &message);
@@ -257,18 +259,24 @@ impl SyncLoop {
         }
     }
 
-    /// What a pod holds: the larger of what is allocated to it and what is in force.
+    /// What a pod holds: the larger of what is allocated to it and what is in force. Before the runtime has told which of its
+    /// containers run it is in force in all of them, and counted again later.
     pub(super) fn held_needs(&self, pod: &Pod) -> Needs {
+        let uid = pod_ref(pod).uid;
         let allocated = self.allocations.allocated_form(pod.clone());
         let mut needs = super::admit::needs(&allocated);
-        let actuated = self.allocations.actuated(&pod_ref(pod).uid);
-        if let Some(in_force) = actuated.and_then(|actuated| actuated.put_into(&allocated, true)) {
+        let Some(mut actuated) = self.allocations.actuated(&uid) else { return needs };
+        match self.pleg.cached(&uid) {
+            Some(snapshot) => actuated.retain_running(&allocated, &snapshot),
+            None => self.allocations.count_again(&uid),
+        }
+        if let Some(in_force) = actuated.put_into(&allocated, true) {
             needs.raise(&super::admit::needs(&Arc::new(in_force)));
         }
         needs
     }
 
-    /// Workers have applied what was allocated: pods that got less have freed room.
+    /// Workers have applied what was allocated, or have found it applied: pods that got less have freed room.
     pub(super) fn on_applied(&mut self, uids: &[PodUid]) {
         let mut has_shrunk = false;
         for uid in uids {

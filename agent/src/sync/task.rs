@@ -43,7 +43,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// modules that made them; blocking calls belong into it, not into the loop.
 pub trait Leftovers: Send + Sync + 'static {
     /// Starts removing the leftovers of every pod not in `keep`. Must not block. Returns false if it should be called
-    /// again soon.
+    /// again soon. When what could not be removed is due again is received as [`SyncLoop::leftovers_due`].
     fn sweep(&self, keep: &HashSet<PodUid>) -> bool;
 }
 
@@ -81,6 +81,8 @@ pub struct SyncLoop {
     pub startups: Startups,
     /// Removes what terminated pods leave.
     pub leftovers: Arc<dyn Leftovers>,
+    /// When they are to be swept again.
+    pub leftovers_due: mpsc::Receiver<Instant>,
     /// When housekeeping is due.
     pub housekeeping: Option<Instant>,
 }
@@ -107,6 +109,7 @@ impl SyncLoop {
                 () = tokio::time::sleep(MAX_IDLE) => {}
                 Some(update) = updates.recv() => self.on_update(update),
                 uids = pleg.changed_pods() => self.on_pleg_change(uids),
+                () = pleg.pods_inspected() => self.housekeep_soon(HOUSEKEEPING_DELAY),
                 uids = probes.changed_pods() => self.on_probe_results(uids),
                 _ = self.workers.finished() => {
                     self.housekeep_soon(HOUSEKEEPING_DELAY);
@@ -118,6 +121,7 @@ impl SyncLoop {
                 awaited = self.admission.awaited() => self.on_awaited(awaited),
                 Some(request) = self.requests.kills.recv() => self.kill(request),
                 Ok(()) = addresses.changed() => self.workers.poke_all(),
+                Some(at) = self.leftovers_due.recv() => self.housekeep_at(at),
                 () = due => self.housekeeping_pass(),
             }
         }
@@ -207,7 +211,10 @@ impl SyncLoop {
     }
 
     pub(super) fn housekeep_soon(&mut self, delay: Duration) {
-        let at = Instant::now() + delay;
+        self.housekeep_at(Instant::now() + delay);
+    }
+
+    pub(super) fn housekeep_at(&mut self, at: Instant) {
         self.housekeeping = Some(self.housekeeping.map_or(at, |due| due.min(at)));
     }
 }

@@ -1,6 +1,6 @@
 //! Back-off of crash loops and image pulls: a [`Backoff`] for each key, and upstream's rule of when it is forgotten, by
-//! time instead of by a success. Reads no clock, does not sleep, and does not decide what is retried. In memory only: a
-//! restarted agent begins anew.
+//! time instead of by a success. Reads no clock, does not sleep, and does not decide what is retried: crash loops are timed by
+//! the wall clock, as the ends of containers are, and pulls by a monotonic one. In memory only: a restarted agent begins anew.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -59,6 +59,11 @@ impl PodWorkers {
         self.context.observer.preempted(resource);
     }
 
+    /// The runtime runs a pod that no source desires and that has no worker.
+    pub fn orphaned(&self) {
+        self.context.observer.orphaned();
+    }
+
     /// No container of the pod runs any more. False for a pod without worker.
     pub fn has_ended(&self, uid: &PodUid) -> bool {
         self.registry.lock().get(uid).is_some_and(|mailbox| mailbox.state().phase() >= Phase::Terminated)
@@ -69,10 +74,8 @@ impl PodWorkers {
     pub fn request(&mut self, pod: &PodRef, request: Request) {
         let request = self.with_allocated_form(request);
         if !self.knows(&pod.uid) {
-            match request {
-                Request::Sync => return,
-                Request::KillRuntimeOnly => self.context.observer.orphaned(),
-                _ => {}
+            if matches!(request, Request::Sync) {
+                return;
             }
             self.start(PodState::new(pod.clone()));
         }

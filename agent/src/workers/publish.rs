@@ -116,10 +116,11 @@ impl Worker {
 
     fn observations(&self, pass: &PassContext, snapshot: &PodSnapshot) -> PodObservations<'_> {
         let handler = snapshot.sandboxes.first().map_or("", |sandbox| sandbox.runtime_handler.as_str());
+        let has_resources = self.context.act.allocations.has_pod_level();
         PodObservations {
             reasons: &self.status.reasons,
             qos_class: pass.qos_class.as_ref().map_or("BestEffort", |class| QosClass::as_str(*class)),
-            resources: pod_resources(&pass.pod).ok(),
+            resources: has_resources.then(|| pod_resources(&pass.pod).ok()).flatten(),
             resize: ResizeView::default(),
             recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
             is_terminal: false,

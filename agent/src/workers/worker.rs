@@ -23,6 +23,7 @@ use super::state::Phase;
 use super::static_pod_start_queue::StaticPodStartQueue;
 use super::syncing::SyncState;
 use super::terminating::Stopped;
+use super::volume_refresh::earliest;
 use crate::model::Clock;
 use crate::model::ContainerClass;
 use crate::model::ContainerId;
@@ -97,7 +98,7 @@ pub trait WorkerObserver: Send + Sync + 'static {
     fn died(&self, class: ContainerClass, exit_code: i32, reason: &str);
     /// A pod (`fixed`: a static one) is started again under a finished UID.
     fn restarted(&self, fixed: bool);
-    /// The runtime has a pod without worker.
+    /// The runtime runs a pod that no source desires and that has no worker.
     fn orphaned(&self);
     /// A pod was rejected at admission, with this reason in its status.
     fn rejected(&self, reason: &str);
@@ -181,9 +182,9 @@ impl Worker {
             mailbox,
             phase: PhaseData::Syncing(Box::default()),
             history: BackoffHistory::for_crash_loops(context.max_backoff),
+            messages: context.pleg.termination_messages(),
             context,
             status: StatusSources::default(),
-            messages: TerminationMessages::default(),
             last_action: None,
             failing: None,
             pass_metrics: PassMetrics::default(),
@@ -259,8 +260,10 @@ impl Worker {
         if updated { "update" } else { "sync" }
     }
 
-    async fn next_work(&mut self, due: Option<Instant>) -> Phase {
+    async fn next_work(&mut self, mut due: Option<Instant>) -> Phase {
         loop {
+            let (refresh, look) = self.look_at_clock();
+            due = earliest(due, refresh);
             let quiet_until = self.failing.as_ref().and_then(|failing| failing.quiet_until);
             let quiet_until = quiet_until.filter(|until| *until > Instant::now());
             let work = match quiet_until {
@@ -273,7 +276,11 @@ impl Worker {
             tokio::select! {
                 () = self.mailbox.woken() => {}
                 () = sleep_until(quiet_until), if quiet_until.is_some() => {}
-                () = sleep_until(due) => return self.mailbox.state().phase(),
+                () = sleep_until(earliest(due, look)) => {
+                    if due.is_some_and(|due| due <= Instant::now()) {
+                        return self.mailbox.state().phase();
+                    }
+                }
                 () = self.interest.changed() => {
                     let phase = self.mailbox.state().phase();
                     if phase == Phase::Syncing {

@@ -17,6 +17,7 @@ use keblet::eviction::Parts;
 use keblet::eviction::Policy;
 use keblet::images::GcPolicy;
 use keblet::metrics::Metrics;
+use keblet::model::Clock;
 use keblet::model::ConfigSource;
 use keblet::model::DeadContainerPolicy;
 use keblet::model::Pod;
@@ -91,6 +92,7 @@ pub struct Agent {
     /// Resources under pressure.
     pub pressures: watch::Sender<Pressures>,
     root: PathBuf,
+    clock: Clock,
     running: Running,
     updates: mpsc::Sender<PodUpdate>,
     closed: watch::Sender<bool>,
@@ -341,7 +343,7 @@ impl Agent {
             volumes: volumes.unwrap_or_else(|| Volumes::new(root)),
             user_namespaces,
             cgroups,
-            allocations: Allocations::open(root, true).expect("records of an earlier agent"),
+            allocations: Allocations::open(root, resizes.pod_level).expect("records of an earlier agent"),
             resize_policy: resizes,
             files: NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: None },
             api: api.map(|api| Arc::new(api) as Arc<dyn PodApi>),
@@ -371,6 +373,7 @@ impl Agent {
             garbage,
             pressures,
             root: root.to_owned(),
+            clock: clock(sim),
             running,
             updates,
             closed,
@@ -390,6 +393,11 @@ impl Agent {
     /// Updates a desired pod, under the same UID.
     pub async fn update(&self, pod: Pod) {
         self.send(PodUpdate::Update(ConfigSource::File, vec![pod])).await;
+    }
+
+    /// Replaces a desired pod, of which only the API status has changed.
+    pub async fn reconcile(&self, pod: Pod) {
+        self.send(PodUpdate::Reconcile(ConfigSource::File, vec![pod])).await;
     }
 
     /// Removes a desired pod.
@@ -423,6 +431,7 @@ impl Agent {
             journal: Journal::open(&self.root),
             wake: woken,
             memory_events: mpsc::channel(1).1,
+            clock: self.clock,
             pressures: self.pressures.clone(),
             recorder: Recorder::logging("sim"),
             metrics: metrics.clone(),

@@ -79,6 +79,8 @@ pub struct State {
     pub stall: Option<Stall>,
     /// Why pods wait.
     pub waiting: Vec<PodSample>,
+    /// When containers of pods were created, in nanoseconds since the Unix epoch.
+    pub created: HashMap<PodUid, Vec<i64>>,
     /// Bytes charged to the cgroups of pods.
     pub held: HashMap<PodUid, u64>,
     /// Values of `memory.high`.
@@ -185,6 +187,11 @@ impl Observe for Shown {
 
     async fn held(&mut self, pod: &Pod) -> Option<u64> {
         self.state().held.get(pod.metadata.uid.as_deref().expect("a UID")).copied()
+    }
+
+    async fn created(&mut self, pod: &Pod) -> Result<Vec<i64>, String> {
+        let uid = pod.metadata.uid.as_deref().expect("a UID");
+        Ok(self.state().created.get(uid).cloned().unwrap_or_default())
     }
 
     async fn pressure(&mut self, available: Option<u64>) -> Option<NodeSample> {

@@ -76,6 +76,23 @@ async fn orphaned_runtime_pods_are_counted() {
     shows(&metrics, &["kubelet_orphaned_runtime_pods_total 1"]).await;
 }
 
+/// What is left of a pod that has ended is removed with it.
+#[tokio::test(start_paused = true)]
+async fn remains_of_a_pod_that_has_ended_are_no_orphaned_pod() {
+    let (sim, folder) = node();
+    let web = pod("web").restarted("Never").running("main", "exit 0 1s").build();
+    let (agent, metrics) = Agent::start_with_metrics(&sim, SensorSet::ALL, folder.path(), vec![web.clone()]);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(sim.statuses("web").len(), 1, "the container stays for its log");
+    agent.remove(web).await;
+    let begin = Instant::now();
+    while !sim.sandboxes("web").is_empty() {
+        assert!(begin.elapsed() < SOON, "{}", sim.trace(Trace::to_string));
+        sleep(Duration::from_millis(10)).await;
+    }
+    shows(&metrics, &["kubelet_orphaned_runtime_pods_total 0"]).await;
+}
+
 /// As in the kubelet, a long back-off repeats its event, as one event with an increasing count.
 #[tokio::test(start_paused = true)]
 async fn long_back_off_repeats_its_event() {

@@ -1,7 +1,9 @@
 //! Evictions on the whole agent: a node that is short of something ends one pod, says so in its status, and recovers.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
@@ -286,6 +288,46 @@ async fn an_agent_killed_during_an_eviction_finishes_it_when_it_is_started_again
     assert_eq!(events("Evicted"), 1);
 }
 
+/// Records the eviction of the pod `web` in the folder of an agent, and returns when it was decided.
+fn decided_now(sim: &SimRuntime, folder: &Path) -> i64 {
+    let now = sim.clock().wall(Instant::now()).duration_since(SystemTime::UNIX_EPOCH).expect("after the epoch");
+    let now = i64::try_from(now.as_nanos()).expect("before 2262");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let message = "The node was low on resource: memory. ";
+    let entry = json!([{
+        "uid": "web-uid", "grace": 1, "message": message, "disruption": true, "decidedAt": now, "bootId": boot.trim(),
+    }]);
+    std::fs::write(folder.join("evictions.json"), entry.to_string()).expect("written");
+    now
+}
+
+/// The agent is killed after its decision, and another kubelet runs the pod on, or the next agent comes much later: the pod is
+/// healthy, and stays.
+#[tokio::test(start_paused = true)]
+async fn a_decision_that_is_out_of_date_evicts_no_pod() {
+    for (pause, restarted) in [(700, false), (20, true)] {
+        let (sim, folder) = node();
+        let (api, shown) = (Api::default(), Shown::default());
+        let web = api.put(&requesting("web", "run", None));
+        let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
+        until(&sim, "it runs", |l| l.live_count() == 1).await;
+        sleep(secs(5)).await;
+        drop(agent);
+        let decided_at = decided_now(&sim, folder.path());
+        if restarted {
+            shown.state().created.insert(uid("web"), vec![decided_at - 1, decided_at + 1]);
+        }
+        sleep(secs(pause)).await;
+        let known = api.pod("web").expect("it is there");
+        let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);
+        shown.set_available(Signal::MemoryAvailable, 500);
+        let _manager = agent.evict_by(hard_memory(), shown.clone());
+        sleep(secs(60)).await;
+        assert_eq!(sim.trace(Trace::live_count), 1, "restarted: {restarted}");
+        assert_eq!(std::fs::read_to_string(folder.path().join("evictions.json")).expect("a file"), "[]");
+    }
+}
+
 /// The agent is killed when its decision is recorded and nothing is done to the pod yet: the next one evicts it, once.
 #[tokio::test(start_paused = true)]
 async fn a_decision_of_a_killed_agent_is_carried_out_once() {
@@ -297,8 +339,7 @@ async fn a_decision_of_a_killed_agent_is_carried_out_once() {
     until(&sim, "it runs", |l| l.live_count() == 1).await;
     sleep(secs(5)).await;
     drop(agent);
-    let entry = json!([{"uid": "web-uid", "grace": 1, "message": "The node was low on resource: memory. ", "disruption": true}]);
-    std::fs::write(folder.path().join("evictions.json"), entry.to_string()).expect("written");
+    decided_now(&sim, folder.path());
 
     let known = api.pod("web").expect("it is there");
     let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);

@@ -1,6 +1,8 @@
 //! In-place resizes on a whole simulated node (KEP-1287): from the desired resources to the runtime, the pod's cgroup and the
 //! status, with refusals by the node and by the runtime, and restarts of the agent.
 
+mod room;
+
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,6 +35,8 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::time::Instant;
 use tokio::time::sleep;
+
+use crate::housekeeping::paused;
 
 /// What a resize may take from the change of the spec to the last call to the runtime.
 const BUDGET: Duration = Duration::from_millis(100);
@@ -344,6 +348,36 @@ async fn a_runtime_that_refuses_is_asked_again() {
     assert_eq!(site.instances("web"), 1);
 }
 
+/// A pod with a volume that has the pod's labels.
+fn labelled(generation: i64, amount: &str, level: &str) -> Pod {
+    let mounts = json!({ "volumeMounts": [{ "name": "info", "mountPath": "/info" }] });
+    let built = sized("web", generation, json!({ "requests": { "cpu": amount } }), mounts);
+    let mut object = serde_json::to_value(&*built).expect("a pod");
+    object["metadata"]["labels"] = json!({ "level": level });
+    let items = json!([{ "path": "labels", "fieldRef": { "fieldPath": "metadata.labels" } }]);
+    object["spec"]["volumes"] = json!([{ "name": "info", "downwardAPI": { "defaultMode": 420, "items": items } }]);
+    Arc::new(serde_json::from_value(object).expect("a pod"))
+}
+
+#[test]
+fn volumes_are_refreshed_while_a_resize_fails() {
+    paused(async || {
+        let site = ResizableNode::new(4000);
+        let (agent, ..) = site.start(vec![labelled(1, "1", "low")]);
+        site.until_running("web").await;
+        let file = site.folder.path().join("pods/web-uid/volumes/kubernetes.io~downward-api/info/labels");
+        assert_eq!(text(&file), "level=\"low\"");
+        let failure = FaultKind::Fail(tonic::Code::Unknown, "no such shim".to_owned());
+        site.sim.faults(|faults| faults.add(CallFault::on(Method::UpdateContainerResources, failure)));
+        agent.update(labelled(2, "2", "low")).await;
+        let fails = || condition(&agent, "web", "PodResizeInProgress").is_some_and(|found| found.message.is_some());
+        until_true("it fails", fails).await;
+        agent.update(labelled(2, "2", "high")).await;
+        until_true("the file has the new label", || text(&file) == "level=\"high\"").await;
+        assert!(fails(), "the resize is still tried");
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_restarted_agent_goes_on_with_what_was_allocated_and_what_waits() {
     let site = ResizableNode::new(4000);
@@ -411,6 +445,19 @@ async fn pod_level_resources_are_added_to_a_pod_that_runs() {
     assert_eq!(text(&site.file("memory", cgroup, "memory.limit_in_bytes")), (96 << 20).to_string());
     assert_eq!(site.applied("web"), [256, 25_000, 64 << 20], "the container keeps its own");
     assert_eq!(site.instances("web"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_their_gate_the_status_has_no_resources_of_the_pod() {
+    let policy = ResizePolicy { pod_level: false, ..ResizePolicy::default() };
+    let site = ResizableNode { policy, ..ResizableNode::new(4000) };
+    let (agent, ..) = site.start(vec![cpu("web", 1, "1")]);
+    site.until_running("web").await;
+    sleep(Duration::from_secs(1)).await;
+    let of_pod = status(&agent, "web");
+    assert_eq!((of_pod.resources, of_pod.allocated_resources), (None, None));
+    let container = of_pod.container_statuses.expect("statuses").remove(0);
+    assert_eq!(container.allocated_resources.expect("resources")["cpu"].0, "1");
 }
 
 #[tokio::test(start_paused = true)]

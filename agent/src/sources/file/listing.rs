@@ -97,6 +97,9 @@ pub(super) struct View {
     pub prevent_api_references: bool,
     /// Pods that run already.
     pub adoptions: Adoptions,
+    /// No set of pods was delivered yet. What is read later has changed since the agent was started, whatever its times say:
+    /// the clock may have been set back.
+    pub is_first: bool,
 }
 
 impl View {
@@ -195,7 +198,7 @@ impl View {
             location: &location,
             node_name: &self.node_name,
             prevent_api_references: self.prevent_api_references,
-            adoptions: Some((&self.adoptions, stamp.last_change())),
+            adoptions: Some((&self.adoptions, self.is_first.then(|| stamp.last_change()))),
         };
         Ok(match decode::decode(&bytes, &origin) {
             Ok(manifest) => Reading::Good(kept, manifest),

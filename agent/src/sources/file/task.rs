@@ -97,6 +97,7 @@ impl Scanner {
             node_name: source.node_name.clone(),
             prevent_api_references: source.prevent_api_references,
             adoptions: source.adoptions.clone(),
+            is_first: true,
         };
         let mut scanner = Self {
             view,
@@ -164,7 +165,9 @@ impl Scanner {
                 break;
             }
         }
-        without_deleted.into_iter().chain(set).collect()
+        let sets: Vec<Vec<Pod>> = without_deleted.into_iter().chain(set).collect();
+        self.view.is_first &= sets.is_empty();
+        sets
     }
 
     /// Waits until a scan is due. Cancel-safe: without a watch, the next scan sets one up.

@@ -427,6 +427,20 @@ async fn a_running_static_pod_keeps_the_uid_of_another_kubelet_until_its_file_ch
     assert_ne!(uid(&watcher, "a-n"), "theirs");
 }
 
+/// The target of a link keeps its times, as a file does that is written when the clock was set back.
+#[tokio::test]
+async fn a_file_that_changes_while_the_agent_runs_is_another_pod_whatever_its_times_say() {
+    let (dir, root, elsewhere) = (folder(), folder(), folder());
+    write(elsewhere.path(), "a.yaml", &manifest("a", "1"));
+    let adoptions = Adoptions::new(vec![sandbox_of_another_kubelet("a", "1")], root.path());
+    let mut watcher = Watcher::start(SourcesConfig { static_pod_path: Some(dir.path().into()), adoptions, ..config() });
+    watcher.update().await;
+    assert!(watcher.pods.is_empty());
+    symlink(elsewhere.path().join("a.yaml"), dir.path().join("a.yaml")).expect("a link");
+    watcher.until(["a-n=1"]).await;
+    assert_ne!(watcher.pods["a-n"].metadata.uid.as_deref(), Some("theirs"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn static_pods_that_run_wait_for_their_mirror_pods_but_not_for_long() {
     let dir = folder();

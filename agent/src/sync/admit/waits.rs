@@ -169,7 +169,7 @@ impl SyncLoop {
             Awaited::Node(uid, node) => {
                 if self.admission.waiting.remove(&uid) == Some(Wait::Node) {
                     self.admission.fresh_nodes.insert(uid.clone(), node);
-                    self.pods.by_uid(&uid).into_iter().for_each(|pod| self.start_if_admitted(pod));
+                    self.start_admitted(self.pods.by_uid(&uid));
                 }
             }
             Awaited::Preempted { uid, victims, resource, ended } => {
@@ -177,7 +177,7 @@ impl SyncLoop {
                 victims.iter().for_each(|victim| _ = self.admission.preempted.remove(victim));
                 let is_shutting_down = *self.requests.closed.borrow();
                 if self.admission.waiting.remove(&uid) == Some(Wait::Victims) && !is_shutting_down {
-                    self.pods.by_uid(&uid).into_iter().for_each(|pod| self.start_if_admitted(pod));
+                    self.start_admitted(self.pods.by_uid(&uid));
                 }
             }
         }
@@ -197,13 +197,21 @@ impl SyncLoop {
         let waiting = self.admission.waiting.extract_if(|_, wait| *wait == awaited);
         let mut pods: Vec<Pod> = waiting.filter_map(|(uid, _)| self.pods.by_uid(&uid)).collect();
         self.sort_for_admission(&mut pods);
-        pods.into_iter().for_each(|pod| self.start_if_admitted(pod));
+        self.start_admitted(pods);
     }
 
-    fn start_if_admitted(&mut self, pod: Pod) {
-        let id = pod_ref(&pod);
-        if !self.workers.knows(&id.uid) && self.admit(&pod) {
-            self.workers.request(&id, Request::Create(pod));
+    /// Decides on pods that have waited, and starts those that are admitted. What was allocated to one before it had to wait
+    /// may be less or more than it desires by now.
+    fn start_admitted(&mut self, pods: impl IntoIterator<Item = Pod>) {
+        let mut started = Vec::new();
+        for pod in pods {
+            let id = pod_ref(&pod);
+            if !self.workers.knows(&id.uid) && self.admit(&pod) {
+                self.workers.request(&id, Request::Create(pod.clone()));
+                started.push(pod);
+            }
         }
+        // After all of them are decided on: a resize has the room that they leave.
+        self.find_resizes(&started);
     }
 }

@@ -78,7 +78,7 @@ fn positive(list: Option<&BTreeMap<String, Quantity>>) -> Result<Amounts, Genera
 }
 
 /// Init containers, then regular ones.
-pub(super) fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     spec::init_containers(pod).iter().chain(spec::regular_containers(pod))
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use keblet_proto::cri::v1::HugepageLimit;
 use keblet_proto::cri::v1::LinuxContainerResources;
 
@@ -206,17 +207,24 @@ fn hugepage_totals(requests: &Amounts, settings: &ResourceSettings) -> BTreeMap<
     totals
 }
 
-/// Every container and init container has this limit, or the pod itself has.
+/// The pod itself has this limit, or every regular container has, and every step of the init sequence: an init container
+/// or sidecar without one counts as limited behind a sidecar with one, since the kubelet adds up what runs at that step.
 fn all_limited(pod: &Pod, name: &str) -> bool {
-    let Some(spec) = &pod.spec else { return false };
-    let has = |resources: Option<&k8s_openapi::api::core::v1::ResourceRequirements>| {
+    let has = |resources: Option<&ResourceRequirements>| {
         resources
             .and_then(|r| r.limits.as_ref())
             .and_then(|limits| limits.get(name))
             .and_then(|quantity| Amount::try_from(quantity).ok())
             .is_some_and(Amount::is_positive)
     };
-    has(spec.resources.as_ref()) || qos::containers(pod).all(|container| has(container.resources.as_ref()))
+    let has_own = |container: &Container| has(container.resources.as_ref());
+    let mut behind_sidecar = false;
+    let is_step_limited = |init: &Container| {
+        behind_sidecar |= spec::is_sidecar(init) && has_own(init);
+        behind_sidecar || has_own(init)
+    };
+    has(pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()))
+        || (spec::init_containers(pod).iter().all(is_step_limited) && spec::regular_containers(pod).iter().all(has_own))
 }
 
 /// What a pod requests.

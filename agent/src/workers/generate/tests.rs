@@ -368,6 +368,27 @@ fn a_pods_total_counts_init_containers_and_overhead() {
 }
 
 #[test]
+fn a_step_of_the_init_sequence_is_limited_by_a_sidecar_of_it() {
+    let container = |policy: Option<&str>, limits: Option<[&str; 2]>| {
+        let limits = limits.map(|[cpu, memory]| json!({"cpu": cpu, "memory": memory}));
+        json!({"name": "c", "restartPolicy": policy, "resources": {"requests": {"cpu": "10m"}, "limits": limits}})
+    };
+    let (small, large) = (Some(["100m", "64Mi"]), Some(["200m", "128Mi"]));
+    let (plain, sidecar) = (|limits| container(None, limits), |limits| container(Some("Always"), limits));
+    let limits_of = |init: Value, regular: Value| {
+        let pod = pod(json!({"initContainers": init, "containers": [regular]}));
+        let values = resources::pod_cgroup_values(&pod, &settings().resources).expect("valid");
+        values.cpu_max.map(|(quota, _)| quota).zip(values.memory_max)
+    };
+    let both = Some((30_000, 192 << 20));
+    assert_eq!(limits_of(json!([sidecar(small), plain(None)]), plain(large)), both);
+    assert_eq!(limits_of(json!([sidecar(small), sidecar(None)]), plain(large)), both);
+    assert_eq!(limits_of(json!([plain(None), sidecar(small)]), plain(large)), None, "the first step is unlimited");
+    assert_eq!(limits_of(json!([plain(small), plain(None)]), plain(large)), None, "the first one has ended");
+    assert_eq!(limits_of(json!([sidecar(small)]), plain(None)), None, "regular containers have their own");
+}
+
+#[test]
 fn out_of_memory_scores() {
     let with = |spec: Value, name: &str| {
         let pod = pod(spec);

@@ -200,6 +200,23 @@ async fn hung_inspection_delays_only_its_own_pod() {
     assert!(harness.seen.until(secs(30), |_| cached(&harness, "stuck", &stuck) == Some(ContainerState::Running)).await);
 }
 
+/// Naive: a pod without a snapshot that is not being inspected at the moment was not listed. Its worker would start it again.
+#[tokio::test(start_paused = true)]
+async fn a_listed_pod_that_cannot_be_inspected_is_not_shown_as_absent() {
+    let (sim, mut client) = node();
+    let (_, id) = run(&mut client, "web", "run").await;
+    let failure = FaultKind::Fail(tonic::Code::Unknown, "simulated".to_owned());
+    sim.faults(|f| f.add(CallFault::on(Method::ContainerStatus, failure)));
+    let harness = awake(&sim, SensorSet::LISTS).await;
+    for _ in 0..20 {
+        harness.pleg.view(&uid("web")).await.expect_err("the runtime fails");
+        sleep(ms(70)).await;
+    }
+    sim.faults(Faults::clear);
+    harness.pleg.view(&uid("web")).await.expect("a snapshot");
+    assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Running));
+}
+
 #[tokio::test(start_paused = true)]
 async fn idle_pods_cost_no_calls() {
     let (sim, client) = node();
