@@ -13,6 +13,8 @@ use serde::Serialize;
 use crate::model::PodUid;
 
 const NAME: &str = "evictions.json";
+/// How long after its decision an agent may create containers of the pod, in nanoseconds.
+const LATE_STARTS: i64 = 30_000_000_000;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// An eviction that was decided.
@@ -45,9 +47,11 @@ impl EvictionRecord {
     }
 
     /// True if a container of the pod was created after the decision and before this agent was started: another kubelet has
-    /// run the pod on. Creations are in nanoseconds since the Unix epoch, as `started_at`.
+    /// run the pod on. The agent that decided may still have created some for a while, as the pod's worker was starting them.
+    /// Creations are in nanoseconds since the Unix epoch, as `started_at`.
     pub(super) fn is_outlived(&self, created: &[i64], started_at: i64) -> bool {
-        created.iter().any(|created| *created > self.decided_at && *created < started_at)
+        let since = self.decided_at.saturating_add(LATE_STARTS);
+        created.iter().any(|created| (since..started_at).contains(created))
     }
 }
 
@@ -159,10 +163,11 @@ mod tests {
 
     #[test]
     fn a_container_that_another_kubelet_has_started_since_ends_an_entry() {
-        let outlived = |created: &[i64]| entry("a").is_outlived(created, 30 * SECOND);
+        let outlived = |created: &[i64]| entry("a").is_outlived(created, 90 * SECOND);
         assert!(!outlived(&[]) && !outlived(&[10 * SECOND, 20 * SECOND]), "it ran when the eviction was decided");
-        assert!(outlived(&[10 * SECOND, 25 * SECOND]));
-        assert!(!outlived(&[10 * SECOND, 30 * SECOND]), "this agent has started it again");
+        assert!(!outlived(&[10 * SECOND, 49 * SECOND]), "the agent that decided was starting it");
+        assert!(outlived(&[10 * SECOND, 50 * SECOND]));
+        assert!(!outlived(&[10 * SECOND, 90 * SECOND]), "this agent has started it again");
     }
 
     #[tokio::test]

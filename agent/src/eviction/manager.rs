@@ -238,6 +238,9 @@ impl<O: Observe> Manager<O> {
             }
             Ok(_) => {
                 tracing::info!(pod = %name, "finishing the eviction that another agent has begun");
+                // What this agent has created of the pod since its start does not count if the next one resumes.
+                let entry = EvictionRecord { decided_at: self.parts.clock.wall_nanos(), ..entry };
+                self.parts.journal.add(entry.clone()).await;
                 self.end(pod, entry).await;
             }
             // Asked again in the next pass.

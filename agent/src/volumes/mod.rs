@@ -91,6 +91,10 @@ use plugin::Target;
 use plugin::VolumePlugin;
 use plugin::blocking;
 
+/// How long the check of a running pod's volume may take that this agent has not set up: the pod's worker waits for it, and the
+/// volume may be on a server that does not answer.
+const CHECK_LIMIT: Duration = Duration::from_secs(2);
+
 /// The volumes of all pods below one root directory (`--root-dir`).
 #[derive(Clone, Debug)]
 pub struct Volumes {
@@ -241,7 +245,7 @@ impl Volumes {
             let is_of_host = plugin.is_some_and(|plugin| plugin.is_of_host(uid_of(pod), volume));
             !(is_of_host && kept.contains(volume.name.as_str()))
         };
-        let Err(mut failed) = self.set_up_those(pod, memory, wanted).await else { return Ok(()) };
+        let Err(mut failed) = self.set_up_those(pod, memory, wanted, None).await else { return Ok(()) };
         // The refresh reports and retries them; containers get the content that is there.
         let refreshes = |name: &str| {
             let plugin =
@@ -277,18 +281,27 @@ impl Volumes {
         let wanted = |volume: &Volume, plugin: Option<&dyn VolumePlugin>| {
             plugin.is_some_and(|plugin| self.is_to_refresh(pod, volume, plugin))
         };
-        self.set_up_those(pod, memory, wanted).await
+        self.set_up_those(pod, memory, wanted, Some(CHECK_LIMIT)).await
     }
 
+    /// `limit`: how long one that does not refresh may take; it goes on then.
     async fn set_up_those(
         &self,
         pod: &Pod,
         memory: Option<i64>,
         wanted: impl Fn(&Volume, Option<&dyn VolumePlugin>) -> bool,
+        limit: Option<Duration>,
     ) -> Result<RefreshDue, Vec<FailedVolume>> {
         let volumes = mounted_volumes(pod).map(|volume| (volume, self.plugins.of(volume)));
         let wanted: Vec<_> = volumes.filter(|(volume, plugin)| wanted(volume, *plugin)).collect();
-        let done = wanted.iter().map(|(volume, plugin)| self.set_up_one(pod, memory, volume, *plugin));
+        let done = wanted.iter().map(async |(volume, plugin)| {
+            let limit = limit.filter(|_| plugin.is_some_and(|plugin| !plugin.attributes().refreshes));
+            let set_up = self.set_up_one(pod, memory, volume, *plugin);
+            match limit {
+                Some(limit) => tokio::time::timeout(limit, set_up).await.unwrap_or(Err(VolumeError::GoesOn(limit))),
+                None => set_up.await,
+            }
+        });
         let (mut failed, mut refresh_at) = (Vec::new(), None);
         for (done, (volume, _)) in futures_util::future::join_all(done).await.into_iter().zip(&wanted) {
             match done {
@@ -397,14 +410,16 @@ impl Volumes {
     /// that goes on, two minutes at most.
     ///
     /// # Errors
-    /// The first volume that stays.
+    /// The first volume that stays; or a set-up still goes on, and may make what the next call has to tear down.
     pub async fn tear_down(&self, uid: &str) -> Result<(), VolumeError> {
         // A set-up that waits for a server for ever may be what the unmounting ends.
-        let _alone = tokio::time::timeout(plugin::SET_UP_TIMEOUT, self.in_progress.lock(uid)).await;
+        let alone = tokio::time::timeout(plugin::SET_UP_TIMEOUT, self.in_progress.lock(uid)).await;
         self.forget(uid);
         let done = self.tear_down_all(uid).await;
         self.look_for_unused();
-        done
+        done?;
+        // What it still makes is torn down by the next attempt.
+        alone.map(drop).map_err(|_| VolumeError::GoesOn(plugin::SET_UP_TIMEOUT))
     }
 
     async fn tear_down_all(&self, uid: &str) -> Result<(), VolumeError> {

@@ -1,6 +1,7 @@
 //! NFS exports, named by the pod itself or by a persistent volume. Mounted by mount(8), whose helper the host must have.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
+use crate::kernel::usage::Disk;
 use crate::kernel::usage::MeasuredBy;
 
 /// How long an unmount is waited for before it is forced.
@@ -99,14 +101,21 @@ pub(super) async fn mount(
     mounted
 }
 
-/// Unmounts, by force if that takes longer than a minute: writes may wait for a server that does not answer. Neither is
-/// waited for any longer; the next attempt finds what they have achieved.
+/// Unmounts, by force if that takes longer than a minute, since writes may wait for a server that does not answer, or if the
+/// mount is busy and its server does not answer: who asks it waits in the mount, as a reading of its size. Neither is waited for
+/// any longer; the next attempt finds what they have achieved.
 async fn unmount_or_force(
     usual: impl Future<Output = Result<(), VolumeError>>,
     by_force: impl Future<Output = Result<(), VolumeError>>,
 ) -> Result<(), VolumeError> {
-    if let Ok(done) = tokio::time::timeout(UNMOUNT_TIMEOUT, usual).await {
-        return done;
+    match tokio::time::timeout(UNMOUNT_TIMEOUT, usual).await {
+        Ok(Err(VolumeError::Io { verb, path, source })) if source.kind() == io::ErrorKind::ResourceBusy => {
+            if Disk::of_volume(path.clone()).measure().await.is_some() {
+                return Err(VolumeError::Io { verb, path, source });
+            }
+        }
+        Ok(done) => return done,
+        Err(_) => {}
     }
     let forced = tokio::time::timeout(UNMOUNT_TIMEOUT, by_force).await;
     forced.unwrap_or_else(|_| Err(VolumeError::Interrupted("the server of the volume does not answer".to_owned())))
@@ -143,6 +152,12 @@ mod tests {
         unmount_or_force(std::future::pending(), done()).await.expect("forced");
         let error = unmount_or_force(busy(), done()).await.expect_err("an error is not forced away");
         assert!(error.to_string().contains("busy"), "{error}");
+        let in_use = async || Err(io::Error::from(io::ErrorKind::ResourceBusy)).on("unmount", Path::new("/"));
+        let error = unmount_or_force(in_use(), done()).await.expect_err("it answers");
+        assert!(error.to_string().contains("busy"), "{error}");
+        let in_use =
+            async || Err(io::Error::from(io::ErrorKind::ResourceBusy)).on("unmount", Path::new("/no/such/path"));
+        unmount_or_force(in_use(), done()).await.expect("forced");
         let began = tokio::time::Instant::now();
         let error = unmount_or_force(std::future::pending(), std::future::pending()).await.expect_err("given up");
         assert!(error.to_string().contains("does not answer"), "{error}");
