@@ -2,7 +2,7 @@
 //!
 //! A lookup keeps its thread until the resolver answers, which may be long after its caller has given up, and nothing
 //! can end it sooner. The threads are those that file access needs too. So only a few lookups run at a time, one for
-//! each name, and one that nobody waits for any more is never begun.
+//! each name, and one whose callers have all timed out is never begun.
 
 use std::collections::HashMap;
 use std::io;
@@ -178,7 +178,7 @@ mod tests {
         let other = timeout(LONG, room.resolver.addresses("other", 443)).await.expect("there is room again");
         assert_eq!(other, Ok(vec![address(443)]));
         let asked = room.asked.lock().expect("unpoisoned").clone();
-        assert_eq!(asked, ["dead", "other"], "nobody waits for the one between them");
+        assert_eq!(asked, ["dead", "other"], "the caller of the one between them has timed out");
     }
 
     #[tokio::test]

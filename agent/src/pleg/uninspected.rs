@@ -1,5 +1,5 @@
-//! Pods that the newest relist has found and that are not in the cache yet. Until they are, nobody may take what they have on
-//! the node for leftovers.
+//! Pods that the newest relist has found and that are not in the cache yet. Until they are, what they have on the node
+//! must not be removed as leftovers.
 
 use std::collections::HashSet;
 use std::sync::Arc;

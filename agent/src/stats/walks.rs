@@ -223,7 +223,7 @@ impl State {
         self.note(key, turn)
     }
 
-    /// Notes turns that have ended while nobody waited for them.
+    /// Notes turns that have ended after their wait had timed out.
     async fn note_ended(&mut self) {
         let ended = self.running.iter().filter(|(_, walking)| walking.is_finished());
         let ended: Vec<Key> = ended.map(|(key, _)| key.clone()).collect();

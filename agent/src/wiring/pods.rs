@@ -217,7 +217,7 @@ impl Gauges {
     }
 }
 
-/// One refresh at a time. It goes on when nobody waits for it any more, so that a file system that does not answer keeps
+/// One refresh at a time. It goes on after its requests have timed out, so that a file system that does not answer keeps
 /// one thread, however often metrics are read.
 #[derive(Clone, Debug, Default)]
 struct Turns(Arc<Mutex<()>>);

@@ -89,7 +89,7 @@ impl Disk {
         let running = self.running.get_or_insert_with(|| {
             let ((answer, running), path, read) = (oneshot::channel(), self.path.clone(), self.read.clone());
             (self.start)(Box::new(move || {
-                // The receiver is gone if nobody wants to know any more.
+                // The receiver is gone once the disk is dropped.
                 let _ = answer.send(read(&path));
             }));
             running

@@ -48,7 +48,7 @@ use crate::pleg::PlegHandle;
 /// second. Without a runtime nothing is waited for.
 const QUIET: Duration = Duration::from_millis(300);
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// Whoever asks gets the last measurement if it is younger than this: metrics can be asked for without pause.
+/// A request is answered with the last measurement if it is younger than this, so that requests without pause cost no more.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// What the loop waits for.
