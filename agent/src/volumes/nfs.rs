@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -66,7 +67,8 @@ impl VolumePlugin for Nfs {
     fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
         let (volume, again) = (volume.clone(), volume.clone());
         let (usual, by_force) = (blocking(move || volume.unmount()), blocking(move || again.force_unmount()));
-        Box::pin(unmount_or_force(usual, by_force))
+        let answers = |mount: PathBuf| async move { Disk::of_volume(mount).measure().await.is_some() };
+        Box::pin(unmount_or_force(usual, answers, by_force))
     }
 }
 
@@ -104,13 +106,14 @@ pub(super) async fn mount(
 /// Unmounts, by force if that takes longer than a minute, since writes may wait for a server that does not answer, or if the
 /// mount is busy and its server does not answer: who asks it waits in the mount, as a reading of its size. Neither is waited for
 /// any longer; the next attempt finds what they have achieved.
-async fn unmount_or_force(
+async fn unmount_or_force<Answers: Future<Output = bool>>(
     usual: impl Future<Output = Result<(), VolumeError>>,
+    answers: impl FnOnce(PathBuf) -> Answers,
     by_force: impl Future<Output = Result<(), VolumeError>>,
 ) -> Result<(), VolumeError> {
     match tokio::time::timeout(UNMOUNT_TIMEOUT, usual).await {
         Ok(Err(VolumeError::Io { verb, path, source })) if source.kind() == io::ErrorKind::ResourceBusy => {
-            if Disk::of_volume(path.clone()).measure().await.is_some() {
+            if answers(path.clone()).await {
                 return Err(VolumeError::Io { verb, path, source });
             }
         }
@@ -147,19 +150,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_unmount_that_hangs_is_forced() {
         let done = async || Ok(());
+        let silent = |_| std::future::ready(false);
         let busy = async || Err(VolumeError::Interrupted("busy".to_owned()));
-        unmount_or_force(done(), busy()).await.expect("not forced");
-        unmount_or_force(std::future::pending(), done()).await.expect("forced");
-        let error = unmount_or_force(busy(), done()).await.expect_err("an error is not forced away");
+        unmount_or_force(done(), silent, busy()).await.expect("not forced");
+        unmount_or_force(std::future::pending(), silent, done()).await.expect("forced");
+        let error = unmount_or_force(busy(), silent, done()).await.expect_err("an error is not forced away");
         assert!(error.to_string().contains("busy"), "{error}");
         let in_use = async || Err(io::Error::from(io::ErrorKind::ResourceBusy)).on("unmount", Path::new("/"));
-        let error = unmount_or_force(in_use(), done()).await.expect_err("it answers");
+        let error = unmount_or_force(in_use(), |_| std::future::ready(true), done()).await.expect_err("it answers");
         assert!(error.to_string().contains("busy"), "{error}");
-        let in_use =
-            async || Err(io::Error::from(io::ErrorKind::ResourceBusy)).on("unmount", Path::new("/no/such/path"));
-        unmount_or_force(in_use(), done()).await.expect("forced");
+        unmount_or_force(in_use(), silent, done()).await.expect("forced");
         let began = tokio::time::Instant::now();
-        let error = unmount_or_force(std::future::pending(), std::future::pending()).await.expect_err("given up");
+        let error =
+            unmount_or_force(std::future::pending(), silent, std::future::pending()).await.expect_err("given up");
         assert!(error.to_string().contains("does not answer"), "{error}");
         assert_eq!(began.elapsed(), 2 * UNMOUNT_TIMEOUT);
     }
