@@ -44,6 +44,8 @@ impl Layout {
     /// # Errors
     /// The folder cannot be created.
     pub(crate) fn create(dir: Option<PathBuf>, driver: Driver, current_runc: bool) -> Result<Self> {
+        // The default seed is the time: processes that begin at the same moment would choose the same names and addresses.
+        fastrand::seed((u64::from(std::process::id()) << 32) ^ fastrand::u64(..));
         let id = format!("{:06x}", fastrand::u32(..1 << 24));
         let dir = match dir {
             Some(dir) => {

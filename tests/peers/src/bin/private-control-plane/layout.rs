@@ -50,6 +50,8 @@ impl Layout {
     /// # Errors
     /// No address has free ports, or the folder cannot be created.
     pub(crate) fn create(programs: PathBuf) -> Result<Self> {
+        // The default seed is the time: processes that begin at the same moment would choose the same names and addresses.
+        fastrand::seed((u64::from(std::process::id()) << 32) ^ fastrand::u64(..));
         let (address, ports) = own_address()?;
         let id = format!("{:06x}", fastrand::u32(..1 << 24));
         let dir = std::env::temp_dir().join(format!("keblet-control-plane-{id}"));
