@@ -104,8 +104,8 @@ pub(super) async fn mount(
 }
 
 /// Unmounts, by force if that takes longer than a minute, since writes may wait for a server that does not answer, or if the
-/// mount is busy and its server does not answer: who asks it waits in the mount, as a reading of its size. Neither is waited for
-/// any longer; the next attempt finds what they have achieved.
+/// mount is busy and its server does not answer: a reading of its size that waits for the server keeps it busy. Neither is
+/// waited for any longer; the next attempt finds what they have achieved.
 async fn unmount_or_force<Answers: Future<Output = bool>>(
     usual: impl Future<Output = Result<(), VolumeError>>,
     answers: impl FnOnce(PathBuf) -> Answers,

@@ -64,7 +64,7 @@ impl Disk {
     }
 
     /// Of the file system that contains `path`, which may be one of a network. Each reading has a thread of its own: those of
-    /// the pool are few, and many such file systems do not answer if one server does not.
+    /// the pool are limited, and many such file systems do not answer if one server does not.
     pub fn of_volume(path: PathBuf) -> Self {
         Self { start: on_own_thread, ..Self::new(path) }
     }
