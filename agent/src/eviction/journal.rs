@@ -1,8 +1,8 @@
 //! Evictions that are not finished, in the file `evictions.json`: an agent that is killed in between finishes them
-//! after its restart, and the pods' statuses have the reason. Entries that no longer say anything about their pod are ignored.
+//! after its restart, and the pods' statuses have the reason. An eviction is finished when the API server has the pod's end:
+//! an agent that starts before would start the pod again. Entries that no longer say anything about their pod are ignored.
 
 use std::fs;
-use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,10 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::Serialize;
 
+use super::message::REASON;
+use super::writer::Writer;
 use crate::model::PodUid;
+use crate::status::TerminationReason;
 
 const NAME: &str = "evictions.json";
 /// How long after its decision an agent may create containers of the pod, in nanoseconds.
@@ -38,6 +41,12 @@ pub(super) struct EvictionRecord {
 }
 
 impl EvictionRecord {
+    /// For the pod's status.
+    pub(super) fn termination_reason(&self) -> TerminationReason {
+        let disruption = self.disruption.then(|| self.message.clone());
+        TerminationReason { reason: REASON, message: self.message.clone(), disruption }
+    }
+
     /// True if it was decided in this boot, and its pod may still be ending: its grace period and `period` have not passed.
     /// An entry from the future says nothing: the clock was set.
     fn is_current(&self, boot_id: &str, now: i64, period: Duration) -> bool {
@@ -56,19 +65,24 @@ impl EvictionRecord {
 }
 
 /// The file with its entries.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    entries: Vec<EvictionRecord>,
+    /// What an earlier agent has not finished.
+    inherited: Vec<EvictionRecord>,
+    /// Of this agent.
+    own: Vec<EvictionRecord>,
     /// This boot of the machine; empty if it cannot be read.
     boot_id: String,
+    /// Started by the first change.
+    writer: Option<Writer>,
 }
 
 impl Journal {
     /// Reads the file below the agent's root directory; a missing or invalid one has no entries. Blocks.
     pub fn open(root: &Path) -> Self {
         let path = root.join(NAME);
-        let entries = match fs::read(&path).map(|text| serde_json::from_slice(&text)) {
+        let inherited = match fs::read(&path).map(|text| serde_json::from_slice(&text)) {
             Ok(Ok(entries)) => entries,
             Ok(Err(error)) => {
                 tracing::warn!(file = %path.display(), %error, "unfinished evictions are not known");
@@ -77,7 +91,7 @@ impl Journal {
             Err(_) => Vec::new(),
         };
         let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
-        Self { path, entries, boot_id }
+        Self { path, inherited, own: Vec::new(), boot_id, writer: None }
     }
 
     /// This boot of the machine.
@@ -85,62 +99,77 @@ impl Journal {
         &self.boot_id
     }
 
-    /// All entries.
-    pub(super) fn entries(&self) -> &[EvictionRecord] {
-        &self.entries
+    /// Evictions that an earlier agent has not finished.
+    pub(super) fn inherited(&self) -> &[EvictionRecord] {
+        &self.inherited
     }
 
-    /// Adds an entry, before anything is done to the pod.
+    /// Evictions of this agent.
+    pub(super) fn own(&self) -> &[EvictionRecord] {
+        &self.own
+    }
+
+    /// Adds an eviction of this agent, before anything is done to the pod.
     pub(super) async fn add(&mut self, entry: EvictionRecord) {
-        self.entries.retain(|known| known.uid != entry.uid);
-        self.entries.push(entry);
+        self.take_out(&entry.uid);
+        self.own.push(entry);
         self.write().await;
     }
 
-    /// Removes the entry of a pod that has ended.
+    /// Removes the entry of a pod.
     pub(super) async fn remove(&mut self, uid: &PodUid) {
-        let before = self.entries.len();
-        self.entries.retain(|known| known.uid != uid.as_str());
-        if self.entries.len() != before {
+        if self.take_out(uid.as_str()) {
             self.write().await;
         }
     }
 
-    /// Removes entries of another boot, and those whose grace period and `period` have passed; `now` is in nanoseconds since the
-    /// Unix epoch.
+    fn take_out(&mut self, uid: &str) -> bool {
+        let before = self.inherited.len() + self.own.len();
+        self.inherited.retain(|known| known.uid != uid);
+        self.own.retain(|known| known.uid != uid);
+        self.inherited.len() + self.own.len() != before
+    }
+
+    /// This agent has carried out an eviction of an earlier one.
+    pub(super) fn take_over(&mut self, uid: &PodUid) {
+        self.own.extend(self.inherited.extract_if(.., |known| known.uid == uid.as_str()));
+    }
+
+    /// Removes inherited entries of another boot, and those whose grace period and `period` have passed; `now` is in
+    /// nanoseconds since the Unix epoch.
     pub(super) async fn forget_stale(&mut self, now: i64, period: Duration) {
-        let before = self.entries.len();
-        self.entries.retain(|entry| entry.is_current(&self.boot_id, now, period));
-        let stale = before - self.entries.len();
+        let before = self.inherited.len();
+        self.inherited.retain(|entry| entry.is_current(&self.boot_id, now, period));
+        let stale = before - self.inherited.len();
         if stale > 0 {
             tracing::info!(stale, "evictions of long ago were not finished: their pods stay");
             self.write().await;
         }
     }
 
-    /// Removes all entries.
-    pub(super) async fn clear(&mut self) {
-        if !self.entries.is_empty() {
-            self.entries.clear();
+    /// Removes all inherited entries, and returns them.
+    pub(super) async fn forget_inherited(&mut self) -> Vec<EvictionRecord> {
+        let forgotten = std::mem::take(&mut self.inherited);
+        if !forgotten.is_empty() {
             self.write().await;
         }
+        forgotten
     }
 
-    /// Replaces the file atomically. A disk without space costs the record, not the eviction.
-    async fn write(&self) {
-        let write = async || -> io::Result<()> {
-            let partial = self.path.with_extension("partial");
-            tokio::fs::write(&partial, serde_json::to_vec(&self.entries)?).await?;
-            tokio::fs::rename(&partial, &self.path).await
-        };
-        if let Err(error) = write().await {
-            tracing::warn!(file = %self.path.display(), %error, "cannot record the evictions that are not finished");
+    /// Has the file written. A disk without space, or one that blocks, costs the record, not the eviction.
+    async fn write(&mut self) {
+        let entries: Vec<&EvictionRecord> = self.inherited.iter().chain(&self.own).collect();
+        match serde_json::to_vec(&entries) {
+            Ok(content) => self.writer.get_or_insert_with(|| Writer::start(&self.path)).write(content).await,
+            Err(error) => tracing::warn!(%error, "cannot encode the evictions that are not finished"),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::OpenOptionsExt as _;
+
     use super::*;
 
     fn entry(uid: &str) -> EvictionRecord {
@@ -170,36 +199,66 @@ mod tests {
         assert!(!outlived(&[10 * SECOND, 90 * SECOND]), "this agent has started it again");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn stale_entries_are_removed_from_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let untimed = r#"{"uid": "old", "grace": 1, "message": "low", "disruption": true}"#;
-        fs::write(dir.path().join(NAME), format!("[{untimed}]")).unwrap();
+        let boot_id = Journal::open(dir.path()).boot_id().to_owned();
+        let mine = EvictionRecord { boot_id, ..entry("mine") };
+        let [current, another] = [&mine, &entry("of another boot")].map(|one| serde_json::to_string(one).unwrap());
+        fs::write(dir.path().join(NAME), format!("[{untimed}, {current}, {another}]")).unwrap();
         let mut journal = Journal::open(dir.path());
-        assert_eq!(journal.entries().len(), 1, "an earlier version has written it");
-        let mine = EvictionRecord { boot_id: journal.boot_id().to_owned(), ..entry("mine") };
-        journal.add(mine.clone()).await;
-        journal.add(entry("of another boot")).await;
+        assert_eq!(journal.inherited().len(), 3, "an earlier version has written one of them");
         journal.forget_stale(21 * SECOND, Duration::from_secs(10)).await;
-        assert_eq!(Journal::open(dir.path()).entries(), [mine]);
+        assert_eq!(Journal::open(dir.path()).inherited(), [mine]);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn entries_outlive_the_process() {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::open(dir.path());
-        assert!(journal.entries().is_empty());
-        journal.add(entry("a")).await;
-        journal.add(entry("b")).await;
-        journal.add(entry("a")).await;
+        for uid in ["a", "b", "a"] {
+            journal.add(entry(uid)).await;
+        }
         journal.remove(&"b".into()).await;
-        assert_eq!(Journal::open(dir.path()).entries(), [entry("a")]);
-        journal.clear().await;
-        assert!(Journal::open(dir.path()).entries().is_empty());
+        assert!(journal.inherited().is_empty(), "they are its own");
+        let mut next = Journal::open(dir.path());
+        assert_eq!((next.inherited(), next.own()), ([entry("a")].as_slice(), [].as_slice()));
+        next.add(entry("c")).await;
+        next.take_over(&"a".into());
+        assert_eq!((next.inherited(), next.own()), ([].as_slice(), [entry("c"), entry("a")].as_slice()));
+        let mut last = Journal::open(dir.path());
+        last.add(entry("d")).await;
+        assert_eq!(last.forget_inherited().await, [entry("a"), entry("c")]);
+        assert_eq!(Journal::open(dir.path()).inherited(), [entry("d")]);
         fs::write(dir.path().join(NAME), "{").unwrap();
-        assert!(Journal::open(dir.path()).entries().is_empty(), "a broken file");
+        assert!(Journal::open(dir.path()).inherited().is_empty(), "a broken file");
         let mut nowhere = Journal::open(Path::new("/no/such/folder"));
         nowhere.add(entry("a")).await;
-        assert_eq!(nowhere.entries().len(), 1, "what cannot be written counts until the process ends");
+        assert_eq!(nowhere.own().len(), 1, "what cannot be written counts until the process ends");
+    }
+
+    /// In real time, as a call that hangs stops a paused clock: a pipe is opened for writing when it is opened for reading.
+    #[tokio::test]
+    async fn a_disk_that_blocks_is_not_waited_for_and_gets_the_newest_entries_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, partial) = (dir.path().join(NAME), dir.path().join("evictions.partial"));
+        nix::unistd::mkfifo(&partial, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let mut journal = Journal::open(dir.path());
+        let adding = async {
+            for uid in ["a", "b", "c"] {
+                journal.add(entry(uid)).await;
+            }
+        };
+        let added = tokio::time::timeout(Duration::from_secs(20), adding).await;
+        let _reader = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&partial).unwrap();
+        assert!(added.is_ok(), "it waits for the disk");
+        let written = async {
+            while !fs::metadata(&file).is_ok_and(|found| found.is_file()) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), written).await.expect("the newest entries are written");
+        assert_eq!(Journal::open(dir.path()).inherited(), [entry("a"), entry("b"), entry("c")]);
     }
 }

@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::decision::IMMEDIATE;
 use super::decision::Reclaim;
 use super::decision::Victim;
 use super::decision::victim;
@@ -17,9 +16,6 @@ use super::history::History;
 use super::history::ThresholdStates;
 use super::journal::EvictionRecord;
 use super::journal::Journal;
-use super::local_limits;
-use super::local_limits::Excess;
-use super::local_limits::Needs;
 use super::message::Notice;
 use super::message::REASON;
 use super::observe::Observe;
@@ -31,6 +27,8 @@ use super::readings::Resource;
 use super::readings::for_layout;
 use super::readings::is_met;
 use super::readings::is_of_containers;
+use super::recount::Recounts;
+use super::resume::RESUME_PERIOD;
 use crate::config::eviction::Threshold;
 use crate::config::pressure::PressurePolicy;
 use crate::metrics::Metrics;
@@ -40,17 +38,9 @@ use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::Pressures;
 use crate::model::pod_ref;
-use crate::model::spec;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
-use crate::status::TerminationReason;
 
-/// How often limits on files are checked.
-const LIMITS_PERIOD: Duration = Duration::from_secs(10);
-/// For how long pods are awaited whose eviction an earlier agent did not finish.
-const RESUME_PERIOD: Duration = Duration::from_secs(600);
-/// Within this time the sources usually have delivered their pods.
-const SOURCES_DELIVER: Duration = Duration::from_secs(30);
 /// How long the memory of an evicted pod is waited for, after nothing is left of its processes.
 const MEMORY_RETURNS: Duration = Duration::from_secs(30);
 /// How often the same resource is announced as short.
@@ -79,7 +69,7 @@ pub struct Parts<O> {
     pub observe: O,
     /// Its pods.
     pub pods: NodePods,
-    /// Evictions that an earlier agent did not finish.
+    /// Evictions that are not finished.
     pub journal: Journal,
     /// The kernel's triggers: when tasks waited for memory. Closed without any.
     pub wake: mpsc::Receiver<Instant>,
@@ -101,12 +91,12 @@ pub struct Manager<O> {
     pub(super) history: History,
     pub(super) policies: Policies,
     /// Pods that were evicted and have not ended.
-    evicted: HashSet<PodUid>,
-    limits_due: Instant,
+    pub(super) evicted: HashSet<PodUid>,
+    pub(super) recounts: Recounts,
     announced: Option<(Resource, Instant)>,
-    started: Instant,
+    pub(super) started: Instant,
     /// The wall clock then, in nanoseconds since the Unix epoch.
-    started_at: i64,
+    pub(super) started_at: i64,
     /// Passes in a row that had to choose a pod and could not measure usage.
     unmeasured: Backoff,
 }
@@ -128,8 +118,8 @@ impl<O: Observe> Manager<O> {
         let (history, evicted, started) = (History::default(), HashSet::new(), Instant::now());
         let policies = Policies::new(parts.policy.pressure.clone());
         let unmeasured = Backoff::new(pace::SHORTEST, pace::LONGEST);
-        let (started_at, limits_due, announced) = (parts.clock.wall_nanos(), started, None);
-        Self { parts, history, policies, evicted, limits_due, announced, started, started_at, unmeasured }
+        let (started_at, recounts, announced) = (parts.clock.wall_nanos(), Recounts::default(), None);
+        Self { parts, history, policies, evicted, recounts, announced, started, started_at, unmeasured }
     }
 
     /// Runs until `shutdown`.
@@ -137,7 +127,7 @@ impl<O: Observe> Manager<O> {
         self.parts.journal.forget_stale(self.started_at, RESUME_PERIOD).await;
         let Policy { thresholds, local_storage, pressure, .. } = &self.parts.policy;
         let is_idle = thresholds.is_empty() && !local_storage && pressure.is_empty();
-        if is_idle && self.parts.journal.entries().is_empty() {
+        if is_idle && self.parts.journal.inherited().is_empty() {
             return;
         }
         shutdown.run_until_cancelled(self.run_loop()).await;
@@ -157,6 +147,7 @@ impl<O: Observe> Manager<O> {
                 () = tokio::time::sleep_until(next) => Cause { name: "poll", at: next },
                 Some(at) = self.parts.wake.recv() => Cause { name: "pressure", at },
                 Some(at) = self.parts.memory_events.recv() => Cause { name: "memory-events", at },
+                () = self.recounts.next() => Cause { name: "limits", at: Instant::now() },
             };
             // Waiting for the end of an evicted pod is not part of the next decision.
             cause.at = cause.at.max(free_since);
@@ -173,8 +164,9 @@ impl<O: Observe> Manager<O> {
         let active = self.parts.pods.active();
         self.resume(&active).await;
         self.evicted.retain(|uid| active.iter().any(|pod| pod_ref(pod).uid == *uid));
+        self.forget_reported().await;
         let candidates: Vec<Pod> = active.into_iter().filter(|pod| !self.evicted.contains(&pod_ref(pod).uid)).collect();
-        if self.enforce_limits(&candidates, &readings, cause).await {
+        if self.enforce_limits(&candidates, readings.disks.unwrap_or_default(), cause).await {
             return Duration::ZERO;
         }
         if step.due.is_empty() {
@@ -202,83 +194,11 @@ impl<O: Observe> Manager<O> {
         until.map_or(pause, |until| until.clamp(pace::SHORTEST, pause.max(pace::SHORTEST)))
     }
 
-    /// The agent has just been started, and a pod whose eviction it has to finish may become known at any moment.
-    fn is_resuming(&self) -> bool {
-        !self.parts.journal.entries().is_empty() && self.started.elapsed() < SOURCES_DELIVER
-    }
-
     pub(super) fn publish(&self, pressures: Pressures) {
         let changed = self.parts.pressures.send_if_modified(|known| std::mem::replace(known, pressures) != pressures);
         if changed {
             tracing::info!(conditions = ?pressures.conditions(), "the pressures of the node have changed");
         }
-    }
-
-    /// Ends pods whose eviction an earlier agent has recorded and not finished. It was announced and counted then.
-    async fn resume(&mut self, active: &[Pod]) {
-        for entry in self.parts.journal.entries().to_vec() {
-            if self.evicted.contains(entry.uid.as_str()) {
-                continue;
-            }
-            if let Some(pod) = active.iter().find(|pod| pod_ref(pod).uid.as_str() == entry.uid) {
-                self.resume_one(pod, entry).await;
-            }
-        }
-        if self.started.elapsed() > RESUME_PERIOD {
-            self.parts.journal.clear().await;
-        }
-    }
-
-    async fn resume_one(&mut self, pod: &Pod, entry: EvictionRecord) {
-        let (uid, name) = (pod_ref(pod).uid, pod_ref(pod).full_name());
-        match self.parts.observe.created(pod).await {
-            Ok(created) if entry.is_outlived(&created, self.started_at) => {
-                tracing::info!(pod = %name, "the eviction was not finished and the pod has been started again since: it stays");
-                self.parts.journal.remove(&uid).await;
-            }
-            Ok(_) => {
-                tracing::info!(pod = %name, "finishing the eviction that another agent has begun");
-                // What this agent has created of the pod since its start does not count if the next one resumes.
-                let entry = EvictionRecord { decided_at: self.parts.clock.wall_nanos(), ..entry };
-                self.parts.journal.add(entry.clone()).await;
-                self.end(pod, entry).await;
-            }
-            // Asked again in the next pass.
-            Err(error) => tracing::debug!(pod = %name, error, "cannot tell whether the pod has been started again"),
-        }
-    }
-
-    /// Evicts pods that exceed their limits on files. Returns true if it evicted any.
-    async fn enforce_limits(&mut self, pods: &[Pod], readings: &Readings, cause: Cause) -> bool {
-        let now = Instant::now();
-        if !self.parts.policy.local_storage || now < self.limits_due {
-            return false;
-        }
-        self.limits_due = now + LIMITS_PERIOD;
-        let evictable = pods.iter().filter(|pod| !spec::is_critical(pod));
-        let limited: Vec<(Pod, Needs)> =
-            evictable.map(|pod| (pod.clone(), Needs::of(pod))).filter(|(_, needs)| needs.is_any()).collect();
-        if limited.is_empty() {
-            return false;
-        }
-        let usage = match self.parts.observe.limited(&limited).await {
-            Ok(usage) => usage,
-            Err(error) => {
-                tracing::warn!(error, "cannot check limits on the files of pods");
-                return false;
-            }
-        };
-        let layout = readings.disks.unwrap_or_default();
-        let exceeding = limited.into_iter().filter_map(|(pod, _)| {
-            let excess = local_limits::excess(&pod, usage.get(&pod_ref(&pod).uid)?, layout)?;
-            Some((pod, excess))
-        });
-        let exceeding: Vec<(Pod, Excess)> = exceeding.collect();
-        for (pod, Excess { limit, message }) in &exceeding {
-            let notice = Notice { message: message.clone(), ..Notice::default() };
-            self.evict(Victim { pod: pod.clone(), grace: IMMEDIATE, notice }, limit, false, cause).await;
-        }
-        !exceeding.is_empty()
     }
 
     /// Acts on the first threshold: reclaims from the node, then evicts a pod. Returns true if it evicted one.
@@ -360,19 +280,15 @@ impl<O: Observe> Manager<O> {
         self.end(&pod, entry).await;
     }
 
-    /// Terminates a pod that is recorded, and waits until nothing is left of it.
-    async fn end(&mut self, pod: &Pod, entry: EvictionRecord) {
-        let uid = pod_ref(pod).uid;
-        self.evicted.insert(uid.clone());
-        let EvictionRecord { grace, message, disruption, .. } = entry;
-        let disruption = disruption.then(|| message.clone());
+    /// Terminates a pod that is recorded, and waits until nothing is left of it. The record stays until its end is reported.
+    pub(super) async fn end(&mut self, pod: &Pod, entry: EvictionRecord) {
+        self.evicted.insert(pod_ref(pod).uid);
         let (begin, held) = (Instant::now(), self.parts.observe.held(pod).await);
-        self.parts.pods.evict(pod, grace, TerminationReason { reason: REASON, message, disruption }).await;
+        self.parts.pods.evict(pod, entry.grace, entry.termination_reason()).await;
         if let Some(held) = held {
             self.await_memory(pod, held, begin).await;
         }
         self.policies.restart();
-        self.parts.journal.remove(&uid).await;
     }
 
     /// Waits until the memory that the pod held is free: its cgroup is gone, or nearly nothing is charged to it.

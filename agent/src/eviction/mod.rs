@@ -6,7 +6,7 @@
 //!  PSI ─▶ wake                                           └─▶ thresholds to act on
 //!                                                             ├─▶ reclaim: dead containers, unused images
 //!  stats (only then) ─▶ usage of pods ─▶ ranking ─▶ decision ─┴─▶ one pod: event, status, termination; wait for its end
-//!  sizes of volumes, at bounded cost ─▶ local_limits ────────────▶
+//!  sizes of volumes, at bounded cost ─▶ local_limits ─▶ recount ─▶
 //!  counters of pressure ─▶ pressure::Tracker ─▶ policies ────────▶
 //! ```
 //!
@@ -25,8 +25,11 @@ mod pods;
 mod policies;
 mod ranking;
 mod readings;
+mod recount;
+mod resume;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub use decision::Reclaim;
 pub use journal::Journal;

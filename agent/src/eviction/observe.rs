@@ -5,6 +5,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use keblet_proto::cri::v1 as cri;
 use tokio::time::Instant;
 
@@ -40,6 +41,7 @@ use crate::pressure::high::Raise;
 use crate::runtime::Runtime;
 use crate::stats::Folder;
 use crate::stats::PodUsage;
+use crate::stats::Sizes;
 use crate::stats::Stats;
 use crate::volumes::MeasurableVolume;
 use crate::volumes::Volumes;
@@ -61,14 +63,15 @@ pub trait Observe: Send + 'static {
         with_disks: bool,
     ) -> impl Future<Output = Result<HashMap<PodUid, PodUsage>, String>> + Send;
 
-    /// Usage of pods as far as their limits on files need it, measured at bounded cost: it may be a little old.
-    ///
-    /// # Errors
-    /// Usage cannot be measured.
-    fn limited(
-        &mut self,
-        pods: &[(Pod, Needs)],
-    ) -> impl Future<Output = Result<HashMap<PodUid, PodUsage>, String>> + Send;
+    /// Usage of pods as far as their limits on files need it, measured at bounded cost: it may be a little old. A runtime that
+    /// hangs is waited for; an error says why usage cannot be measured.
+    fn limited(&mut self, pods: &[(Pod, Needs)]) -> BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>>;
+
+    /// Sizes of the pod's volumes that are counted by walking them, each counted now and without a pause, which may take
+    /// minutes. One that cannot be counted is absent.
+    fn recount(&mut self, _pod: &Pod) -> BoxFuture<'static, Sizes> {
+        Box::pin(async { Sizes::new() })
+    }
 
     /// Removes from the node what no pod needs.
     fn reclaim(&mut self, what: Reclaim) -> impl Future<Output = ()> + Send;
@@ -82,7 +85,7 @@ pub trait Observe: Send + 'static {
     ///
     /// # Errors
     /// The runtime does not answer.
-    fn created(&mut self, _pod: &Pod) -> impl Future<Output = Result<Vec<i64>, String>> + Send {
+    fn created(&mut self, _uid: &PodUid) -> impl Future<Output = Result<Vec<i64>, String>> + Send {
         async { Ok(Vec::new()) }
     }
 
@@ -230,14 +233,6 @@ impl<G: Garbage> ThisNode<G> {
             path,
         })
     }
-
-    async fn add_volumes(&mut self, usage: &mut HashMap<PodUid, PodUsage>, folders: Vec<Folder>, now: bool) {
-        for (uid, sizes) in self.sources.stats.volume_sizes(folders, now).await {
-            if let Some(usage) = usage.get_mut(&uid) {
-                usage.volumes = sizes.into_iter().collect();
-            }
-        }
-    }
 }
 
 impl<G: Garbage> Observe for ThisNode<G> {
@@ -260,23 +255,31 @@ impl<G: Garbage> Observe for ThisNode<G> {
         let mut usage = self.sources.stats.pods(with_disks).await.map_err(|error| error.to_string())?;
         if with_disks {
             let folders = self.folders(pods);
-            self.add_volumes(&mut usage, folders, true).await;
+            add_volumes(&mut usage, self.sources.stats.volume_sizes(folders, true).await);
         }
         Ok(usage)
     }
 
-    async fn limited(&mut self, pods: &[(Pod, Needs)]) -> Result<HashMap<PodUid, PodUsage>, String> {
-        let mut usage: HashMap<PodUid, PodUsage> = match pods.iter().any(|(_, needs)| needs.containers) {
-            true => self.sources.stats.pods(true).await.map_err(|error| error.to_string())?,
-            false => HashMap::new(),
-        };
-        usage.retain(|uid, _| pods.iter().any(|(pod, _)| pod_ref(pod).uid == *uid));
-        for (pod, _) in pods.iter().filter(|(_, needs)| !needs.containers) {
-            usage.insert(pod_ref(pod).uid, PodUsage::default());
-        }
-        let folders = self.folders(pods.iter().map(|(pod, _)| pod));
-        self.add_volumes(&mut usage, folders, false).await;
-        Ok(usage)
+    fn limited(&mut self, pods: &[(Pod, Needs)]) -> BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>> {
+        let (stats, folders) = (self.sources.stats.clone(), self.folders(pods.iter().map(|(pod, _)| pod)));
+        let of_containers = pods.iter().any(|(_, needs)| needs.containers);
+        let needs: HashMap<PodUid, Needs> = pods.iter().map(|(pod, needs)| (pod_ref(pod).uid, *needs)).collect();
+        Box::pin(async move {
+            let mut usage: HashMap<PodUid, PodUsage> = match of_containers {
+                true => stats.pods(true).await.map_err(|error| error.to_string())?,
+                false => HashMap::new(),
+            };
+            usage.retain(|uid, _| needs.get(uid).is_some_and(|needs| needs.containers));
+            let of_volumes = needs.into_iter().filter(|(_, needs)| !needs.containers);
+            usage.extend(of_volumes.map(|(uid, _)| (uid, PodUsage::default())));
+            add_volumes(&mut usage, stats.volume_sizes(folders, false).await);
+            Ok(usage)
+        })
+    }
+
+    fn recount(&mut self, pod: &Pod) -> BoxFuture<'static, Sizes> {
+        let (stats, folders) = (self.sources.stats.clone(), self.folders([pod]));
+        Box::pin(async move { stats.recounted(folders).await })
     }
 
     async fn held(&mut self, pod: &Pod) -> Option<u64> {
@@ -284,8 +287,8 @@ impl<G: Garbage> Observe for ThisNode<G> {
         tokio::task::spawn_blocking(move || reader.held(&path)).await.ok()?
     }
 
-    async fn created(&mut self, pod: &Pod) -> Result<Vec<i64>, String> {
-        let of_pod = [(key::POD_UID.to_owned(), pod_ref(pod).uid.to_string())].into();
+    async fn created(&mut self, uid: &PodUid) -> Result<Vec<i64>, String> {
+        let of_pod = [(key::POD_UID.to_owned(), uid.to_string())].into();
         let filter = cri::ContainerFilter { label_selector: of_pod, ..cri::ContainerFilter::default() };
         let listed = self.sources.runtime.list_containers(filter).await.map_err(|error| error.to_string())?;
         Ok(listed.into_iter().map(|container| container.created_at).collect())
@@ -321,6 +324,14 @@ impl<G: Garbage> Observe for ThisNode<G> {
         }
         if what.images {
             self.sources.garbage.remove_unused_images(self.sources.min_image_age).await;
+        }
+    }
+}
+
+fn add_volumes(usage: &mut HashMap<PodUid, PodUsage>, sizes: Sizes) {
+    for (uid, sizes) in sizes {
+        if let Some(usage) = usage.get_mut(&uid) {
+            usage.volumes = sizes.into_iter().collect();
         }
     }
 }

@@ -1,27 +1,34 @@
 //! The pods that can be evicted, and their termination through the sync loop.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
 use crate::model::Pod;
+use crate::model::PodUid;
 use crate::model::pod_ref;
+use crate::status::Statuses;
 use crate::status::TerminationReason;
 use crate::sync::EvictionSender;
 use crate::workers::act::blocking_kill_limit;
 use crate::workers::registry::WorkerRegistry;
+use crate::workers::state::KillOptions;
 use crate::workers::state::Phase;
+use crate::workers::state::is_terminal;
 
 /// How long the release of an evicted pod's resources is waited for, beyond the end of its containers.
 const RELEASE: Duration = Duration::from_secs(30);
 
 /// The pods of the node.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct NodePods {
     /// Pods with a worker.
     pub registry: WorkerRegistry,
     /// Eviction requests.
     pub evictions: EvictionSender,
+    /// What the API server has of them.
+    pub statuses: Statuses,
 }
 
 impl NodePods {
@@ -29,6 +36,35 @@ impl NodePods {
     pub(super) fn active(&self) -> Vec<Pod> {
         let all = self.registry.summaries().into_values();
         all.filter(|worker| worker.phase < Phase::Terminated).filter_map(|worker| worker.pod).collect()
+    }
+
+    /// The phase of the pod's worker; `None` without one.
+    pub(super) fn phase(&self, uid: &PodUid) -> Option<Phase> {
+        self.registry.phase(uid)
+    }
+
+    /// The API server knows that the pod has ended, or does not have it: the next agent does not start it. True without an
+    /// API server.
+    pub(super) fn is_end_reported(&self, uid: &PodUid) -> bool {
+        let Some(api) = self.statuses.api_view() else { return true };
+        api.copies.api_copy(uid).is_none_or(|copy| is_terminal(&copy))
+    }
+
+    /// Terminates a pod that has no worker as soon as it has one, before a container of it is started.
+    pub(super) fn evict_on_creation(&self, uid: PodUid, grace: i64, reason: TerminationReason) {
+        let reason = Some(Arc::new(reason));
+        let options = KillOptions { grace: Some(grace), evicted: true, termination_reason: reason, finished: None };
+        self.registry.terminate_on_creation(uid, options);
+    }
+
+    /// The pod is to be terminated as soon as it has a worker.
+    pub(super) fn is_expected(&self, uid: &PodUid) -> bool {
+        self.registry.is_terminated_on_creation(uid)
+    }
+
+    /// Takes back [`Self::evict_on_creation`].
+    pub(super) fn expect_no_more(&self, uid: &PodUid) {
+        self.registry.take_termination(uid);
     }
 
     /// Terminates a pod and waits until nothing is left of it, for a bounded time.

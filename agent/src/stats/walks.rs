@@ -29,11 +29,16 @@ const REST: u32 = 50;
 const SHORTEST_REST: Duration = Duration::from_secs(10);
 /// Results that were not requested during this time are dropped.
 const KEPT: Duration = Duration::from_secs(600);
-/// Walks that are kept between turns; one may remember a million files. Beyond, a folder that takes several turns begins anew
-/// until another one is counted.
+/// Walks that are kept between turns. Beyond, a folder that takes several turns begins anew until another one is counted.
 const MOST_UNFINISHED: usize = 8;
+/// Files with several links that a walk may remember, in 1.2 MB. Of the walks that are kept one may remember more: a million
+/// files take 19 MB.
+const FEW_LINKED: usize = 100_000;
 /// Turns that hang, each of which keeps a thread, before no other one begins.
 const MOST_HANGING: usize = 2;
+
+/// How long one folder may be counted without a pause.
+const AT_ONCE: Duration = Duration::from_secs(600);
 
 /// A folder to be counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,16 +126,17 @@ struct State {
     limits: Limits,
 }
 
-/// How long a round and a turn may take.
+/// How long a round and a turn may take, and how many files all walks but one may remember.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     round: Duration,
     turn: Duration,
+    few_linked: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { round: ROUND, turn: TURN }
+        Self { round: ROUND, turn: TURN, few_linked: FEW_LINKED }
     }
 }
 
@@ -236,7 +242,7 @@ impl State {
     fn note(&mut self, key: Key, (walk, is_complete): Turn) -> bool {
         let (now, usage) = (Instant::now(), walk.usage());
         let used = Used { bytes: usage.bytes, inodes: usage.inodes };
-        let unfinished = self.known.values().filter(|counted| counted.walk.is_some()).count();
+        let is_kept = self.has_room(&walk);
         let new = || Counted { complete: None, part: Used::default(), walk: None, turn: now, asked: now };
         let counted = self.known.entry(key).or_insert_with(new);
         counted.turn = now;
@@ -246,9 +252,31 @@ impl State {
             return false;
         }
         counted.part = used;
-        counted.walk = (unfinished < MOST_UNFINISHED).then_some(walk);
-        counted.walk.is_some()
+        counted.walk = is_kept.then_some(walk);
+        is_kept
     }
+
+    /// True if there is memory to keep a walk until its next turn.
+    fn has_room(&self, walk: &TreeWalk) -> bool {
+        let is_large = |walk: &TreeWalk| walk.remembered() > self.limits.few_linked;
+        let kept: Vec<&TreeWalk> = self.known.values().filter_map(|counted| counted.walk.as_ref()).collect();
+        kept.len() < MOST_UNFINISHED && !(is_large(walk) && kept.iter().any(|kept| is_large(kept)))
+    }
+}
+
+/// Sizes of folders, each counted without a pause; one that takes too long, or hangs, is absent.
+pub(super) async fn counted_at_once(folders: Vec<Folder>) -> Sizes {
+    let mut sizes = Sizes::new();
+    for Folder { uid, volume, path, .. } in folders {
+        let walking = tokio::task::spawn_blocking(move || {
+            let (mut walk, began) = (TreeWalk::new(path), std::time::Instant::now());
+            walk.advance(|| began.elapsed() < AT_ONCE).then(|| walk.usage())
+        });
+        if let Ok(Ok(Some(usage))) = tokio::time::timeout(AT_ONCE + PATIENCE, walking).await {
+            sizes.entry(uid).or_default().push((volume, Used { bytes: usage.bytes, inodes: usage.inodes }));
+        }
+    }
+    sizes
 }
 
 #[cfg(test)]
@@ -288,9 +316,9 @@ mod tests {
         assert!(walks.0.lock().await.known.is_empty(), "results without requests are dropped");
     }
 
-    /// A round is one turn, and a turn counts 64 entries.
+    /// A round is one turn, and a turn counts 64 entries. Few files with several links are ten.
     fn impatient() -> Walks {
-        let limits = Limits { round: Duration::ZERO, turn: Duration::ZERO };
+        let limits = Limits { round: Duration::ZERO, turn: Duration::ZERO, few_linked: 10 };
         Walks(Mutex::new(State { limits, ..State::default() }))
     }
 
@@ -330,6 +358,13 @@ mod tests {
         assert_eq!(part.inodes, 65, "it is counted again");
     }
 
+    #[tokio::test]
+    async fn a_count_without_a_pause_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let sizes = counted_at_once(vec![filled(dir.path(), "large", 200), filled(dir.path(), "small", 0)]).await;
+        assert_eq!((inodes(&sizes, "large"), inodes(&sizes, "small")), (Some(201), Some(1)));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn few_walks_are_kept_and_every_folder_is_counted() {
         let dir = tempfile::tempdir().unwrap();
@@ -346,6 +381,32 @@ mod tests {
         let state = walks.0.lock().await;
         let complete = |folder: &Folder| state.known[&folder.key()].complete.map(|(_, used)| used.inodes);
         assert!(folders.iter().all(|folder| complete(folder) == Some(101)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_walk_that_remembers_many_files_is_kept_and_every_folder_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let linked = |number: usize| {
+            let folder = filled(dir.path(), &number.to_string(), 50);
+            let path = |name: String| folder.path.join(name);
+            for file in 0..50 {
+                std::fs::hard_link(path(file.to_string()), path(format!("link-{file}"))).unwrap();
+            }
+            folder
+        };
+        let folders: Vec<Folder> = (0..4).map(linked).collect();
+        let walks = impatient();
+        for _ in 0..folders.len() * folders.len() {
+            tokio::time::advance(KEPT / 2).await;
+            walks.sizes(folders.clone(), Recount::After(KEPT * 100)).await;
+            let state = walks.0.lock().await;
+            let kept = state.known.values().filter_map(|counted| counted.walk.as_ref());
+            let large = kept.filter(|walk| walk.remembered() > state.limits.few_linked).count();
+            assert!(large <= 1, "{large}");
+        }
+        let state = walks.0.lock().await;
+        let complete = |folder: &Folder| state.known[&folder.key()].complete.map(|(_, used)| used.inodes);
+        assert!(folders.iter().all(|folder| complete(folder) == Some(51)));
     }
 
     #[tokio::test(start_paused = true)]

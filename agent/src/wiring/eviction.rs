@@ -94,7 +94,11 @@ pub(super) fn start(services: Services<'_>, shutdown: CancellationToken) {
         min_image_age: settings.kubelet.image_minimum_gc_age.std(),
         memory_available: settings.keblet.eviction.memory_available,
     };
-    let pods = NodePods { registry: services.running.registry.clone(), evictions: services.running.evictions() };
+    let pods = NodePods {
+        registry: services.running.registry.clone(),
+        evictions: services.running.evictions(),
+        statuses: services.running.statuses.clone(),
+    };
     let manager = Manager::new(Parts {
         policy: policy(settings),
         observe: ThisNode::new(sources),

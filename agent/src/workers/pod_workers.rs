@@ -14,6 +14,7 @@ use super::registry::WorkerRegistry;
 use super::state::KillOptions;
 use super::state::Phase;
 use super::state::PodState;
+use super::state::Reaction;
 use super::state::Request;
 use super::worker::Worker;
 use super::worker::WorkerContext;
@@ -73,6 +74,7 @@ impl PodWorkers {
     /// dropped: a worker begins with a creation or a kill.
     pub fn request(&mut self, pod: &PodRef, request: Request) {
         let request = self.with_allocated_form(request);
+        let termination = self.termination_on(&request);
         if !self.knows(&pod.uid) {
             if matches!(request, Request::Sync) {
                 return;
@@ -80,8 +82,24 @@ impl PodWorkers {
             self.start(PodState::new(pod.clone()));
         }
         if let Some(mailbox) = self.registry.lock().get(&pod.uid) {
-            let reaction = mailbox.state().request(request);
+            let mut state = mailbox.state();
+            let mut reaction = state.request(request);
+            if let Some(options) = termination {
+                // Before the worker can take the creation.
+                let kill = state.request(Request::Kill(options));
+                reaction = Reaction { wake: reaction.wake || kill.wake, cancel: reaction.cancel || kill.cancel };
+            }
+            drop(state);
             mailbox.react(reaction);
+        }
+    }
+
+    /// How a pod that is created is to be terminated at once, if that was decided before. A static pod is started by every
+    /// agent again.
+    fn termination_on(&self, request: &Request) -> Option<KillOptions> {
+        match request {
+            Request::Create(pod) if !spec::is_static(pod) => self.registry.take_termination(&pod_ref(pod).uid),
+            _ => None,
         }
     }
 

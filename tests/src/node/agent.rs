@@ -24,6 +24,7 @@ use keblet::model::Pod;
 use keblet::model::PodUid;
 use keblet::model::PodUpdate;
 use keblet::model::Pressures;
+use keblet::objects::Objects;
 use keblet::oom::OomReporter;
 use keblet::pacing::Pacing;
 use keblet::pacing::PacingPolicy;
@@ -40,6 +41,7 @@ use keblet::runtime::watch_runtime;
 use keblet::sources;
 use keblet::sources::SourcesConfig;
 use keblet::sources::adoption::Adoptions;
+use keblet::startup::Startups;
 use keblet::status::Statuses;
 use keblet::status::TerminationReason;
 use keblet::status::manager::PodApi;
@@ -121,6 +123,8 @@ struct Listeners {
     resizes: ResizePolicy,
     /// Volumes of pods, which get ranges of ids then.
     volumes: Option<Volumes>,
+    /// API objects that pods refer to.
+    objects: Objects,
     /// Of the pipeline.
     counted: Arc<Metrics>,
 }
@@ -147,6 +151,7 @@ impl Default for Listeners {
             static_pods: None,
             resizes,
             volumes: None,
+            objects: Objects::standalone(),
             counted,
         }
     }
@@ -295,6 +300,11 @@ impl Agent {
         (Self::begin(sim, SensorSet::ALL, root, pods, listeners), counted)
     }
 
+    /// As [`Agent::start`], with these API objects, which pods may refer to.
+    pub fn start_with_objects(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, objects: Objects) -> Self {
+        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { objects, ..Listeners::default() })
+    }
+
     /// As [`Agent::start_in_cluster`], with these volumes below `root`, and with ranges of ids for pods with a user namespace of
     /// their own.
     pub fn start_with_volumes(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, api: &Api, volumes: Volumes) -> Self {
@@ -318,11 +328,13 @@ impl Agent {
             static_pods,
             resizes,
             volumes,
+            objects,
             counted,
         } = listeners;
         let runtime = super::pleg_harness::runtime(sim, RuntimeOptions::default());
         let shared = SharedPods::default();
         let desired = shared.clone();
+        let startups = Startups::counting(metrics.clone());
         let ooms = OomReporter::new(metrics, recorder.clone(), Arc::new(move |uid| desired.by_uid(uid)));
         let harness = PlegHarness::open_on(sim, sensors, &runtime, seen, ooms);
         let (aside, shutdown) = (CancellationToken::new(), CancellationToken::new());
@@ -341,6 +353,7 @@ impl Agent {
         let services = Services {
             node: NodeSettings { pod_logs_dir: root.join("logs"), resources, security, ..NodeSettings::default() },
             volumes: volumes.unwrap_or_else(|| Volumes::new(root)),
+            objects,
             user_namespaces,
             cgroups,
             allocations: Allocations::open(root, resizes.pod_level).expect("records of an earlier agent"),
@@ -350,6 +363,7 @@ impl Agent {
             pods: shared,
             recorder,
             observer,
+            startups,
             image_gc,
             dead_containers,
             offer: watch::channel(offer).1,
@@ -427,7 +441,11 @@ impl Agent {
         let manager = Manager::new(Parts {
             policy,
             observe,
-            pods: NodePods { registry: self.running.registry.clone(), evictions: self.evictions.clone() },
+            pods: NodePods {
+                registry: self.running.registry.clone(),
+                evictions: self.evictions.clone(),
+                statuses: self.statuses.clone(),
+            },
             journal: Journal::open(&self.root),
             wake: woken,
             memory_events: mpsc::channel(1).1,

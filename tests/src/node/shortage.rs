@@ -9,6 +9,7 @@ use std::sync::MutexGuard;
 use std::sync::Once;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::core::v1::ResourceRequirements;
@@ -35,6 +36,7 @@ use keblet::pressure::PodSample;
 use keblet::pressure::high::Raise;
 use keblet::stats::ContainerUsage;
 use keblet::stats::PodUsage;
+use keblet::stats::Sizes;
 use serde_json::Value;
 use serde_json::json;
 use tokio::time::Instant;
@@ -71,6 +73,10 @@ pub struct State {
     pub signals: HashMap<Signal, (u64, u64)>,
     /// By pod.
     pub usage: HashMap<PodUid, PodUsage>,
+    /// Sizes of volumes by pod, as a count without a pause finds them; of other pods it finds what `usage` has.
+    pub recounted: Sizes,
+    /// The runtime does not answer what the files of containers use.
+    pub limits_hang: bool,
     /// Where unused images and dead containers are removed, and what the node then has left on its disk.
     pub garbage: Option<(NodeGarbage, u64)>,
     /// What was removed.
@@ -171,8 +177,24 @@ impl Observe for Shown {
         Ok(state.usage.clone())
     }
 
-    async fn limited(&mut self, _: &[(Pod, Needs)]) -> Result<HashMap<PodUid, PodUsage>, String> {
-        Ok(self.state().usage.clone())
+    fn limited(&mut self, _: &[(Pod, Needs)]) -> BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>> {
+        let state = self.state();
+        let (usage, hangs) = (state.usage.clone(), state.limits_hang);
+        Box::pin(async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            Ok(usage)
+        })
+    }
+
+    fn recount(&mut self, pod: &Pod) -> BoxFuture<'static, Sizes> {
+        let uid = PodUid::from(pod.metadata.uid.as_deref().expect("a UID"));
+        let sizes = self.state().recounted.get(&uid).cloned().map(|sizes| (uid, sizes));
+        Box::pin(async move {
+            sleep(secs(20)).await;
+            sizes.into_iter().collect()
+        })
     }
 
     async fn reclaim(&mut self, what: Reclaim) {
@@ -189,8 +211,7 @@ impl Observe for Shown {
         self.state().held.get(pod.metadata.uid.as_deref().expect("a UID")).copied()
     }
 
-    async fn created(&mut self, pod: &Pod) -> Result<Vec<i64>, String> {
-        let uid = pod.metadata.uid.as_deref().expect("a UID");
+    async fn created(&mut self, uid: &PodUid) -> Result<Vec<i64>, String> {
         Ok(self.state().created.get(uid).cloned().unwrap_or_default())
     }
 

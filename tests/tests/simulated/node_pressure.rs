@@ -1,5 +1,6 @@
 //! Evictions on the whole agent: a node that is short of something ends one pod, says so in its status, and recovers.
 
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use keblet::config::eviction::Signal;
 use keblet::eviction::Reclaim;
+use keblet::model::Pod;
 use keblet::stats::PodUsage;
 use keblet::stats::Used;
 use keblet_tests::cri::*;
@@ -20,6 +22,9 @@ use keblet_tests::node::SensorSet;
 use keblet_tests::node::node;
 use keblet_tests::node::pod;
 use keblet_tests::node::shortage::*;
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio::time::sleep;
@@ -188,17 +193,57 @@ async fn a_full_disk_is_relieved_without_evicting_a_pod() {
     assert!(agent.pressures.borrow().disk);
 }
 
+/// With a volume `data` that may hold a MiB.
+fn with_limit(name: &str) -> Pod {
+    let mut pod = ApiPod::clone(&requesting(name, "run", None));
+    let empty_dir = EmptyDirVolumeSource { size_limit: Some(Quantity("1Mi".to_owned())), medium: None };
+    let volume = Volume { name: "data".to_owned(), empty_dir: Some(empty_dir), ..Volume::default() };
+    pod.spec.as_mut().expect("a spec").volumes = Some(vec![volume]);
+    Arc::new(pod)
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_were_counted_twice_evict_no_pod() {
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![with_limit("moving")]);
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    let volumes = [("data".to_owned(), Used { bytes: 2 * MIB, inodes: 2 })].into();
+    shown.state().usage.insert(uid("moving"), PodUsage { volumes, ..PodUsage::default() });
+    let recounted = |bytes| vec![("data".to_owned(), Used { bytes, inodes: 2 })];
+    shown.state().recounted.insert(uid("moving"), recounted(MIB));
+    let _manager = agent.evict_by(policy(json!({})), shown.clone());
+    sleep(secs(600)).await;
+    assert!(!is_evicted(&agent, "moving") && sim.trace(|l| l.live("moving", "main").is_some()));
+    shown.state().recounted.insert(uid("moving"), recounted(MIB + 1));
+    let evicted = || is_evicted(&agent, "moving");
+    let begin = Instant::now();
+    while !evicted() {
+        assert!(begin.elapsed() < secs(20 * 51 + 30), "it is counted again after a pause");
+        sleep(secs(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_hangs_while_limits_are_checked_delays_no_eviction() {
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let pods = vec![with_limit("limited"), requesting("batch", "run", None)];
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
+    until(&sim, "both run", |l| l.live_count() == 2).await;
+    shown.state().limits_hang = true;
+    shown.uses("batch", 50);
+    let _manager = agent.evict_by(hard_memory(), shown.clone());
+    sleep(secs(30)).await;
+    shown.set_available(Signal::MemoryAvailable, 90);
+    until(&sim, "batch has ended", |l| l.live("batch", "main").is_none()).await;
+    assert!(is_evicted(&agent, "batch"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_volume_above_its_limit_evicts_its_pod() {
     let (sim, folder) = node();
     let shown = Shown::default();
-    let with_limit = |name: &str| {
-        let mut pod = ApiPod::clone(&requesting(name, "run", None));
-        let empty_dir = EmptyDirVolumeSource { size_limit: Some(Quantity("1Mi".to_owned())), medium: None };
-        let volume = Volume { name: "data".to_owned(), empty_dir: Some(empty_dir), ..Volume::default() };
-        pod.spec.as_mut().expect("a spec").volumes = Some(vec![volume]);
-        Arc::new(pod)
-    };
     let pods = vec![with_limit("full"), with_limit("empty")];
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
     until(&sim, "both run", |l| l.live_count() == 2).await;
@@ -257,6 +302,68 @@ async fn an_eviction_while_the_api_server_is_away_is_reported_when_it_is_back() 
     let told = || api.pod("web").and_then(|pod| pod.status.clone());
     until_true("the API server knows", || reason(told().as_ref()) == Some("Evicted")).await;
     assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1);
+}
+
+/// The agent is killed before the API server is back: the next one reports the eviction, and does not start the pod again,
+/// whether it knows the pod at once or late.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_that_a_killed_agent_has_not_reported_is_reported_by_the_next_one() {
+    for late in [false, true] {
+        let (sim, folder) = node();
+        let (api, shown) = (Api::default(), Shown::default());
+        let web = api.put(&requesting("web", "run", None));
+        let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
+        until(&sim, "it runs", |l| l.live_count() == 1).await;
+        sleep(secs(5)).await;
+        api.set_unavailable(true);
+        shown.set_available(Signal::MemoryAvailable, 50);
+        let _manager = agent.evict_by(hard_memory(), shown.clone());
+        until(&sim, "it has ended", |l| l.live_count() == 0).await;
+        shown.set_available(Signal::MemoryAvailable, 500);
+        sleep(secs(60)).await;
+        drop(agent);
+        api.set_unavailable(false);
+        let known = api.pod("web").expect("it is there");
+        assert_eq!(reason(known.status.as_ref()), None, "the eviction is not published");
+
+        let (first, then) = if late { (Vec::new(), Some(known)) } else { (vec![known], None) };
+        let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), first, &api);
+        let _manager = agent.evict_by(hard_memory(), shown.clone());
+        if let Some(known) = then {
+            sleep(secs(40)).await;
+            agent.add(known).await;
+        }
+        let stored = || api.pod("web").and_then(|pod| pod.status.clone());
+        until_true("the API server knows", || reason(stored().as_ref()) == Some("Evicted")).await;
+        sleep(secs(60)).await;
+        assert_eq!(sim.trace(|l| (l.live_count(), l.history("web", "main").count())), (0, 1), "late: {late}");
+        let recorded = || std::fs::read_to_string(folder.path().join("evictions.json")).expect("a file");
+        assert!(recorded().contains("web-uid"), "the next agent may still be given the pod without its end");
+        agent.reconcile(api.pod("web").expect("it is there")).await;
+        sleep(secs(20)).await;
+        assert_eq!(recorded(), "[]", "late: {late}");
+    }
+}
+
+/// The folder of the agent is on a disk that blocks. In real time, as a call that hangs stops a paused clock.
+#[tokio::test]
+async fn a_disk_that_blocks_delays_no_eviction() {
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![requesting("web", "run", None)]);
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    let partial = folder.path().join("evictions.partial");
+    mkfifo(&partial, Mode::S_IRWXU).expect("a pipe");
+    shown.set_available(Signal::MemoryAvailable, 50);
+    let _manager = agent.evict_by(hard_memory(), shown.clone());
+    let told = sim.until("told to end", secs(20), |l| l.count(Method::StopContainer) > 0).await;
+    // Lets the write go on, which the end of the test waits for, and later ones find no pipe.
+    let reader = std::fs::File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&partial);
+    let _ = std::fs::remove_file(&partial);
+    drop(reader.expect("opened for reading"));
+    if let Err(unmet) = told {
+        panic!("{unmet}");
+    }
 }
 
 /// The agent is killed after its decision, before the pod has ended: the next one ends it, and its status says why.
@@ -352,6 +459,8 @@ async fn a_decision_of_a_killed_agent_is_carried_out_once() {
     until(&sim, "nothing runs", |l| l.live_count() == 0).await;
     sleep(secs(700)).await;
     assert_eq!((sim.trace(Trace::live_count), sim.trace(|l| l.history("web", "main").count())), (0, 1));
+    agent.reconcile(api.pod("web").expect("it is there")).await;
+    sleep(secs(20)).await;
     assert_eq!(std::fs::read_to_string(folder.path().join("evictions.json")).expect("a file"), "[]");
     let text = metrics.render().expect("metrics");
     assert!(!text.contains("kubelet_evictions{"), "the agent that decided has counted it: {text}");

@@ -85,7 +85,7 @@ impl Disk {
 
     /// The file system now; `None` if it cannot be read or does not answer in time, which is logged once.
     pub async fn measure(&mut self) -> Option<FileSystem> {
-        let patience = if self.running.is_some() { Duration::ZERO } else { DEADLINE };
+        let timeout = if self.running.is_some() { Duration::ZERO } else { DEADLINE };
         let running = self.running.get_or_insert_with(|| {
             let ((answer, running), path, read) = (oneshot::channel(), self.path.clone(), self.read.clone());
             (self.start)(Box::new(move || {
@@ -94,7 +94,7 @@ impl Disk {
             }));
             running
         });
-        let Ok(returned) = tokio::time::timeout(patience, running).await else {
+        let Ok(returned) = tokio::time::timeout(timeout, running).await else {
             return self.failed(format!("it has not answered for {DEADLINE:?}"));
         };
         self.running = None;

@@ -83,6 +83,11 @@ impl TreeWalk {
         self.usage
     }
 
+    /// Files with several links that it remembers; of a million it has 19 MB.
+    pub fn remembered(&self) -> usize {
+        self.linked.len()
+    }
+
     /// Counts on, and returns true if everything is counted. Blocks for as long as `go_on` returns true, which is asked after
     /// every 64 entries, however they are spread over folders.
     pub fn advance(&mut self, mut go_on: impl FnMut() -> bool) -> bool {

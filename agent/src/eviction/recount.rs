@@ -1,0 +1,185 @@
+//! Limits on files. Sizes of large volumes are added up over minutes, between which their files change; a file that moves to
+//! another directory meanwhile is counted twice. So the files of a pod that seems to exceed a limit are counted again without
+//! a pause, and that count decides. Both run beside the passes of the manager: a runtime that hangs, or a large volume, delays
+//! no eviction.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::decision::IMMEDIATE;
+use super::decision::Victim;
+use super::local_limits;
+use super::local_limits::Excess;
+use super::local_limits::Needs;
+use super::manager::Cause;
+use super::manager::Manager;
+use super::message::Notice;
+use super::observe::Observe;
+use super::readings::DiskLayout;
+use crate::model::Pod;
+use crate::model::PodUid;
+use crate::model::pod_ref;
+use crate::model::spec;
+use crate::stats::PodUsage;
+use crate::stats::Sizes;
+
+/// How often limits on files are checked.
+const LIMITS_PERIOD: Duration = Duration::from_secs(10);
+/// Pods whose files are counted again at a time. More wait for the next check.
+const MOST_RECOUNTS: usize = 2;
+/// The pause before the files of a pod are counted again that exceeded no limit, as a multiple of the time it took.
+const PAUSE: u32 = 50;
+
+/// Checks of the limits of all pods, and recounts of the files of some.
+#[derive(Debug, Default)]
+pub(super) struct Recounts {
+    /// At most one.
+    check: JoinSet<Vec<(Pod, PodUsage)>>,
+    check_due: Option<Instant>,
+    /// Pods that seemed to exceed a limit in the last check.
+    suspects: Vec<(Pod, PodUsage)>,
+    running: JoinSet<Recounted>,
+    /// Pods that are counted, those whose result was not judged yet too; with the end of the pause, those that were judged.
+    pods: HashMap<PodUid, Option<Instant>>,
+    ended: Vec<Recounted>,
+}
+
+/// The usage of a pod, with the count of its volumes that decides.
+#[derive(Debug)]
+struct Recounted {
+    pod: Pod,
+    usage: PodUsage,
+    took: Duration,
+}
+
+/// Pods with the usage that limits are compared with; an error says why it cannot be measured.
+type Measured = BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>>;
+
+impl Recounts {
+    /// Waits until a check has found pods that seem to exceed a limit, or the files of one are counted; forever if nothing
+    /// runs. Can be cancelled without a loss.
+    pub(super) async fn next(&mut self) {
+        while self.suspects.is_empty() && self.ended.is_empty() {
+            tokio::select! {
+                Some(checked) = self.check.join_next() => self.suspects = checked.unwrap_or_default(),
+                Some(recounted) = self.running.join_next() => match recounted {
+                    Ok(recounted) => self.ended.push(recounted),
+                    // It has panicked. Which pod it counted is not known, so that any may be counted again.
+                    Err(error) => {
+                        tracing::error!(%error, "the files of a pod that seems to exceed a limit were not counted");
+                        self.pods.clear();
+                    }
+                },
+                else => std::future::pending().await,
+            }
+        }
+    }
+
+    /// A check is due, and the last one has ended.
+    fn is_check_due(&mut self, now: Instant) -> bool {
+        let is_due = self.check.is_empty() && self.check_due.is_none_or(|due| now >= due);
+        if is_due {
+            self.check_due = Some(now + LIMITS_PERIOD);
+        }
+        is_due
+    }
+
+    fn start_check(&mut self, pods: Vec<(Pod, Needs)>, measured: Measured, layout: DiskLayout) {
+        self.check.spawn(async move {
+            let mut usage = match measured.await {
+                Ok(usage) => usage,
+                Err(error) => {
+                    tracing::warn!(error, "cannot check limits on the files of pods");
+                    return Vec::new();
+                }
+            };
+            let exceeding = pods.into_iter().filter_map(|(pod, _)| {
+                let usage = usage.remove(&pod_ref(&pod).uid)?;
+                local_limits::excess(&pod, &usage, layout).is_some().then_some((pod, usage))
+            });
+            exceeding.collect()
+        });
+    }
+
+    /// Forgets pods that are gone and pauses that have ended.
+    fn tidy(&mut self, pods: &[Pod], now: Instant) {
+        let is_there = |uid: &PodUid| pods.iter().any(|pod| pod_ref(pod).uid == *uid);
+        self.pods.retain(|uid, pause| is_there(uid) && pause.is_none_or(|end| now < end));
+    }
+
+    fn may_start(&self, uid: &PodUid) -> bool {
+        self.running.len() < MOST_RECOUNTS && !self.pods.contains_key(uid)
+    }
+
+    fn start(&mut self, pod: Pod, mut usage: PodUsage, sizes: BoxFuture<'static, Sizes>) {
+        let uid = pod_ref(&pod).uid;
+        self.pods.insert(uid.clone(), None);
+        self.running.spawn(async move {
+            let began = Instant::now();
+            let counted = sizes.await.remove(&uid);
+            usage.volumes.extend(counted.into_iter().flatten());
+            Recounted { pod, usage, took: began.elapsed() }
+        });
+    }
+
+    /// Pods of these that exceed a limit by the count that decides. Each is returned once.
+    fn take_exceeding(&mut self, pods: &[Pod], layout: DiskLayout, now: Instant) -> Vec<(Pod, Excess)> {
+        let mut exceeding = Vec::new();
+        for Recounted { pod, usage, took } in self.ended.drain(..) {
+            let uid = pod_ref(&pod).uid;
+            // The pod may have other limits by now, or have ended.
+            let Some(pod) = pods.iter().find(|known| pod_ref(known).uid == uid) else { continue };
+            match local_limits::excess(pod, &usage, layout) {
+                Some(excess) => exceeding.push((pod.clone(), excess)),
+                None => tracing::debug!(pod = %pod_ref(pod).full_name(), "files that moved were counted twice"),
+            }
+            self.pods.insert(uid, Some(now + LIMITS_PERIOD.max(took * PAUSE)));
+        }
+        exceeding
+    }
+}
+
+impl<O: Observe> Manager<O> {
+    /// Evicts pods that exceed their limits on files. Returns true if it evicted any.
+    pub(super) async fn enforce_limits(&mut self, pods: &[Pod], layout: DiskLayout, cause: Cause) -> bool {
+        if !self.parts.policy.local_storage {
+            return false;
+        }
+        let now = Instant::now();
+        self.recounts.tidy(pods, now);
+        let exceeding = self.recounts.take_exceeding(pods, layout, now);
+        for (pod, Excess { limit, message }) in &exceeding {
+            let notice = Notice { message: message.clone(), ..Notice::default() };
+            self.evict(Victim { pod: pod.clone(), grace: IMMEDIATE, notice }, limit, false, cause).await;
+        }
+        self.recount_suspects();
+        if self.recounts.is_check_due(now) {
+            self.check_limits(pods, layout);
+        }
+        !exceeding.is_empty()
+    }
+
+    fn check_limits(&mut self, pods: &[Pod], layout: DiskLayout) {
+        let evictable = pods.iter().filter(|pod| !spec::is_critical(pod));
+        let limited: Vec<(Pod, Needs)> =
+            evictable.map(|pod| (pod.clone(), Needs::of(pod))).filter(|(_, needs)| needs.is_any()).collect();
+        if !limited.is_empty() {
+            let measured = self.parts.observe.limited(&limited);
+            self.recounts.start_check(limited, measured, layout);
+        }
+    }
+
+    /// Starts to count the files of pods again that seem to exceed a limit.
+    fn recount_suspects(&mut self) {
+        for (pod, usage) in std::mem::take(&mut self.recounts.suspects) {
+            if self.recounts.may_start(&pod_ref(&pod).uid) {
+                let sizes = self.parts.observe.recount(&pod);
+                self.recounts.start(pod, usage, sizes);
+            }
+        }
+    }
+}

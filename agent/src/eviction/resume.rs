@@ -1,0 +1,99 @@
+//! Evictions that an earlier agent has decided and not finished: the pod may run on, or its end is not known to the API
+//! server, so that the pod would be started again.
+
+use std::time::Duration;
+
+use super::journal::EvictionRecord;
+use super::manager::Manager;
+use super::observe::Observe;
+use crate::model::Pod;
+use crate::model::PodUid;
+use crate::model::pod_ref;
+use crate::workers::state::Phase;
+
+/// For how long pods are awaited whose eviction an earlier agent did not finish.
+pub(super) const RESUME_PERIOD: Duration = Duration::from_secs(600);
+/// Within this time the sources usually have delivered their pods.
+const SOURCES_DELIVER: Duration = Duration::from_secs(30);
+
+impl<O: Observe> Manager<O> {
+    /// The agent has just been started, and a pod whose eviction it has to finish may become known at any moment.
+    pub(super) fn is_resuming(&self) -> bool {
+        !self.parts.journal.inherited().is_empty() && self.started.elapsed() < SOURCES_DELIVER
+    }
+
+    /// Ends pods whose eviction an earlier agent has recorded and not finished. It was announced and counted then.
+    pub(super) async fn resume(&mut self, active: &[Pod]) {
+        for entry in self.parts.journal.inherited().to_vec() {
+            let uid = PodUid::from(entry.uid.as_str());
+            match active.iter().find(|pod| pod_ref(pod).uid == uid) {
+                Some(pod) => self.resume_one(pod, entry).await,
+                None => self.resume_on_creation(uid, &entry).await,
+            }
+        }
+        if self.started.elapsed() > RESUME_PERIOD {
+            for entry in self.parts.journal.forget_inherited().await {
+                self.parts.pods.expect_no_more(&PodUid::from(entry.uid));
+            }
+        }
+    }
+
+    async fn resume_one(&mut self, pod: &Pod, entry: EvictionRecord) {
+        let uid = pod_ref(pod).uid;
+        self.parts.pods.expect_no_more(&uid);
+        if self.still_holds(&uid, &entry).await {
+            tracing::info!(pod = %pod_ref(pod).full_name(), "finishing the eviction that another agent has begun");
+            // What this agent has created of the pod since its start does not count if the next one resumes.
+            let entry = EvictionRecord { decided_at: self.parts.clock.wall_nanos(), ..entry };
+            self.parts.journal.add(entry.clone()).await;
+            self.end(pod, entry).await;
+        }
+    }
+
+    /// A pod without worker is terminated as soon as it has one: the source may deliver it at any time, and between two
+    /// passes a container could be started.
+    async fn resume_on_creation(&mut self, uid: PodUid, entry: &EvictionRecord) {
+        match self.parts.pods.phase(&uid) {
+            // It has ended, and is reported.
+            Some(Phase::Terminated | Phase::Finished) => {
+                self.parts.pods.expect_no_more(&uid);
+                self.parts.journal.take_over(&uid);
+            }
+            // The next pass ends it.
+            Some(Phase::Syncing | Phase::Terminating) => {}
+            None if self.parts.pods.is_expected(&uid) => {}
+            None => {
+                if self.still_holds(&uid, entry).await {
+                    self.parts.pods.evict_on_creation(uid, entry.grace, entry.termination_reason());
+                }
+            }
+        }
+    }
+
+    /// The pod was not started again since its eviction was decided. If it was, it stays, and the entry is removed.
+    async fn still_holds(&mut self, uid: &PodUid, entry: &EvictionRecord) -> bool {
+        match self.parts.observe.created(uid).await {
+            Ok(created) if entry.is_outlived(&created, self.started_at) => {
+                tracing::info!(%uid, "the eviction was not finished and the pod was started again since: it stays");
+                self.parts.journal.remove(uid).await;
+                false
+            }
+            Ok(_) => true,
+            // Asked again in the next pass.
+            Err(error) => {
+                tracing::debug!(%uid, error, "cannot tell whether the pod has been started again");
+                false
+            }
+        }
+    }
+
+    /// Removes the records of evictions of this agent that the next one would have nothing to do for.
+    pub(super) async fn forget_reported(&mut self) {
+        for entry in self.parts.journal.own().to_vec() {
+            let uid = PodUid::from(entry.uid);
+            if !self.evicted.contains(&uid) && self.parts.pods.is_end_reported(&uid) {
+                self.parts.journal.remove(&uid).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Replaces a file with the newest content, in a task of its own: a disk that blocks must not delay an eviction.
+
+use std::io;
+use std::path::Path;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+/// For how long a write is waited for.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A content with its number.
+type Numbered = (u64, Vec<u8>);
+
+/// A file, with the task that writes it.
+#[derive(Debug)]
+pub(super) struct Writer {
+    path: PathBuf,
+    newest: watch::Sender<Numbered>,
+    /// Number of the last content that was written, or could not be.
+    done: watch::Receiver<u64>,
+}
+
+impl Writer {
+    /// Starts the task. It ends when the writer was dropped and the newest content is written.
+    pub(super) fn start(path: &Path) -> Self {
+        let (newest, contents) = watch::channel((0, Vec::new()));
+        let (sender, done) = watch::channel(0);
+        tokio::spawn(run(path.to_owned(), contents, sender));
+        Self { path: path.to_owned(), newest, done }
+    }
+
+    /// Has the file replaced, and waits for that for a bounded time. While an earlier write hangs, nothing is waited
+    /// for: the newest content follows it.
+    pub(super) async fn write(&mut self, content: Vec<u8>) {
+        let before = self.newest.borrow().0;
+        let (number, hangs) = (before + 1, *self.done.borrow() < before);
+        self.newest.send_replace((number, content));
+        if hangs {
+            return;
+        }
+        let waited = tokio::time::timeout(PATIENCE, self.done.wait_for(|done| *done >= number)).await.is_ok();
+        if !waited {
+            let file = self.path.display();
+            tracing::warn!(%file, "the disk does not take the record of evictions; they do not wait for it");
+        }
+    }
+}
+
+async fn run(path: PathBuf, mut contents: watch::Receiver<Numbered>, done: watch::Sender<u64>) {
+    while contents.changed().await.is_ok() {
+        let (number, content) = contents.borrow_and_update().clone();
+        if let Err(error) = replace(&path, content).await {
+            tracing::warn!(file = %path.display(), %error, "cannot record the evictions that are not finished");
+        }
+        done.send_replace(number);
+    }
+}
+
+/// Replaces the file atomically. It is not synced: after a crash of the machine it says nothing any more.
+async fn replace(path: &Path, content: Vec<u8>) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    tokio::fs::write(&partial, content).await?;
+    tokio::fs::rename(&partial, path).await
+}
