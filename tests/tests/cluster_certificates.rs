@@ -18,6 +18,7 @@ use keblet::apiserver::Options;
 use keblet::apiserver::kubeconfig;
 use keblet::apiserver::recovery::Recovered;
 use keblet::apiserver::tls;
+use keblet::apiserver::watch::Event;
 use keblet::apiserver::watch::follow;
 use keblet::certificates;
 use keblet::certificates::FirstAccess;
@@ -37,7 +38,6 @@ use kube::Api;
 use kube::api::DeleteParams;
 use kube::api::PostParams;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -230,7 +230,8 @@ async fn until_seen(events: &mut (impl Stream<Item = Event<ConfigMap>> + Unpin),
                         return;
                     }
                 }
-                Event::Delete(object) => received.push(format!("-{}", object.metadata.name.unwrap())),
+                Event::InitKeep(object) => panic!("{object:?} cannot be decoded"),
+                Event::Delete(object) => received.push(format!("-{}", object.name)),
             }
         }
     })

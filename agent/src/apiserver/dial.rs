@@ -33,6 +33,7 @@ use tower::ServiceExt as _;
 use tower::util::BoxCloneSyncService;
 
 use crate::metrics::Metrics;
+use crate::proxy::Proxies;
 
 /// TCP, proxy and TLS handshake together.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,8 +49,10 @@ pub struct Dialing {
     pub tls: ClientConfig,
     /// The name that the server's certificate must be for, instead of the URL's host.
     pub server_name: Option<ServerName<'static>>,
-    /// `proxy-url`; without it the environment is used (HTTPS_PROXY, NO_PROXY).
+    /// `proxy-url`, for any server.
     pub proxy: Option<Uri>,
+    /// Those of the environment, without `proxy-url`.
+    pub proxies: Proxies,
     /// Offer HTTP/2.
     pub http2: bool,
     /// Metrics of DNS lookups.
@@ -101,12 +104,9 @@ struct Declined;
 impl Dialer {
     /// For connections to `server` only.
     pub fn new(dialing: Dialing, server: &Uri) -> Self {
-        let matcher = match &dialing.proxy {
-            Some(proxy) => Matcher::builder().all(proxy.to_string()).build(),
-            None => Matcher::from_env(),
-        };
+        let proxy = proxy(&dialing, server);
         let resolver = Resolver { system: GaiResolver::new(), metrics: dialing.metrics };
-        let tcp = tcp(matcher.intercept(server).as_ref(), resolver);
+        let tcp = tcp(proxy.as_ref(), resolver);
         let builder = HttpsConnectorBuilder::new().with_tls_config(dialing.tls).https_or_http();
         let builder = match dialing.server_name {
             Some(name) => builder.with_server_name_resolver(FixedServerNameResolver::new(name)),
@@ -130,6 +130,15 @@ impl Dialer {
     pub fn adapted(&self) -> Self {
         Self { http2_only: self.http2_only && !self.declined.load(Ordering::Relaxed), ..self.clone() }
     }
+}
+
+fn proxy(dialing: &Dialing, server: &Uri) -> Option<Intercept> {
+    let proxy = match &dialing.proxy {
+        Some(proxy) => proxy.to_string(),
+        None => dialing.proxies.proxy_of(server.scheme_str()?, server.host()?, server.port_u16())?.to_owned(),
+    };
+    // Reads the proxy's URL alone: what goes through it is decided.
+    Matcher::builder().all(proxy).build().intercept(server)
 }
 
 fn tcp(proxy: Option<&Intercept>, resolver: Resolver) -> Tcp {

@@ -142,14 +142,10 @@ impl Plugin {
         read(&output.stdout, self.config.api_version.as_deref()).map_err(failed)
     }
 
-    /// Metrics: how long the certificate is still valid, and how old the previous one became.
+    /// Metrics: when the certificate expires, and how old the previous one became.
     fn measure(&self, before: Option<&Arc<CertifiedKey>>, now: Option<&Arc<CertifiedKey>>) {
         let (metrics, today) = (&self.metrics.rest_client, SystemTime::now());
-        let Some((_, end)) = now.and_then(|key| tls::validity(key)) else { return };
-        metrics.plugin_left(match end.duration_since(today) {
-            Ok(left) => left.as_secs_f64(),
-            Err(over) => -over.duration().as_secs_f64(),
-        });
+        metrics.plugin_expires(now.and_then(|key| tls::validity(key)).map(|(_, end)| end));
         let other = before.filter(|before| now.is_some_and(|now| before.cert != now.cert));
         if let Some((begin, _)) = other.and_then(|key| tls::validity(key)) {
             metrics.plugin_rotated(today.duration_since(begin).unwrap_or_default());

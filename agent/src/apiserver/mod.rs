@@ -15,10 +15,12 @@
 //! the figures).
 
 pub mod credentials;
+mod decode;
 mod dial;
 mod exec;
 mod files;
 pub mod kubeconfig;
+mod managed_fields;
 mod reachability;
 pub mod recovery;
 mod requests;
@@ -54,6 +56,7 @@ use self::transport::Transport;
 use crate::metrics::AuthorityReload;
 use crate::metrics::Metrics;
 use crate::model::RateLimiter;
+use crate::proxy::Proxies;
 
 /// Requests per second if 0 is configured, as in client-go.
 const DEFAULT_PER_SECOND: u32 = 5;
@@ -182,6 +185,7 @@ impl ApiServer {
             tls,
             server_name: server_name.transpose()?,
             proxy: access.proxy.clone(),
+            proxies: Proxies::from_env(),
             http2,
             metrics: metrics.clone(),
         };

@@ -27,6 +27,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::credentials::Authorizer;
+use super::managed_fields::WithoutManagedFields;
 use super::reachability::Reachability;
 use super::recovery::Recovery;
 use super::tls;
@@ -109,7 +110,7 @@ pub(super) struct Requests {
 pub(super) struct RequestTimeout(Duration);
 
 impl tower::Service<Request<Body>> for Requests {
-    type Response = Response<ResponseBody>;
+    type Response = Response<WithoutManagedFields<ResponseBody>>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 
@@ -119,7 +120,7 @@ impl tower::Service<Request<Body>> for Requests {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let this = self.clone();
-        Box::pin(async move { this.perform(request).await })
+        Box::pin(async move { this.perform(request).await.map(|answer| answer.map(WithoutManagedFields::new)) })
     }
 }
 
@@ -192,11 +193,10 @@ impl Requests {
         let span = telemetry::api_request(&method, request.uri());
         telemetry::pass_on_http(&span, request.headers_mut());
         let began = Instant::now();
+        let mut attempt = Attempt { shared, method: &method, began, bytes: body.len(), status: None };
         let answer = shared.transport.send(request).instrument(span.clone()).await;
-        let status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
-        let metrics = &shared.metrics.rest_client;
-        metrics.answered(method.as_str(), &shared.host, status, began.elapsed());
-        metrics.sent(method.as_str(), &shared.host, body.len());
+        attempt.status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
+        drop(attempt);
         match answer {
             Ok(answer) => {
                 shared.reachability.answered(answer.status(), began, || shared.credentials());
@@ -206,7 +206,7 @@ impl Requests {
                     shared.authorizer.refused().await;
                 }
                 if let Some(length) = hyper::body::Body::size_hint(answer.body()).exact() {
-                    metrics.received(method.as_str(), &shared.host, length);
+                    shared.metrics.rest_client.received(method.as_str(), &shared.host, length);
                 }
                 // The span ends with the body, which for a watch takes minutes.
                 Ok(answer.map(|body| body.within(span)))
@@ -220,6 +220,25 @@ impl Requests {
                 Err(error.into())
             }
         }
+    }
+}
+
+/// One request that was sent. Counted when it is dropped, since a timeout drops it without an answer.
+struct Attempt<'a> {
+    shared: &'a Shared,
+    method: &'a Method,
+    began: Instant,
+    /// Length of its body.
+    bytes: usize,
+    /// Of the answer, if there is one.
+    status: Option<u16>,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let (metrics, method, host) = (&self.shared.metrics.rest_client, self.method.as_str(), &self.shared.host);
+        metrics.answered(method, host, self.status, self.began.elapsed());
+        metrics.sent(method, host, self.bytes);
     }
 }
 

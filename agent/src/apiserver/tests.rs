@@ -9,15 +9,20 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::PostParams;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use serde_json::Value;
 use serde_json::json;
+use tokio::io::AsyncReadExt as _;
+use tower::ServiceExt as _;
 
 use super::test_server::Authority;
 use super::test_server::Reply;
 use super::test_server::Seen;
 use super::test_server::TestServer;
+use super::watch::Event;
 use super::*;
+
+#[path = "answers_tests.rs"]
+mod answers;
 
 fn options() -> Options {
     Options {
@@ -128,9 +133,8 @@ async fn a_rotated_certificate_is_used_on_new_connections_and_the_watch_resumes(
         let seen = match events.next().await.expect("an event") {
             Event::Init => "init".to_owned(),
             Event::InitDone => "done".to_owned(),
-            Event::InitApply(object) | Event::Apply(object) | Event::Delete(object) => {
-                object.metadata.name.unwrap_or_default()
-            }
+            Event::InitApply(object) | Event::Apply(object) => object.metadata.name.unwrap_or_default(),
+            Event::InitKeep(object) | Event::Delete(object) => object.name,
         };
         assert_eq!(seen, expected);
     }
@@ -199,12 +203,22 @@ async fn a_heartbeat_times_out_and_the_next_one_uses_a_new_connection() {
         _ => Reply::json(200, object("a")),
     })
     .await;
-    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    let access = kubeconfig::load(&server.kubeconfig(folder.path(), &authority, "token: t")).expect("access");
+    let metrics = Metrics::new();
+    let api = ApiServer::connect(&access, &options(), metrics.clone(), CancellationToken::new()).expect("clients");
     let began = std::time::Instant::now();
     let error = objects(&api.heartbeat).get("a").await.expect_err("no answer");
     assert!(format!("{error:?}").contains("RequestTimeout"), "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     objects(&api.heartbeat).get("a").await.expect("an answer on another connection");
+    let (text, host) = (metrics.render().expect("metrics"), server.address);
+    for line in [
+        format!("rest_client_requests_total{{code=\"<error>\",host=\"{host}\",method=\"GET\"}} 1"),
+        format!("rest_client_requests_total{{code=\"200\",host=\"{host}\",method=\"GET\"}} 1"),
+        format!("rest_client_request_duration_seconds_count{{host=\"{host}\",verb=\"GET\"}} 2"),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} not in {text}");
+    }
 }
 
 #[tokio::test]
@@ -427,4 +441,51 @@ async fn requests_go_out_anonymously_until_there_is_a_certificate() {
         (2, Some("system:node:n")),
         "the first one knew no certificate"
     );
+}
+
+/// The address of a proxy that refuses connections: the port was free a moment ago.
+async fn closed_port() -> std::net::SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    listener.local_addr().expect("an address")
+}
+
+#[tokio::test]
+async fn a_server_at_a_loopback_address_needs_no_proxy_of_the_environment() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;
+    let access = kubeconfig::load(&server.kubeconfig(folder.path(), &authority, "token: t")).expect("access");
+    let closed = format!("http://{}", closed_port().await);
+    let dialer = |proxy_url: Option<&str>| {
+        let (tls, _) = tls::client_config(&access, &Identity::default()).expect("a configuration");
+        let proxies = Proxies::from_variables(|name| (name == "HTTPS_PROXY").then(|| closed.clone()));
+        let proxy = proxy_url.map(|url| url.parse().expect("a URL"));
+        let dialing = Dialing { tls, server_name: None, proxy, proxies, http2: true, metrics: Metrics::new() };
+        Dialer::new(dialing, &access.server)
+    };
+    dialer(None).oneshot(access.server.clone()).await.expect("a connection without the proxy");
+    let through = dialer(Some(closed.as_str())).oneshot(access.server.clone()).await;
+    assert!(through.is_err(), "proxy-url of the kubeconfig is for all servers");
+}
+
+#[tokio::test]
+async fn a_remote_server_is_reached_through_the_proxy_of_the_environment() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let server = TestServer::start(&authority, |_| Reply::json(200, object("a"))).await;
+    let access = kubeconfig::load(&server.kubeconfig(folder.path(), &authority, "token: t")).expect("access");
+    let (tls, _) = tls::client_config(&access, &Identity::default()).expect("a configuration");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    let proxies = Proxies::from_variables(|name| (name == "HTTPS_PROXY").then(|| address.clone()));
+    let dialing = Dialing { tls, server_name: None, proxy: None, proxies, http2: true, metrics: Metrics::new() };
+    let remote: http::Uri = "https://api.example:6443".parse().expect("a URL");
+    let dialing = tokio::spawn(Dialer::new(dialing, &remote).oneshot(remote));
+    let accepted = tokio::time::timeout(Duration::from_secs(20), listener.accept()).await.expect("in time");
+    let (mut stream, _) = accepted.expect("a connection to the proxy");
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        assert_ne!(stream.read_buf(&mut head).await.expect("a request to the proxy"), 0, "closed");
+    }
+    let head = String::from_utf8(head).expect("text");
+    assert!(head.starts_with("CONNECT api.example:6443 "), "{head}");
+    dialing.abort();
 }

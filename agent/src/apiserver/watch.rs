@@ -4,31 +4,40 @@
 //! five to ten minutes and then again from the last resource version, so that no change is missed and nothing is listed
 //! twice. No list is older than what is known, unless the server was restored to an earlier state.
 //!
+//! An object that cannot be decoded is logged and left out; it holds up no other, and a list does not count it as gone.
+//!
 //! After errors there is a pause: 0.8 s, doubling to 30 s, with up to as much jitter; ten seconds without an error reset
 //! it (client-go: two minutes; but a pause that has grown gains nothing for watches that break now and then). A pause
 //! ends early when the server has recovered.
 
-use std::fmt::Debug;
 use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::StreamExt as _;
-use futures_util::stream::BoxStream;
 use kube::Api;
+use kube::Client;
 use kube::api::ListParams;
 use kube::api::Resource;
 use kube::api::ResourceExt as _;
 use kube::api::VersionMatch;
-use kube::api::WatchEvent;
 use kube::api::WatchParams;
+use kube::core::Request;
 use kube::core::Status;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
+use super::decode;
+use super::decode::Decoded;
+use super::decode::Ignored;
+use super::decode::Lines;
+use super::decode::List;
+use super::decode::Named;
+use super::decode::WatchLine;
 use super::recovery::Recovered;
 use crate::model::Backoff;
+
+pub use super::decode::Identity;
 
 /// First pause after an error, without jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(800);
@@ -51,25 +60,49 @@ const MOST_REFUSALS: u32 = 3;
 /// The head of an answer must arrive within this time; API servers time out after a minute.
 const HEAD: Duration = Duration::from_secs(90);
 
+/// What becomes known of the objects.
+#[derive(Clone, Debug)]
+pub enum Event<K> {
+    /// A list begins.
+    Init,
+    /// An object of the list.
+    InitApply(K),
+    /// An object of the list that cannot be decoded: what was known of it stays.
+    InitKeep(Identity),
+    /// The list is complete: objects that are not in it are gone.
+    InitDone,
+    /// An object was created or changed.
+    Apply(K),
+    /// An object was deleted.
+    Delete(Identity),
+}
+
 /// All objects that `config` selects, then every change to them. Never ends and never fails.
 ///
-/// `Init`, any number of `InitApply` and `InitDone` are a complete list: objects not in it are gone. Until the first
-/// `InitDone` nothing is known; a list that breaks off starts again with `Init`. Of `config` the selectors, the page
-/// size and, if set, the timeout (in seconds, instead of the random one) count.
+/// Until the first `InitDone` nothing is known; a list that breaks off starts again with `Init`. Of `config` the
+/// selectors, the page size and, if set, the timeout (in seconds, instead of the random one) count.
 pub fn follow<K>(api: Api<K>, config: Config, recovered: Recovered) -> impl Stream<Item = Event<K>> + Send
 where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Resource + DeserializeOwned + Send + 'static,
 {
-    let pauses = Pauses::default();
-    let (state, freshness) = (State::Start, Freshness::Any);
-    let follower = Follower { api, config, recovered, state, streaming: true, refusals: 0, freshness, pauses };
+    let resource = Request::new(api.resource_url());
+    let follower = Follower {
+        client: api.into_client(),
+        ignored: Ignored::new(kind(&resource)),
+        resource,
+        config,
+        recovered,
+        state: State::Start,
+        streaming: true,
+        refusals: 0,
+        freshness: Freshness::Any,
+        pauses: Pauses::default(),
+    };
     futures_util::stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await;
         Some((event, follower))
     })
 }
-
-type Events<K> = BoxStream<'static, kube::Result<WatchEvent<K>>>;
 
 /// The state of a list or watch.
 enum State<K> {
@@ -78,7 +111,7 @@ enum State<K> {
     /// A streaming list; a bookmark marks its end.
     Streaming(Watch<K>),
     /// A paginated list: the rest of this page, and the next page or the list's resource version.
-    Paging(std::vec::IntoIter<K>, Page),
+    Paging(std::vec::IntoIter<Decoded<K>>, Page),
     /// Known up to this resource version; no watch is open.
     Known(String),
     /// Known up to this resource version; the watch is open.
@@ -102,14 +135,16 @@ enum Freshness {
 }
 
 struct Watch<K> {
-    events: Events<K>,
+    lines: Lines<K>,
     began: Instant,
     until: Instant,
     silent: bool,
 }
 
 struct Follower<K> {
-    api: Api<K>,
+    client: Client,
+    /// The path of the objects.
+    resource: Request,
     config: Config,
     recovered: Recovered,
     state: State<K>,
@@ -120,11 +155,12 @@ struct Follower<K> {
     /// Of the next paginated list.
     freshness: Freshness,
     pauses: Pauses,
+    ignored: Ignored,
 }
 
 impl<K> Follower<K>
 where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Resource + DeserializeOwned + Send + 'static,
 {
     /// Advances until there is an event.
     async fn next(&mut self) -> Event<K> {
@@ -162,7 +198,7 @@ where
     async fn no_streaming(&mut self, error: &kube::Error) {
         let lags = lags_behind(error);
         if action_for(error) == WatchErrorAction::Relist && !lags {
-            tracing::debug!(kind = self.kind(), "no streaming list, listing in pages: {error}");
+            tracing::debug!(kind = kind(&self.resource), "no streaming list, listing in pages: {error}");
             self.streaming = false;
             return;
         }
@@ -176,16 +212,16 @@ where
 
     async fn stream(&mut self, mut watch: Watch<K>) -> Option<Event<K>> {
         // No object is delivered until the list is complete, so that it must not take as long as a watch may.
-        let Ok(event) = tokio::time::timeout(LIST_SILENCE, watch.next()).await else {
+        let Ok(line) = tokio::time::timeout(LIST_SILENCE, watch.next()).await else {
             self.pause("list", &format!("nothing was sent for {LIST_SILENCE:?}")).await;
             return None;
         };
-        match event {
-            Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
+        match line {
+            Some(Ok(WatchLine::Changed(object))) => {
                 self.state = State::Streaming(watch);
-                Some(Event::InitApply(object))
+                Some(self.listed(object))
             }
-            Some(Ok(WatchEvent::Bookmark(mark))) => {
+            Some(Ok(WatchLine::Bookmark(mark))) => {
                 if !mark.metadata.annotations.contains_key("k8s.io/initial-events-end") {
                     self.state = State::Streaming(watch);
                     return None;
@@ -194,11 +230,11 @@ where
                 self.state = State::Watching(watch, mark.metadata.resource_version);
                 Some(Event::InitDone)
             }
-            Some(Ok(WatchEvent::Deleted(_))) => {
+            Some(Ok(WatchLine::Deleted(_))) => {
                 self.state = State::Streaming(watch);
                 None
             }
-            Some(Ok(WatchEvent::Error(status))) => {
+            Some(Ok(WatchLine::Error(status))) => {
                 self.no_streaming(&kube::Error::Api(status)).await;
                 None
             }
@@ -213,10 +249,10 @@ where
         }
     }
 
-    async fn page(&mut self, mut objects: std::vec::IntoIter<K>, next: Page) -> Option<Event<K>> {
+    async fn page(&mut self, mut objects: std::vec::IntoIter<Decoded<K>>, next: Page) -> Option<Event<K>> {
         if let Some(object) = objects.next() {
             self.state = State::Paging(objects, next);
-            return Some(Event::InitApply(object));
+            return Some(self.listed(object));
         }
         if let Page::None { version } = next {
             self.state = State::Known(version);
@@ -224,12 +260,12 @@ where
             (self.streaming, self.refusals) = (true, 0);
             return Some(Event::InitDone);
         }
-        match in_time(self.api.list(&self.list_params(&next))).await {
+        match self.list(&next).await {
             Ok(list) => {
                 let version = list.metadata.resource_version.unwrap_or_default();
                 let more = list.metadata.continue_.filter(|token| !token.is_empty());
                 let next = more.map_or(Page::None { version }, Page::Next);
-                self.state = State::Paging(list.items.into_iter(), next);
+                self.state = State::Paging(list.items.unwrap_or_default().into_iter(), next);
             }
             Err(error) => {
                 if action_for(&error) == WatchErrorAction::Relist {
@@ -251,19 +287,25 @@ where
 
     async fn watch(&mut self, mut watch: Watch<K>, version: String) -> Option<Event<K>> {
         match watch.next().await {
-            Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
-                self.state = State::Watching(watch, newer(&object, version));
-                Some(Event::Apply(object))
+            Some(Ok(WatchLine::Changed(object))) => {
+                let object = self.ignored.check(object);
+                let seen = match &object {
+                    Ok(object) => object.resource_version(),
+                    Err(ignored) => Some(ignored.resource_version.clone()),
+                };
+                self.state = State::Watching(watch, newer(seen, version));
+                object.ok().map(Event::Apply)
             }
-            Some(Ok(WatchEvent::Deleted(object))) => {
-                self.state = State::Watching(watch, newer(&object, version));
-                Some(Event::Delete(object))
+            Some(Ok(WatchLine::Deleted(Named { metadata }))) => {
+                self.ignored.remove(&metadata.uid);
+                self.state = State::Watching(watch, newer(Some(metadata.resource_version.clone()), version));
+                Some(Event::Delete(metadata))
             }
-            Some(Ok(WatchEvent::Bookmark(mark))) => {
+            Some(Ok(WatchLine::Bookmark(mark))) => {
                 self.state = State::Watching(watch, mark.metadata.resource_version);
                 None
             }
-            Some(Ok(WatchEvent::Error(status))) => {
+            Some(Ok(WatchLine::Error(status))) => {
                 self.broken(&kube::Error::Api(status), version).await;
                 None
             }
@@ -303,10 +345,20 @@ where
             bookmarks: true,
             send_initial_events: list,
         };
-        let events = in_time(self.api.watch(&params, version)).await?.boxed();
+        let request = self.resource.watch(&params, version).map_err(kube::Error::BuildRequest)?;
+        let lines = in_time(decode::watch(&self.client, request)).await?;
         let began = Instant::now();
         let until = began + Duration::from_secs(seconds.into()) + END_GRACE;
-        Ok(Watch { events, began, until, silent: true })
+        Ok(Watch { lines, began, until, silent: true })
+    }
+
+    async fn list(&mut self, page: &Page) -> kube::Result<List<Decoded<K>>> {
+        let request = self.resource.list(&self.list_params(page)).map_err(kube::Error::BuildRequest)?;
+        in_time(decode::list(&self.client, request)).await
+    }
+
+    fn listed(&mut self, object: Decoded<K>) -> Event<K> {
+        self.ignored.check(object).map_or_else(Event::InitKeep, Event::InitApply)
     }
 
     /// The latest list is read from etcd in pages. Any other may be served from the API server's watch cache, and is not
@@ -333,14 +385,15 @@ where
 
     async fn pause(&mut self, what: &str, error: &(dyn std::fmt::Display + Send + Sync)) {
         let pause = self.pauses.next(Instant::now(), fastrand::f64());
-        tracing::debug!(kind = self.kind(), ?pause, "{what} broke off: {error}");
+        tracing::debug!(kind = kind(&self.resource), ?pause, "{what} broke off: {error}");
         self.recovered.wait(pause).await;
         self.pauses.over(Instant::now());
     }
+}
 
-    fn kind(&self) -> &str {
-        self.api.resource_url().rsplit('/').next().unwrap_or_default()
-    }
+/// As log lines name it.
+fn kind(resource: &Request) -> &str {
+    resource.url_path.rsplit('/').next().unwrap_or_default()
 }
 
 impl Freshness {
@@ -354,10 +407,10 @@ impl Freshness {
 
 impl<K> Watch<K> {
     /// `None` when it has ended, or is overdue.
-    async fn next(&mut self) -> Option<kube::Result<WatchEvent<K>>> {
-        let event = tokio::time::timeout_at(self.until, self.events.next()).await.ok().flatten();
-        self.silent &= event.is_none();
-        event
+    async fn next(&mut self) -> Option<kube::Result<WatchLine<Decoded<K>>>> {
+        let line = tokio::time::timeout_at(self.until, self.lines.next()).await.ok().flatten();
+        self.silent &= line.is_none();
+        line
     }
 }
 
@@ -367,8 +420,8 @@ async fn in_time<T>(asking: impl Future<Output = kube::Result<T>>) -> kube::Resu
     tokio::time::timeout(HEAD, asking).await.unwrap_or_else(|elapsed| Err(overdue(elapsed)))
 }
 
-fn newer<K: Resource>(object: &K, version: String) -> String {
-    object.resource_version().filter(|version| !version.is_empty()).unwrap_or(version)
+fn newer(seen: Option<String>, known: String) -> String {
+    seen.filter(|version| !version.is_empty()).unwrap_or(known)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,11 @@ use tokio::sync::mpsc;
 use tokio::sync::oneshot;
 
 use super::*;
+use crate::apiserver::managed_fields::WithoutManagedFields;
 use crate::apiserver::recovery::Recovery;
+
+#[path = "undecodable_tests.rs"]
+mod undecodable;
 
 /// The server: the test answers one request after another.
 struct Server {
@@ -37,7 +41,10 @@ fn start() -> (Server, Api<ConfigMap>) {
         let (answer, answered) = oneshot::channel();
         let query = request.uri().query().unwrap_or_default().to_owned();
         asking.send(Asked { query, answer }).expect("the test is there");
-        async move { answered.await.map_err(|_| std::io::Error::other("connection refused")) }
+        async move {
+            let answer = answered.await.map_err(|_| std::io::Error::other("connection refused"))?;
+            std::io::Result::Ok(answer.map(WithoutManagedFields::new))
+        }
     });
     (Server { asked }, Api::all(kube::Client::new(service, "default")))
 }
@@ -108,9 +115,10 @@ fn shown(event: Event<ConfigMap>) -> String {
     match event {
         Event::Init => "init".to_owned(),
         Event::InitApply(object) => format!("+{}", name(&object)),
+        Event::InitKeep(object) => format!("~{}", object.name),
         Event::InitDone => "done".to_owned(),
         Event::Apply(object) => format!("={}", name(&object)),
-        Event::Delete(object) => format!("-{}", name(&object)),
+        Event::Delete(object) => format!("-{}", object.name),
     }
 }
 

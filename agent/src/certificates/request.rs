@@ -11,7 +11,6 @@ use kube::Api;
 use kube::api::ListParams;
 use kube::api::PostParams;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use rcgen::KeyPair;
 
 use super::pair::Pair;
@@ -20,6 +19,7 @@ use super::template::Template;
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::tls::PairError;
 use crate::apiserver::watch;
+use crate::apiserver::watch::Event;
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +134,10 @@ pub(super) async fn signed(
                 Event::InitApply(seen) | Event::Apply(seen) => {
                     present = true;
                     outcome(seen, &uid)
+                }
+                Event::InitKeep(_) => {
+                    present = true;
+                    None
                 }
                 Event::InitDone if present => None,
                 Event::InitDone | Event::Delete(_) => Some(Err("it was deleted".to_owned())),

@@ -33,6 +33,8 @@ fn written(verbosity: u32) -> Targets {
         _ => (LevelFilter::TRACE, LevelFilter::TRACE),
     };
     let targets = Targets::new().with_default(others).with_target("keblet", own);
+    // Its warnings quote whole answers that cannot be decoded, Secrets included.
+    let targets = targets.with_target("kube_client::client", LevelFilter::ERROR);
     if verbosity < 2 { targets.with_target("keblet::recorder", LevelFilter::WARN) } else { targets }
 }
 
@@ -143,10 +145,14 @@ pub fn warnings(beside: Output) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::io;
     use std::io::Write;
     use std::sync::Arc;
     use std::sync::Mutex;
+
+    use k8s_openapi::api::core::v1::Secret;
+    use kube::client::Body;
 
     use super::*;
 
@@ -184,6 +190,26 @@ mod tests {
     fn verbosity_decides_what_is_written() {
         for (verbosity, count) in [(0, 2), (2, 3), (4, 4), (6, 5), (10, 5)] {
             assert_eq!(written("text", verbosity).len(), count, "-v={verbosity}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_cannot_be_decoded_is_not_written() {
+        let secret = r#"{"metadata": {"name": 1}, "stringData": {"password": "sesame"}}"#;
+        for verbosity in [0, 2, 4, 6, 10] {
+            let buffer = Buffer::default();
+            let writer = buffer.clone();
+            let logging = Logging { verbosity, ..Logging::default() };
+            let (lines, _) = lines(&logging, move || writer.clone(), false);
+            let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines));
+            let answer = tower::service_fn(move |_: http::Request<Body>| async move {
+                Ok::<_, Infallible>(http::Response::new(Body::from(secret.as_bytes().to_vec())))
+            });
+            let secrets = kube::Api::<Secret>::namespaced(kube::Client::new(answer, "default"), "default");
+            secrets.get("a").await.expect_err("the name is no text");
+            tracing::warn!(target: "keblet::objects", "asked");
+            let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
+            assert!(text.contains("asked") && !text.contains("sesame"), "-v={verbosity}: {text}");
         }
     }
 

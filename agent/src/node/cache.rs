@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch;
+use crate::apiserver::watch::Event;
 
 /// The own Node. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +58,12 @@ impl NodeCache {
         });
     }
 
+    /// Stores the Node as it was sent: the answer cannot be decoded.
+    pub(super) fn sent(&self, node: Node) {
+        let before = version(&node);
+        self.listed(node, before);
+    }
+
     /// The Node of this version was deleted.
     fn gone(&self, deleted: u64) {
         self.latest.send_if_modified(|latest| {
@@ -73,9 +80,13 @@ impl NodeCache {
     }
 }
 
-/// Resource versions of one kind of object are increasing numbers (KEP-5504).
 fn version(node: &Node) -> u64 {
-    node.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
+    number(node.metadata.resource_version.as_deref().unwrap_or_default())
+}
+
+/// Resource versions of one kind of object are increasing numbers (KEP-5504).
+fn number(version: &str) -> u64 {
+    version.parse().unwrap_or(0)
 }
 
 /// Keeps the cache up to date until `shutdown`.
@@ -100,25 +111,34 @@ struct Listing {
     /// Version of the cached Node when the list began.
     before: u64,
     found: Option<Node>,
+    /// It is in the list and cannot be decoded.
+    is_kept: bool,
 }
 
-fn take(cache: &NodeCache, listing: &mut Listing, event: watcher::Event<Node>) {
+fn take(cache: &NodeCache, listing: &mut Listing, event: Event<Node>) {
     match event {
-        watcher::Event::Init => *listing = Listing { before: cache.version(), found: None },
-        watcher::Event::InitApply(node) => listing.found = Some(node),
-        watcher::Event::InitDone => match listing.found.take() {
+        Event::Init => *listing = Listing { before: cache.version(), ..Listing::default() },
+        Event::InitApply(node) => listing.found = Some(node),
+        Event::InitKeep(_) => listing.is_kept = true,
+        Event::InitDone => match listing.found.take() {
             Some(node) => cache.listed(node, listing.before),
+            None if listing.is_kept => {}
             // A Node created while the list was read is not in it.
             None => cache.gone(listing.before),
         },
-        watcher::Event::Apply(node) => cache.offer(node),
-        watcher::Event::Delete(node) => cache.gone(version(&node)),
+        Event::Apply(node) => cache.offer(node),
+        Event::Delete(node) => cache.gone(number(&node.resource_version)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::apiserver::watch::Identity;
+
+    fn identity(version: u64) -> Identity {
+        Identity { resource_version: version.to_string(), ..Identity::default() }
+    }
 
     fn node(version: u64) -> Node {
         let mut node = Node::default();
@@ -126,7 +146,7 @@ mod tests {
         node
     }
 
-    fn seen(events: Vec<watcher::Event<Node>>) -> u64 {
+    fn seen(events: Vec<Event<Node>>) -> u64 {
         let (cache, mut listing) = (NodeCache::default(), Listing::default());
         for event in events {
             take(&cache, &mut listing, event);
@@ -136,17 +156,18 @@ mod tests {
 
     #[test]
     fn the_newest_version_wins() {
-        use watcher::Event::*;
+        use Event::*;
         assert_eq!(seen(vec![Init, InitApply(node(9)), InitDone, Apply(node(10)), Apply(node(8))]), 10);
-        assert_eq!(seen(vec![Apply(node(5)), Delete(node(6))]), 0);
-        assert_eq!(seen(vec![Apply(node(7)), Delete(node(6))]), 7, "created again before the deletion was seen");
+        assert_eq!(seen(vec![Apply(node(5)), Delete(identity(6))]), 0);
+        assert_eq!(seen(vec![Apply(node(7)), Delete(identity(6))]), 7, "created again before the deletion was seen");
         assert_eq!(seen(vec![Apply(node(5)), Init, InitDone]), 0, "deleted during a gap of the watch");
+        assert_eq!(seen(vec![Apply(node(5)), Init, InitKeep(identity(9)), InitDone]), 5, "it cannot be decoded");
         assert_eq!(seen(vec![Init, Apply(node(5)), InitDone]), 5, "created while the list was read");
     }
 
     #[test]
     fn a_complete_list_replaces_the_cached_node() {
-        use watcher::Event::*;
+        use Event::*;
         let restored = vec![Apply(node(9)), Init, InitApply(node(4)), InitDone];
         assert_eq!(seen(restored.clone()), 4, "the server's data was restored to an earlier state");
         assert_eq!(seen([restored, vec![Apply(node(5))]].concat()), 5, "and goes on from there");

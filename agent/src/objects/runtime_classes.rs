@@ -11,7 +11,6 @@ use k8s_openapi::api::node::v1::RuntimeClass;
 use kube::Api;
 use kube::Client;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -19,6 +18,7 @@ use super::error::ObjectError;
 use super::error::describe;
 use super::store::is_name;
 use crate::apiserver::recovery::Recovered;
+use crate::apiserver::watch::Event;
 use crate::apiserver::watch::follow;
 
 /// How long a sandbox waits for the first list of classes.
@@ -98,13 +98,17 @@ async fn keep(client: Client, recovered: Recovered, sender: watch::Sender<Option
         match event {
             Event::Init => listing = Handlers::new(),
             Event::InitApply(class) => put(&mut listing, class),
+            Event::InitKeep(class) => {
+                if let Some(handler) = sender.borrow().as_ref().and_then(|known| known.get(&class.name)) {
+                    listing.insert(class.name, handler.clone());
+                }
+            }
             Event::InitDone => {
                 sender.send_replace(Some(std::mem::take(&mut listing)));
             }
             Event::Apply(class) => sender.send_modify(|handlers| put(handlers.get_or_insert_default(), class)),
             Event::Delete(class) => sender.send_modify(|handlers| {
-                let name = class.metadata.name.unwrap_or_default();
-                handlers.get_or_insert_default().remove(&name);
+                handlers.get_or_insert_default().remove(&class.name);
             }),
         }
     }

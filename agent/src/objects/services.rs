@@ -9,7 +9,6 @@ use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::Client;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -17,6 +16,7 @@ use super::error::ObjectError;
 use super::service_env;
 use super::service_env::Links;
 use crate::apiserver::recovery::Recovered;
+use crate::apiserver::watch::Event;
 use crate::apiserver::watch::follow;
 
 /// How long a container waits for the first list of services.
@@ -63,14 +63,18 @@ async fn keep(client: Client, recovered: Recovered, sender: watch::Sender<Option
         match event {
             Event::Init => listing = Links::new(),
             Event::InitApply(service) => put(&mut listing, &service),
+            Event::InitKeep(service) => {
+                let key = (service.namespace, service.name);
+                if let Some(link) = sender.borrow().as_ref().and_then(|known| known.get(&key)) {
+                    listing.insert(key, link.clone());
+                }
+            }
             Event::InitDone => {
                 sender.send_replace(Some(std::mem::take(&mut listing)));
             }
             Event::Apply(service) => change(&sender, |links| put(links, &service)),
             Event::Delete(service) => change(&sender, |links| {
-                if let Some((key, _)) = service_env::link(&service) {
-                    links.remove(&key);
-                }
+                links.remove(&(service.namespace, service.name));
             }),
         }
     }

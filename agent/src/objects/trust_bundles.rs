@@ -18,7 +18,6 @@ use kube::core::Object;
 use kube::core::Selector;
 use kube::core::SelectorExt as _;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use serde::Deserialize;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -29,6 +28,7 @@ use super::pem_blocks;
 use super::registration::Listeners;
 use super::served::served;
 use crate::apiserver::recovery::Recovered;
+use crate::apiserver::watch::Event;
 use crate::apiserver::watch::follow;
 use crate::model::Backoff;
 
@@ -200,12 +200,18 @@ impl BundleRefresher {
             match event {
                 Event::Init => listing = HashMap::new(),
                 Event::InitApply(bundle) => drop(put(&mut listing, bundle)),
+                Event::InitKeep(bundle) => listing.extend(self.known(bundle.name)),
                 Event::InitDone => self.listed(std::mem::take(&mut listing)),
                 Event::Apply(bundle) => self.change(|all| put(all, bundle)),
-                Event::Delete(bundle) => {
-                    self.change(|all| all.remove(&bundle.metadata.name.unwrap_or_default()).is_some());
-                }
+                Event::Delete(bundle) => self.change(|all| all.remove(&bundle.name).is_some()),
             }
+        }
+    }
+
+    fn known(&self, name: String) -> Option<(String, Bundle)> {
+        match &*self.sender.borrow() {
+            Known::Listed(all) => all.get(&name).cloned().map(|bundle| (name, bundle)),
+            Known::Unlisted(_) | Known::NotServed => None,
         }
     }
 

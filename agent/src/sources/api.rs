@@ -11,7 +11,6 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::Api;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -19,6 +18,7 @@ use super::SourceUpdate;
 use crate::admission::path_safety;
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch;
+use crate::apiserver::watch::Event;
 use crate::model::ConfigSource;
 use crate::model::Pod;
 
@@ -69,8 +69,10 @@ impl ApiSource {
 struct PendingChanges {
     /// An incomplete list.
     list: Option<Vec<Pod>>,
+    /// UIDs of its pods that cannot be decoded.
+    kept: Vec<String>,
     /// A complete list that was not sent yet.
-    set: Option<Vec<Pod>>,
+    set: Option<SourceUpdate>,
     /// Events after that list, by UID: the newest object, or `None` for a deleted one.
     changes: HashMap<String, Option<Pod>>,
     /// UIDs in `changes` in the order of their first appearance.
@@ -80,13 +82,18 @@ struct PendingChanges {
 impl PendingChanges {
     fn take(&mut self, event: Event<ApiPod>) {
         match event {
-            Event::Init => self.list = Some(Vec::new()),
+            Event::Init => {
+                self.list = Some(Vec::new());
+                self.kept.clear();
+            }
             Event::InitApply(pod) => self.list.get_or_insert_default().extend(accept(pod)),
+            Event::InitKeep(pod) => self.kept.push(pod.uid),
             Event::InitDone => {
-                self.set = self.list.take();
-                // The list includes every earlier event.
-                self.changes.clear();
-                self.order.clear();
+                let kept = std::mem::take(&mut self.kept);
+                // The list includes every earlier event, but of the pods that it keeps.
+                self.changes.retain(|uid, _| kept.contains(uid));
+                self.order.retain(|uid| kept.contains(uid));
+                self.set = self.list.take().map(|pods| SourceUpdate::List { pods, kept });
             }
             Event::Apply(pod) => {
                 if let Some(pod) = accept(pod) {
@@ -94,7 +101,7 @@ impl PendingChanges {
                     self.change(uid, Some(pod));
                 }
             }
-            Event::Delete(pod) => self.change(pod.metadata.uid.unwrap_or_default(), None),
+            Event::Delete(pod) => self.change(pod.uid, None),
         }
     }
 
@@ -106,7 +113,7 @@ impl PendingChanges {
 
     /// Takes the unsent updates, oldest first.
     fn drain(&mut self) -> Vec<SourceUpdate> {
-        let mut updates: Vec<SourceUpdate> = self.set.take().map(SourceUpdate::Set).into_iter().collect();
+        let mut updates: Vec<SourceUpdate> = self.set.take().into_iter().collect();
         let mut changes = std::mem::take(&mut self.changes);
         let (mut changed, mut removed) = (Vec::new(), Vec::new());
         for uid in std::mem::take(&mut self.order) {

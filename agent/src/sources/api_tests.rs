@@ -1,6 +1,12 @@
+use std::time::SystemTime;
+
 use serde_json::json;
 
 use super::*;
+use crate::apiserver::watch::Identity;
+use crate::model::PodUpdate;
+use crate::sources::apply;
+use crate::sources::merge::PodMap;
 
 fn pod(uid: &str, version: u32) -> ApiPod {
     serde_json::from_value(json!({
@@ -13,14 +19,22 @@ fn pod(uid: &str, version: u32) -> ApiPod {
     .expect("a pod")
 }
 
-/// `set a1 b1`, `change a2 -b`: UID and label of every pod.
+fn identity(uid: &str) -> Identity {
+    Identity { uid: uid.to_owned(), ..Identity::default() }
+}
+
+/// `set a1 b1 ~c`, `change a2 -b`: UID and label of every pod, and UIDs of pods that cannot be decoded.
 fn drained(pending: &mut PendingChanges) -> Vec<String> {
     let shown = |pod: &Pod| {
         let label = pod.metadata.labels.as_ref().map_or("", |labels| labels["v"].as_str());
         format!(" {}{label}", pod.metadata.uid.as_deref().unwrap_or_default())
     };
     let text = |update| match update {
-        SourceUpdate::Set(pods) => format!("set{}", pods.iter().map(shown).collect::<String>()),
+        SourceUpdate::Set(_) => panic!("not of the API source"),
+        SourceUpdate::List { pods, kept } => {
+            let kept: String = kept.iter().map(|uid| format!(" ~{uid}")).collect();
+            format!("set{}{kept}", pods.iter().map(shown).collect::<String>())
+        }
         SourceUpdate::Change { changed, removed } => {
             let removed: String = removed.iter().map(|uid| format!(" -{uid}")).collect();
             format!("change{}{removed}", changed.iter().map(shown).collect::<String>())
@@ -51,8 +65,8 @@ fn pending_changes_are_merged_by_uid() {
         Event::Apply(pod("a", 1)),
         Event::Apply(pod("b", 1)),
         Event::Apply(pod("a", 2)),
-        Event::Delete(pod("b", 2)),
-        Event::Delete(pod("c", 1)),
+        Event::Delete(identity("b")),
+        Event::Delete(identity("c")),
     ];
     assert_eq!(feed(&mut pending, events), ["change a2 -b -c"]);
     assert!(drained(&mut pending).is_empty());
@@ -69,6 +83,40 @@ fn a_new_list_covers_the_changes_before_it() {
         Event::Apply(pod("b", 3)),
     ];
     assert_eq!(feed(&mut pending, events), ["set b2", "change b3"]);
+}
+
+#[test]
+fn a_list_keeps_changes_of_pods_in_it_that_cannot_be_decoded() {
+    let mut pending = PendingChanges::default();
+    let events = vec![
+        Event::Apply(pod("a", 1)),
+        Event::Apply(pod("b", 1)),
+        Event::Init,
+        Event::InitKeep(identity("x")),
+        Event::Init,
+        Event::InitKeep(identity("a")),
+        Event::InitDone,
+    ];
+    assert_eq!(feed(&mut pending, events), ["set ~a", "change a1"]);
+}
+
+#[test]
+fn a_pod_that_can_no_longer_be_decoded_is_not_removed_by_a_list() {
+    let (mut pending, mut map) = (PendingChanges::default(), PodMap::default());
+    let mut merged = |events: Vec<Event<ApiPod>>| -> Vec<PodUpdate> {
+        events.into_iter().for_each(|event| pending.take(event));
+        let updates = pending.drain().into_iter();
+        updates.flat_map(|update| apply(&mut map, ConfigSource::Api, update, SystemTime::UNIX_EPOCH).updates).collect()
+    };
+    let both = [pod("a", 1), pod("b", 1)].map(Event::InitApply);
+    let first = merged([vec![Event::Init], both.to_vec(), vec![Event::InitDone]].concat());
+    assert!(matches!(&first[..], [PodUpdate::Add(_, pods)] if pods.len() == 2), "{first:?}");
+    let undecodable = ["a", "new"].map(|uid| Event::InitKeep(identity(uid)));
+    let kept = merged([vec![Event::Init], undecodable.to_vec(), vec![Event::InitDone]].concat());
+    let [PodUpdate::Remove(_, gone)] = &kept[..] else { panic!("{kept:?}") };
+    assert_eq!(gone.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect::<Vec<_>>(), ["b"]);
+    let deleted = merged(vec![Event::Delete(identity("a"))]);
+    assert!(matches!(&deleted[..], [PodUpdate::Remove(_, pods)] if pods.len() == 1), "{deleted:?}");
 }
 
 #[test]

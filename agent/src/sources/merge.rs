@@ -25,6 +25,13 @@ pub struct PodMap {
     seen_set: bool,
 }
 
+impl PodMap {
+    /// Those of the pods of these UIDs that are in it.
+    pub fn known(&self, uids: &[String]) -> Vec<Pod> {
+        uids.iter().filter_map(|uid| self.pods.get(uid).cloned()).collect()
+    }
+}
+
 /// The updates from one set to the next, in the order of delivery.
 #[derive(Clone, Debug, Default)]
 pub struct MergeResult {

@@ -17,11 +17,11 @@ use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Frame;
 use k8s_openapi::api::core::v1::ConfigMap;
 use keblet::apiserver::recovery::Recovered;
+use keblet::apiserver::watch::Event;
 use keblet::apiserver::watch::follow;
 use kube::Api;
 use kube::client::Body;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use serde_json::Value;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -220,9 +220,10 @@ impl Replica {
         match event {
             Event::Init => self.list.clear(),
             Event::InitApply(object) => self.list.extend([entry(object)]),
+            Event::InitKeep(object) => panic!("{object:?} cannot be decoded"),
             Event::InitDone => self.objects = Some(std::mem::take(&mut self.list)),
             Event::Apply(object) => self.objects.as_mut().unwrap().extend([entry(object)]),
-            Event::Delete(object) => drop(self.objects.as_mut().unwrap().remove(&entry(object).0)),
+            Event::Delete(object) => drop(self.objects.as_mut().unwrap().remove(&object.name)),
         }
     }
 }

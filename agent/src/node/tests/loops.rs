@@ -220,6 +220,21 @@ async fn a_failed_update_is_retried_five_times_with_a_fresh_node() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_status_whose_answer_cannot_be_decoded_is_sent_once() {
+    let bench = Bench::settled(|_| {}).await;
+    let mut node = bench.server.get(NODE);
+    node["metadata"]["creationTimestamp"] = json!("9999-12-31T23:59:59Z");
+    bench.server.put(NODE, node);
+    for (is_leaving, expected) in [(true, "False"), (false, "True")] {
+        bench.shutting_down.send_replace(is_leaving);
+        pass(seconds(60)).await;
+        assert_eq!(bench.ready().0, expected);
+        assert_eq!(bench.server.calls(), [PATCH], "{expected}");
+    }
+    assert_eq!(bench.retired.load(SeqCst), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_update_without_response_times_out() {
     let bench = Bench::settled(|_| {}).await;
     bench.server.fail(Method::PATCH, None);

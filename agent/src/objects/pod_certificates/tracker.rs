@@ -16,12 +16,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use kube::core::Object;
 use kube::runtime::watcher::Config;
-use kube::runtime::watcher::Event;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::apiserver::recovery::Recovered;
+use crate::apiserver::watch::Event;
 use crate::apiserver::watch::follow;
 use crate::model::PodUid;
 use crate::objects::ObjectError;
@@ -150,9 +150,10 @@ impl Tracker {
                         listed.push(name(&request));
                         keeper.seen(&request);
                     }
+                    Event::InitKeep(request) => listed.push(request.name),
                     Event::InitDone => keeper.keep(&std::mem::take(&mut listed)),
                     Event::Apply(request) => keeper.seen(&request),
-                    Event::Delete(request) => keeper.gone(&name(&request)),
+                    Event::Delete(request) => keeper.gone(&request.name),
                 }
             }
         });

@@ -1,0 +1,33 @@
+//! Answers with what the agent's types do not hold.
+
+use kube::api::Patch;
+use kube::api::PatchParams;
+
+use super::*;
+
+/// A user who may update an object may write this time, which the client's types do not hold.
+#[tokio::test]
+async fn managed_fields_fail_no_request() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let mut odd = object("a");
+    odd["metadata"]["managedFields"] = json!([{"manager": "m", "time": "9999-12-31T23:59:59Z"}]);
+    let made: ConfigMap = serde_json::from_value(object("a")).expect("an object");
+    let server = TestServer::start(&authority, move |seen: &Seen| match seen.path.contains("watch=true") {
+        true => Reply::Open(format!("{}\n", json!({"type": "ADDED", "object": odd}))),
+        false => Reply::json(200, odd.clone()),
+    })
+    .await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    let objects = objects(&api.main);
+    objects.get("a").await.expect("the object");
+    objects.create(&PostParams::default(), &made).await.expect("the object");
+    let patch = Patch::Strategic(json!({"metadata": {"labels": {"a": "b"}}}));
+    objects.patch("a", &PatchParams::default(), &patch).await.expect("the object");
+    let mut events = std::pin::pin!(watch::follow(objects, Config::default(), api.recovered()));
+    assert!(matches!(events.next().await, Some(Event::Init)));
+    let event = events.next().await;
+    assert!(
+        matches!(&event, Some(Event::InitApply(object)) if object.metadata.name.as_deref() == Some("a")),
+        "{event:?}"
+    );
+}

@@ -1,0 +1,316 @@
+//! Objects of lists and watches, each decoded on its own: one that cannot be decoded hides no other.
+//!
+//! The API server has what the agent's types do not hold, such as times after 9999-12-30T22:00:00Z. With the client
+//! library's own methods a list, or a watch, fails as a whole because of one such field, however often it is asked for.
+
+use std::collections::HashMap;
+
+use futures_util::AsyncBufRead;
+use futures_util::AsyncBufReadExt as _;
+use futures_util::AsyncReadExt as _;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use futures_util::stream::BoxStream;
+use http::Request;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::Client;
+use kube::api::Resource;
+use kube::core::Status;
+use kube::core::watch::Bookmark;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::model::quote::Excerpt;
+
+/// Longest line of a watch, in bytes: many times the largest object that etcd takes by default.
+const MAX_LINE: u64 = 64 << 20;
+/// So many objects that cannot be decoded are remembered.
+const MOST_IGNORED: usize = 1000;
+
+/// What identifies an object and this state of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Identity {
+    /// Empty for an object of the whole cluster.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// The version of this state.
+    pub resource_version: String,
+}
+
+/// An object of which only the identity is decoded.
+#[derive(Default, Deserialize)]
+pub(super) struct Named {
+    #[serde(default)]
+    pub metadata: Identity,
+}
+
+/// An object that cannot be decoded.
+#[derive(Debug)]
+pub(super) struct Undecodable {
+    pub identity: Identity,
+    /// The field that cannot be decoded.
+    pub field: String,
+    pub problem: String,
+}
+
+/// An object, if it can be decoded.
+pub(super) type Decoded<K> = Result<K, Box<Undecodable>>;
+
+/// One line of a watch.
+#[derive(Deserialize)]
+#[serde(tag = "type", content = "object")]
+pub(super) enum WatchLine<K> {
+    /// An object of the initial list, or one that was created or changed.
+    #[serde(rename = "ADDED", alias = "MODIFIED")]
+    Changed(K),
+    #[serde(rename = "DELETED")]
+    Deleted(Named),
+    #[serde(rename = "BOOKMARK")]
+    Bookmark(Bookmark),
+    #[serde(rename = "ERROR")]
+    Error(Box<Status>),
+}
+
+impl<K> WatchLine<K> {
+    fn map<T>(self, change: impl FnOnce(K) -> T) -> WatchLine<T> {
+        match self {
+            Self::Changed(object) => WatchLine::Changed(change(object)),
+            Self::Deleted(object) => WatchLine::Deleted(object),
+            Self::Bookmark(mark) => WatchLine::Bookmark(mark),
+            Self::Error(status) => WatchLine::Error(status),
+        }
+    }
+}
+
+/// The lines of an open watch.
+pub(super) type Lines<K> = BoxStream<'static, kube::Result<WatchLine<Decoded<K>>>>;
+
+/// Opens the watch that `request` asks for.
+///
+/// # Errors
+/// The API server does not open it.
+pub(super) async fn watch<K>(client: &Client, request: Request<Vec<u8>>) -> kube::Result<Lines<K>>
+where
+    K: DeserializeOwned + Send + 'static,
+{
+    let body = Box::pin(client.request_stream(request).await?);
+    let lines = stream::unfold(body, |mut body| async move {
+        let line = next_line::<K, _>(&mut body).await.transpose()?;
+        Some((line, body))
+    });
+    Ok(lines.boxed())
+}
+
+/// `None` at the end.
+async fn next_line<K, R>(body: &mut R) -> kube::Result<Option<WatchLine<Decoded<K>>>>
+where
+    K: DeserializeOwned,
+    R: AsyncBufRead + Unpin,
+{
+    loop {
+        let mut line = Vec::new();
+        let read = (&mut *body).take(MAX_LINE).read_until(b'\n', &mut line).await;
+        match read.map_err(kube::Error::ReadEvents)? as u64 {
+            0 => return Ok(None),
+            MAX_LINE => return Err(kube::Error::LinesCodecMaxLineLengthExceeded),
+            _ => {}
+        }
+        match decode_line(&line) {
+            Ok(line) => return Ok(Some(line)),
+            // The connection broke off within the line, or the line is empty.
+            Err(error) if error.is_eof() => {}
+            Err(error) => return Err(kube::Error::SerdeError(error)),
+        }
+    }
+}
+
+fn decode_line<K: DeserializeOwned>(line: &[u8]) -> serde_json::Result<WatchLine<Decoded<K>>> {
+    match serde_json::from_slice::<WatchLine<K>>(line) {
+        Ok(line) => Ok(line.map(Ok)),
+        Err(_) => Ok(serde_json::from_slice::<WatchLine<Value>>(line)?.map(decode)),
+    }
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "K: Deserialize<'de>"))]
+pub(super) struct List<K> {
+    #[serde(default)]
+    pub metadata: ListMeta,
+    /// May be null but not missing: whatever else answered has no objects either, and is not an empty list.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub items: Option<Vec<K>>,
+}
+
+impl<K> List<K> {
+    fn map<T>(self, change: impl FnMut(K) -> T) -> List<T> {
+        let items = self.items.map(|items| items.into_iter().map(change).collect());
+        List { metadata: self.metadata, items }
+    }
+}
+
+/// Reads the page that `request` asks for.
+///
+/// # Errors
+/// The API server does not answer with a list.
+pub(super) async fn list<K: DeserializeOwned>(
+    client: &Client,
+    request: Request<Vec<u8>>,
+) -> kube::Result<List<Decoded<K>>> {
+    let text = client.request_text(request).await?;
+    decode_list(&text).map_err(kube::Error::SerdeError)
+}
+
+fn decode_list<K: DeserializeOwned>(text: &str) -> serde_json::Result<List<Decoded<K>>> {
+    match serde_json::from_str::<List<K>>(text) {
+        Ok(list) => Ok(list.map(Ok)),
+        Err(_) => Ok(serde_json::from_str::<List<Value>>(text)?.map(decode)),
+    }
+}
+
+/// One object of several that cannot all be decoded.
+fn decode<K: DeserializeOwned>(object: Value) -> Decoded<K> {
+    serde_path_to_error::deserialize(&object).map_err(|error| {
+        let (field, problem) = (error.path().to_string(), Excerpt(&error.inner().to_string()).to_string());
+        let Named { metadata: identity } = Named::deserialize(object).unwrap_or_default();
+        Box::new(Undecodable { identity, field, problem })
+    })
+}
+
+/// Logs objects that cannot be decoded, each once for each field that is the reason.
+pub(super) struct Ignored {
+    kind: String,
+    /// By UID.
+    fields: HashMap<String, String>,
+}
+
+impl Ignored {
+    /// `kind` names the objects in log lines.
+    pub(super) fn new(kind: &str) -> Self {
+        Self { kind: kind.to_owned(), fields: HashMap::new() }
+    }
+
+    /// The object, or the identity of one that is ignored.
+    pub(super) fn check<K: Resource>(&mut self, object: Decoded<K>) -> Result<K, Identity> {
+        match object {
+            Ok(object) => {
+                self.remove(object.meta().uid.as_deref().unwrap_or_default());
+                Ok(object)
+            }
+            Err(object) => {
+                if self.add(&object) {
+                    let (Identity { namespace, name, .. }, kind) = (&object.identity, &self.kind);
+                    let (field, error) = (&object.field, &object.problem);
+                    tracing::error!(kind, namespace, name, field, error, "object cannot be decoded and is ignored");
+                }
+                Err(object.identity)
+            }
+        }
+    }
+
+    /// False if the object was added before because of the same field.
+    fn add(&mut self, object: &Undecodable) -> bool {
+        if self.fields.len() >= MOST_IGNORED {
+            self.fields.clear();
+        }
+        let before = self.fields.insert(object.identity.uid.clone(), object.field.clone());
+        before.as_ref() != Some(&object.field)
+    }
+
+    /// The object was decoded, or deleted.
+    pub(super) fn remove(&mut self, uid: &str) {
+        self.fields.remove(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, start: &str) -> Value {
+        json!({"metadata": {"namespace": "n", "name": name, "uid": format!("{name}-uid"), "resourceVersion": "7"},
+               "status": {"startTime": start}})
+    }
+
+    /// `a`, or `~n/b b-uid 7 status.startTime`.
+    fn shown(decoded: Decoded<Pod>) -> String {
+        match decoded {
+            Ok(pod) => pod.metadata.name.unwrap_or_default(),
+            Err(object) => {
+                let Identity { namespace, name, uid, resource_version } = object.identity;
+                format!("~{namespace}/{name} {uid} {resource_version} {}", object.field)
+            }
+        }
+    }
+
+    const GOOD: &str = "2026-01-01T00:00:00Z";
+    const BEYOND: &str = "9999-12-31T23:59:59Z";
+
+    #[tokio::test]
+    async fn lines_are_decoded_one_by_one() {
+        let line = |kind: &str, object: Value| json!({"type": kind, "object": object}).to_string();
+        let mark = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"resourceVersion": "8"}});
+        let lines = [
+            line("ADDED", pod("a", GOOD)),
+            line("ADDED", pod("b", BEYOND)),
+            String::new(),
+            line("MODIFIED", pod("c", GOOD)),
+            line("DELETED", pod("b", BEYOND)),
+            line("BOOKMARK", mark),
+            line("ERROR", json!({"code": 410})),
+            line("ADDED", pod("cut-off", GOOD)).trim_end_matches('}').to_owned(),
+        ];
+        let text = lines.join("\n");
+        let (mut body, mut seen) = (text.as_bytes(), Vec::new());
+        while let Some(line) = next_line::<Pod, _>(&mut body).await.expect("lines") {
+            seen.push(match line {
+                WatchLine::Changed(object) => shown(object),
+                WatchLine::Deleted(object) => format!("-{}", object.metadata.uid),
+                WatchLine::Bookmark(mark) => format!("bookmark {}", mark.metadata.resource_version),
+                WatchLine::Error(status) => status.code.to_string(),
+            });
+        }
+        assert_eq!(seen, ["a", "~n/b b-uid 7 status.startTime", "c", "-b-uid", "bookmark 8", "410"]);
+        let mut other = "{\"kind\": \"Status\"}\n".as_bytes();
+        assert!(next_line::<Pod, _>(&mut other).await.is_err());
+    }
+
+    #[test]
+    fn objects_of_a_list_are_decoded_one_by_one() {
+        let list = |items: Value| json!({"metadata": {"resourceVersion": "8"}, "items": items}).to_string();
+        let decoded = |text: &str| {
+            let list = decode_list::<Pod>(text)?;
+            assert_eq!(list.metadata.resource_version.as_deref(), Some("8"));
+            serde_json::Result::Ok(list.items.into_iter().flatten().map(shown).collect::<Vec<_>>())
+        };
+        let odd = decoded(&list(json!([pod("a", GOOD), pod("b", BEYOND), pod("c", GOOD)])));
+        assert_eq!(odd.expect("a list"), ["a", "~n/b b-uid 7 status.startTime", "c"]);
+        assert_eq!(decoded(&list(json!([pod("a", GOOD)]))).expect("a list"), ["a"]);
+        assert_eq!(decoded(&list(json!(null))).expect("a list"), [""; 0]);
+        assert!(decoded("{\"kind\": \"Status\"}").is_err(), "not an empty list");
+    }
+
+    #[test]
+    fn an_object_is_new_once_for_each_field() {
+        let mut ignored = Ignored::new("pods");
+        let object = |uid: &str, field: &str| Undecodable {
+            identity: Identity { uid: uid.to_owned(), ..Identity::default() },
+            field: field.to_owned(),
+            problem: String::new(),
+        };
+        let table = [("a", "x", true), ("a", "x", false), ("b", "x", true), ("a", "y", true), ("a", "y", false)];
+        for (uid, field, is_new) in table {
+            assert_eq!(ignored.add(&object(uid, field)), is_new, "{uid} {field}");
+        }
+        ignored.remove("a");
+        assert!(ignored.add(&object("a", "y")));
+    }
+}

@@ -1,0 +1,93 @@
+//! Objects that the API server takes and the agent's types do not hold.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::layer::SubscriberExt as _;
+
+use super::*;
+
+/// A time that the API server takes and the agent's types do not hold.
+const BEYOND: &str = "9999-12-31T23:59:59Z";
+
+fn undecodable(name: &str, version: &str) -> Value {
+    let mut object = object(name, version);
+    object["metadata"]["uid"] = json!(format!("{name}-uid"));
+    object["metadata"]["creationTimestamp"] = json!(BEYOND);
+    object
+}
+
+#[tokio::test(start_paused = true)]
+async fn managed_fields_hide_no_object() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    let lines = server.next().await.stream();
+    let mut odd = object("b", "2");
+    odd["metadata"]["managedFields"] = json!([{"manager": "m", "operation": "Update", "time": BEYOND}]);
+    send(&lines, "ADDED", object("a", "1"));
+    send(&lines, "ADDED", odd.clone());
+    send(&lines, "ADDED", object("c", "3"));
+    send(&lines, "BOOKMARK", bookmark("4", true));
+    client.sees("init +a +b +c done").await;
+    send(&lines, "MODIFIED", odd);
+    client.sees("=b").await;
+}
+
+/// Counts the log lines about objects that cannot be decoded.
+#[derive(Clone, Default)]
+struct Logged(Arc<AtomicUsize>);
+
+impl<S: tracing::Subscriber> Layer<S> for Logged {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == "keblet::apiserver::decode" {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_decoded_hides_no_other_and_counts_as_present() {
+    let logged = Logged::default();
+    let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(logged.clone()));
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    let list = |lines: &Lines| {
+        send(lines, "ADDED", object("a", "1"));
+        send(lines, "ADDED", undecodable("b", "2"));
+        send(lines, "ADDED", object("c", "3"));
+        send(lines, "BOOKMARK", bookmark("4", true));
+    };
+    let lines = server.next().await.stream();
+    list(&lines);
+    client.sees("init +a ~b +c done").await;
+    send(&lines, "MODIFIED", undecodable("b", "5"));
+    send(&lines, "MODIFIED", object("a", "6"));
+    send(&lines, "MODIFIED", undecodable("b", "7"));
+    client.sees("=a").await;
+    // The watch goes on from the version of the object that is ignored.
+    drop(lines);
+    let asked = server.next().await;
+    assert!(asked.has_parameter("resourceVersion=7"), "{}", asked.query);
+    asked.reject(410, "Expired");
+    let lines = server.next().await.stream();
+    list(&lines);
+    client.sees("init +a ~b +c done").await;
+    assert_eq!(logged.0.load(SeqCst), 1, "one line, however often it is received");
+    send(&lines, "DELETED", undecodable("b", "8"));
+    client.sees("-b").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_decoded_hides_no_other_of_a_list_in_pages() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    server.next().await.reject(422, "Invalid");
+    let items = json!([object("a", "1"), undecodable("b", "2"), object("c", "3")]);
+    server.next().await.json(200, &list(&items, "5", ""));
+    client.sees("init +a ~b +c done").await;
+    let asked = server.next().await;
+    assert!(asked.has_parameter("watch=true") && asked.has_parameter("resourceVersion=5"), "{}", asked.query);
+}
