@@ -15,6 +15,7 @@ use super::decode::MAX_MANIFEST_BYTES;
 use super::static_pod::Origin;
 use crate::model::ConfigSource;
 use crate::model::Pod;
+use crate::proxy::Proxies;
 
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,6 +35,8 @@ pub(super) struct HttpSource {
     pub node_name: String,
     /// Feature gate PreventStaticPodAPIReferences.
     pub prevent_api_references: bool,
+    /// Proxies of requests.
+    pub proxies: Proxies,
 }
 
 /// Why an answer gives no pods.
@@ -44,41 +47,41 @@ pub(super) enum FetchError {
     Client {
         /// Where to.
         url: String,
-        /// Why not.
+        /// The cause.
         source: reqwest::Error,
     },
     /// No answer, or it broke off.
     #[error("cannot get {url}: {source}")]
     Request {
-        /// From where.
+        /// The URL that was requested.
         url: String,
-        /// Why not.
+        /// The cause.
         source: reqwest::Error,
     },
     /// An answer other than 200.
     #[error("{url} answers {status}")]
     Status {
-        /// Who.
+        /// The URL that was requested.
         url: String,
-        /// With what.
+        /// Status of the response.
         status: reqwest::StatusCode,
     },
     /// More than a manifest may hold.
     #[error("the answer of {url} is too big: must be under {MAX_MANIFEST_BYTES} bytes")]
     TooBig {
-        /// Whose.
+        /// The URL that was requested.
         url: String,
     },
     /// Nothing at all: the pods of this source go.
     #[error("zero-length data received from {url}")]
     Empty {
-        /// From where.
+        /// The URL that was requested.
         url: String,
     },
     /// Something else than pods.
     #[error("the answer of {url} is no usable manifest: {source}")]
     Manifest {
-        /// From where.
+        /// The URL that was requested.
         url: String,
         /// What is wrong.
         source: decode::ManifestError,
@@ -102,13 +105,14 @@ impl HttpSource {
                 return;
             }
         };
+        let headers = self.header_map();
         let mut tick = tokio::time::interval(self.check_frequency.max(Duration::from_millis(100)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_body = Vec::new();
         let mut failures = 0;
         loop {
             tick.tick().await;
-            let answer = self.fetch(&client, &mut last_body).await;
+            let answer = self.fetch(&client, &headers, &mut last_body).await;
             let set = match answer {
                 Ok(set) => {
                     failures = 0;
@@ -131,7 +135,12 @@ impl HttpSource {
     fn client(&self) -> Result<reqwest::Client, FetchError> {
         let failed =
             |source: reqwest::Error| FetchError::Client { url: self.url.clone(), source: source.without_url() };
-        let builder = || reqwest::Client::builder().timeout(TIMEOUT).default_headers(self.header_map());
+        let proxies = self.proxies.clone();
+        // Decided for each connection, since a redirect may lead to another server.
+        let proxy = reqwest::Proxy::custom(move |server: &reqwest::Url| {
+            proxies.proxy_of(server.scheme(), server.host_str()?, server.port()).map(str::to_owned)
+        });
+        let builder = || reqwest::Client::builder().timeout(TIMEOUT).proxy(proxy.clone());
         // A node without authorities can still read plain HTTP, and every handshake with HTTPS fails with its reason.
         builder().build().or_else(|_| builder().tls_certs_only([]).build()).map_err(failed)
     }
@@ -155,11 +164,17 @@ impl HttpSource {
 
     /// The set, or `None` if the body is the one seen last. An unusable body is an error once; then it, too, is the
     /// one seen last.
-    async fn fetch(&self, client: &reqwest::Client, last: &mut Vec<u8>) -> Result<Option<Vec<Pod>>, FetchError> {
+    async fn fetch(
+        &self,
+        client: &reqwest::Client,
+        headers: &HeaderMap,
+        last: &mut Vec<u8>,
+    ) -> Result<Option<Vec<Pod>>, FetchError> {
         let url = || self.url.clone();
         let failed =
             |source: reqwest::Error| FetchError::Request { url: self.url.clone(), source: source.without_url() };
-        let mut response = client.get(&self.url).send().await.map_err(failed)?;
+        // Default headers of a client have one value each.
+        let mut response = client.get(&self.url).headers(headers.clone()).send().await.map_err(failed)?;
         if response.status() != reqwest::StatusCode::OK {
             return Err(FetchError::Status { url: url(), status: response.status() });
         }
@@ -192,6 +207,9 @@ impl HttpSource {
         if !manifest.unknown_fields.is_empty() {
             let fields = manifest.unknown_fields.join(", ");
             tracing::warn!(source = "http", url = self.url, fields, "manifest sets unknown fields, ignored");
+        }
+        if manifest.ignores_documents {
+            tracing::warn!(source = "http", url = self.url, "{}", decode::FURTHER_DOCUMENTS);
         }
         Ok(Some(manifest.pods))
     }
