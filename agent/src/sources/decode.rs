@@ -1,4 +1,4 @@
-//! The text of a manifest to finished static pods: documents, types, API defaults, static pod defaults, validation,
+//! The text of a manifest to finished static pods: document, types, API defaults, static pod defaults, validation,
 //! refused references. All or nothing per text; no I/O, no clock.
 
 use std::fmt;
@@ -19,6 +19,9 @@ use crate::model::quote::Excerpt;
 /// A manifest must be smaller than this, in bytes.
 pub const MAX_MANIFEST_BYTES: u64 = 10 << 20;
 
+/// The log message about [`Manifest::ignores_documents`].
+pub(super) const FURTHER_DOCUMENTS: &str = "only the first document of the manifest is used, further ones are ignored";
+
 /// The content of a manifest.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Manifest {
@@ -26,13 +29,13 @@ pub struct Manifest {
     pub pods: Vec<Pod>,
     /// Fields it sets that a pod does not have: ignored, but most likely misspelt.
     pub unknown_fields: Vec<String>,
+    /// Further documents follow the first one: ignored, as by a kubelet, but most likely meant to be used.
+    pub ignores_documents: bool,
 }
 
 /// Why a manifest gives no pods.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ManifestError {
-    /// The document concerned, from 1; `None` for the text as a whole.
-    pub document: Option<usize>,
     /// What is wrong; at least one entry.
     pub problems: Vec<Problem>,
 }
@@ -51,9 +54,6 @@ const SHOWN_PROBLEMS: usize = 10;
 
 impl fmt::Display for ManifestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(document) = self.document {
-            write!(f, "document {document}: ")?;
-        }
         for (i, problem) in self.problems.iter().take(SHOWN_PROBLEMS).enumerate() {
             let separator = if i == 0 { "" } else { "; " };
             match problem.line {
@@ -71,17 +71,17 @@ impl fmt::Display for ManifestError {
 impl ManifestError {
     /// The text as a whole is unusable.
     pub fn whole(message: String) -> Self {
-        Self { document: None, problems: vec![Problem { line: None, message }] }
+        Self { problems: vec![Problem { line: None, message }] }
     }
 }
 
-/// What is wrong with one document, before lines are known: (path or empty, message).
+/// What is wrong with the document, before lines are known: (path or empty, message).
 type Problems = Vec<(String, String)>;
 
 /// Reads a manifest's bytes into pods ready for the sync loop.
 ///
 /// # Errors
-/// What is wrong with the text or one of its documents; then no pod of it is used.
+/// What is wrong with the text or its first document; then no pod of it is used.
 pub fn decode(bytes: &[u8], origin: &Origin<'_>) -> Result<Manifest, ManifestError> {
     if bytes.len() as u64 >= MAX_MANIFEST_BYTES {
         return Err(ManifestError::whole(format!("is too big: must be under {MAX_MANIFEST_BYTES} bytes")));
@@ -89,34 +89,33 @@ pub fn decode(bytes: &[u8], origin: &Origin<'_>) -> Result<Manifest, ManifestErr
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let line = bytes[..error.valid_up_to()].iter().filter(|&&b| b == b'\n').count() as u64 + 1;
         let problem = Problem { line: Some(line), message: "is not valid UTF-8".to_owned() };
-        ManifestError { document: None, problems: vec![problem] }
+        ManifestError { problems: vec![problem] }
     })?;
-    let documents = documents::parse(text).map_err(|problem| {
+    let document = documents::parse(text).map_err(|problem| {
         let message = format!("is neither YAML nor JSON: {}", Excerpt(&problem.message));
-        ManifestError { document: None, problems: vec![Problem { line: problem.line, message }] }
+        ManifestError { problems: vec![Problem { line: problem.line, message }] }
     })?;
-    if documents.is_empty() {
-        return Err(ManifestError::whole("holds no document".to_owned()));
-    }
-    let mut manifest = Manifest::default();
-    for (index, document) in documents.into_iter().enumerate() {
-        read_document(document, origin, &mut manifest).map_err(|problems| locate(text, index, problems))?;
-    }
+    let Some(value) = document.value else {
+        let which = if document.is_followed { "has an empty first document" } else { "holds no document" };
+        return Err(ManifestError::whole(which.to_owned()));
+    };
+    let mut manifest = Manifest { ignores_documents: document.is_followed, ..Manifest::default() };
+    read_document(value, origin, &mut manifest).map_err(|problems| locate(text, problems))?;
     Ok(manifest)
 }
 
 /// Adds the lines.
-fn locate(text: &str, index: usize, problems: Problems) -> ManifestError {
+fn locate(text: &str, problems: Problems) -> ManifestError {
     let problems = problems
         .into_iter()
         .enumerate()
         .map(|(i, (path, message))| Problem {
             // Each look-up reads the text again; what is not shown needs none.
-            line: if i < SHOWN_PROBLEMS { documents::line_of(text, index, &path) } else { None },
+            line: if i < SHOWN_PROBLEMS { documents::line_of(text, &path) } else { None },
             message: if path.is_empty() { message } else { format!("{path}: {message}") },
         })
         .collect();
-    ManifestError { document: Some(index + 1), problems }
+    ManifestError { problems }
 }
 
 fn read_document(document: Value, origin: &Origin<'_>, manifest: &mut Manifest) -> Result<(), Problems> {

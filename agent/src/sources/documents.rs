@@ -1,8 +1,9 @@
-//! The text of a manifest to untyped documents, and back from a field's path to its line.
+//! The text of a manifest to an untyped document, and back from a field's path to its line.
 //!
 //! YAML is read as the API tooling does: untyped, with the spellings of YAML 1.1 (`yes`, `0644`), merge keys, and
-//! the last of duplicate keys winning. A text that starts with `{` is JSON. Both may hold several documents,
-//! separated by `---`; empty ones are skipped. Depth, node count and alias expansion are bounded.
+//! the last of duplicate keys winning. Of several documents, separated by `---`, a kubelet reads the first; whatever follows
+//! it need not even be YAML. A text that starts with `{` is JSON, and nothing may follow it. Depth, node count and
+//! alias expansion are bounded.
 
 use std::fmt;
 
@@ -22,54 +23,90 @@ pub(super) struct SyntaxProblem {
     pub message: String,
 }
 
-/// All documents of the text that are not empty.
+/// The document that a text holds.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Document {
+    /// Its content; `None` if it is empty.
+    pub value: Option<Value>,
+    /// The text holds further ones.
+    pub is_followed: bool,
+}
+
+/// The first document of the text.
 ///
 /// # Errors
-/// The text is neither YAML nor JSON.
-pub(super) fn parse(text: &str) -> Result<Vec<Value>, SyntaxProblem> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    if is_json(text) { parse_json(text) } else { parse_yaml(text) }
+/// It is neither YAML nor JSON.
+pub(super) fn parse(text: &str) -> Result<Document, SyntaxProblem> {
+    let text = without_byte_order_mark(text);
+    if text.trim_start().starts_with('{') {
+        return Ok(Document { value: Some(parse_json(text)?), is_followed: false });
+    }
+    let (first, rest) = split_after_first(text);
+    Ok(Document { value: parse_yaml(first)?, is_followed: lines(rest).any(|line| is_content(without_marker(line))) })
 }
 
-fn is_json(text: &str) -> bool {
-    text.trim_start().starts_with('{')
+fn without_byte_order_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
-fn parse_yaml<T: for<'de> Deserialize<'de>>(text: &str) -> Result<Vec<T>, SyntaxProblem> {
+/// The first YAML document with all that precedes it, and the rest from the marker that ends it. No scalar can contain
+/// a marker: at the start of a line it always is one.
+fn split_after_first(text: &str) -> (&str, &str) {
+    let mut end = 0;
+    let mut is_begun = false;
+    for line in lines(text) {
+        if is_marker(line, "...") || (is_begun && is_marker(line, "---")) {
+            break;
+        }
+        // Comments and directives before the first `---` belong to the document that it begins.
+        is_begun |= is_content(line) && !line.starts_with('%');
+        end += line.len();
+    }
+    text.split_at(end)
+}
+
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.split_inclusive(['\n', '\r'])
+}
+
+fn is_marker(line: &str, marker: &str) -> bool {
+    line.strip_prefix(marker).is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\n', '\r']))
+}
+
+fn without_marker(line: &str) -> &str {
+    if is_marker(line, "---") || is_marker(line, "...") { &line[3..] } else { line }
+}
+
+fn is_content(line: &str) -> bool {
+    let line = line.trim();
+    !line.is_empty() && !line.starts_with('#')
+}
+
+fn parse_yaml<T: for<'de> Deserialize<'de>>(document: &str) -> Result<Option<T>, SyntaxProblem> {
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
         legacy_octal_numbers: true,
         with_snippet: false,
     };
-    serde_saphyr::from_multiple_with_options(text, options).map_err(|error| SyntaxProblem {
+    // Unlike its counterpart for one document, this call accepts an empty one.
+    let parsed = serde_saphyr::from_multiple_with_options(document, options).map_err(|error| SyntaxProblem {
         line: error.location().map(|at| at.line()).filter(|&line| line > 0),
         message: error.without_snippet().to_string(),
-    })
+    });
+    parsed.map(|documents: Vec<T>| documents.into_iter().next())
 }
 
-/// A JSON string cannot hold a raw line break, so a line `---` is always a separator.
-fn parse_json(text: &str) -> Result<Vec<Value>, SyntaxProblem> {
-    let mut documents = Vec::new();
-    let mut first_line = 0;
-    for part in text.split_inclusive('\n').collect::<Vec<_>>().split(|line| line.trim_end() == "---") {
-        let part_text = part.concat();
-        for document in serde_json::Deserializer::from_str(&part_text).into_iter::<Value>() {
-            let document = document.map_err(|error| SyntaxProblem {
-                line: Some(first_line + error.line() as u64),
-                message: error.to_string(),
-            })?;
-            documents.push(document);
-        }
-        first_line += part.len() as u64 + 1;
-    }
-    Ok(documents)
+fn parse_json(text: &str) -> Result<Value, SyntaxProblem> {
+    serde_json::from_str(text)
+        .map_err(|error| SyntaxProblem { line: Some(error.line() as u64), message: error.to_string() })
 }
 
-/// The line of the field at `path` in the `document`th (from 0) document, or of its nearest ancestor that exists.
-/// Reads the text again: meant for errors only.
-pub(super) fn line_of(text: &str, document: usize, path: &str) -> Option<u64> {
-    let documents: Vec<Spanned<Node>> = parse_yaml(text).ok()?;
-    let mut at = documents.get(document)?;
+/// The line of the field at `path` in the first document, or of its nearest ancestor that exists. Reads the text again:
+/// meant for errors only.
+pub(super) fn line_of(text: &str, path: &str) -> Option<u64> {
+    let (first, _) = split_after_first(without_byte_order_mark(text));
+    let document: Spanned<Node> = parse_yaml(first).ok()??;
+    let mut at = &document;
     let mut line = at.referenced.line();
     for step in segments(path) {
         let next = match (&at.value, step) {
@@ -183,26 +220,55 @@ mod tests {
             "a: yes\nb: 0644\nc: 1.5\nd: ~\ne: '1'\nf: 2001-01-01\n1: x\na: no\ng: &g {h: 1}\ni: {<<: *g, j: 2}\n";
         let expected = json!({"a": false, "b": 420, "c": 1.5, "d": null, "e": "1", "f": "2001-01-01", "1": "x",
             "g": {"h": 1}, "i": {"h": 1, "j": 2}});
-        assert_eq!(parse(text), Ok(vec![expected]));
+        assert_eq!(parse(text), Ok(only(expected)));
+    }
+
+    fn only(value: Value) -> Document {
+        Document { value: Some(value), is_followed: false }
     }
 
     #[test]
-    fn several_documents_empty_ones_skipped() {
-        assert_eq!(parse("---\na: 1\n---\n# nothing\n---\nb: 2\n---\n"), Ok(vec![json!({"a": 1}), json!({"b": 2})]));
-        assert_eq!(parse("{\"a\": 1}\n---\n{\"b\": 2}\n"), Ok(vec![json!({"a": 1}), json!({"b": 2})]));
-        assert_eq!(parse(""), Ok(vec![]));
+    fn the_first_document_is_read_and_others_are_noticed() {
+        for (text, first, is_followed) in [
+            ("", None, false),
+            ("a: 1\n", Some(1), false),
+            ("a: 1\n---\nb: 2\n", Some(1), true),
+            ("a: 1\r\n---\r\nb: 2\r\n", Some(1), true),
+            ("---\na: 1\n---\n# nothing\n---\nb: 2\n---\n", Some(1), true),
+            ("# nothing\n\n--- # begins\na: 1\n", Some(1), false),
+            ("%YAML 1.2\n---\na: 1\n...\nb: 2\n", Some(1), true),
+            ("--- {a: 1}\n--- {b: 2}\n", Some(1), true),
+            ("a: 1\n---\n", Some(1), false),
+            ("a: 1\n---\n # nothing\n...\n\n---", Some(1), false),
+            ("a: 1\n---\nb: [", Some(1), true),
+            ("a: 1\n---\n\t\0", Some(1), true),
+            ("a: 1\n--- x", Some(1), true),
+            // A first document that is empty is one, as for a kubelet, which then finds no pod.
+            ("---\n---\na: 1\n", None, true),
+            ("---\n# nothing\n---\na: 1\n", None, true),
+            ("...\na: 1\n", None, true),
+            ("null\n", None, false),
+        ] {
+            let expected = Document { value: first.map(|number| json!({ "a": number })), is_followed };
+            assert_eq!(parse(text), Ok(expected), "{text:?}");
+        }
+        assert_eq!(parse("a: |\n  ---\n  ...\nb: ----\n"), Ok(only(json!({"a": "---\n...\n", "b": "----"}))));
+        assert!(parse("a: [1\n---\nb: 2\n").is_err(), "the first one is incomplete");
     }
 
     #[test]
-    fn json_may_use_tabs_and_surrogates() {
-        assert_eq!(parse("\u{feff} {\n\t\"a\": \"\\ud83d\\ude00\"}"), Ok(vec![json!({"a": "\u{1f600}"})]));
+    fn json_may_use_tabs_and_surrogates_and_ends_the_text() {
+        assert_eq!(parse("\u{feff} {\n\t\"a\": \"\\ud83d\\ude00\"}"), Ok(only(json!({"a": "\u{1f600}"}))));
+        for rest in ["{\"b\": 2}", "---\n{\"b\": 2}\n", "x"] {
+            assert_eq!(parse(&format!("{{\"a\": 1}}\n{rest}")).map_err(|e| e.line), Err(Some(2)), "{rest}");
+        }
     }
 
     #[test]
     fn syntax_errors_name_the_line() {
         assert_eq!(parse("a: 1\nb: [1\n").map_err(|e| e.line.is_some()), Err(true));
         assert_eq!(parse("a: 1\nb:\n\t- x\n").map_err(|e| e.line), Err(Some(3)));
-        assert_eq!(parse("{\"a\": 1}\n---\n{\"b\":\n oops}").map_err(|e| e.line), Err(Some(4)));
+        assert_eq!(parse("{\"a\":\n oops}").map_err(|e| e.line), Err(Some(2)));
     }
 
     #[test]
@@ -220,7 +286,8 @@ mod tests {
 
     #[test]
     fn paths_lead_to_lines() {
-        let text = "a: 1\n---\nspec:\n  containers:\n  - name: x\n    image: y\n  - name: z\n    env:\n    - name: A\n";
+        let text =
+            "# a\n---\nspec:\n  containers:\n  - name: x\n    image: y\n  - name: z\n    env:\n    - name: A\n---\n- [";
         for (path, line) in [
             ("spec.containers[0].image", 6),
             ("spec.containers[1].name", 7),
@@ -229,10 +296,10 @@ mod tests {
             ("spec.containers[7]", 5),
             ("metadata.name", 3),
         ] {
-            assert_eq!(line_of(text, 1, path), Some(line), "{path}");
+            assert_eq!(line_of(text, path), Some(line), "{path}");
         }
         let labels = "metadata:\n  labels:\n    app: x\n    example.com/y: z\n";
-        assert_eq!(line_of(labels, 0, "metadata.labels[example.com/y]"), Some(4));
-        assert_eq!(line_of(labels, 3, "metadata"), None);
+        assert_eq!(line_of(labels, "metadata.labels[example.com/y]"), Some(4));
+        assert_eq!(line_of("# nothing\n", "metadata"), None);
     }
 }

@@ -31,6 +31,8 @@ pub(super) enum Report {
     Good(OsString),
     /// A file sets fields that the Pod type does not have.
     Unknown(OsString, Vec<String>),
+    /// A file holds documents after the first one.
+    IgnoresDocuments(OsString),
     /// Several files define the same pod (namespace/name): the last file name wins.
     Conflict(String, Vec<OsString>),
 }
@@ -51,6 +53,7 @@ struct ManifestFile {
     stamp: Option<Stamp>,
     pods: Vec<Pod>,
     error: Option<String>,
+    ignores_documents: bool,
     missing_since: Option<Instant>,
 }
 
@@ -172,6 +175,11 @@ impl Store {
                 if entry.error.take().is_some() {
                     reports.push(Report::Good(name.clone()));
                 }
+                // Also if the pods stay the same: documents may be added to a file that is in use.
+                if manifest.ignores_documents && !entry.ignores_documents {
+                    reports.push(Report::IgnoresDocuments(name.clone()));
+                }
+                entry.ignores_documents = manifest.ignores_documents;
                 if changed {
                     entry.pods = manifest.pods;
                     if !manifest.unknown_fields.is_empty() {

@@ -20,7 +20,7 @@ fn from(name: &str, mark: &str) -> Pod {
 }
 
 fn good(pods: Vec<Pod>) -> Reading {
-    Reading::Good(None, Manifest { pods, unknown_fields: vec![] })
+    Reading::Good(None, Manifest { pods, ..Manifest::default() })
 }
 
 fn bad() -> Reading {
@@ -148,6 +148,24 @@ fn an_editor_that_moves_the_old_file_away_changes_the_pod_once() {
     assert_eq!(marks(&files.event(saved)), set(["2"]));
     assert_eq!(marks(&files.event(folder([("x.yaml", Reading::Unchanged)]))), None);
     assert_eq!(marks(&files.after(REMOVAL_DELAY).event(folder([("x.yaml", Reading::Unchanged)]))), None);
+}
+
+#[test]
+fn ignored_documents_are_reported_once_until_they_are_gone() {
+    let several = |name: &str| {
+        Reading::Good(None, Manifest { pods: vec![pod(name)], ignores_documents: true, ..Manifest::default() })
+    };
+    let mut files = Folder::new();
+    assert_eq!(files.periodic(folder([("a", good(vec![pod("a")]))])).reports, []);
+    let result = files.event(folder([("a", several("a"))]));
+    assert_eq!((marks(&result), result.reports), (None, vec![Report::IgnoresDocuments("a".into())]), "the same pod");
+    for reading in [several("a"), several("b"), bad()] {
+        let reports = files.periodic(folder([("a", reading)])).reports;
+        assert!(!reports.contains(&Report::IgnoresDocuments("a".into())), "reported once");
+    }
+    files.event(folder([("a", good(vec![pod("b")]))]));
+    let result = files.event(folder([("a", several("b"))]));
+    assert_eq!(result.reports, [Report::IgnoresDocuments("a".into())], "added again");
 }
 
 #[test]

@@ -21,6 +21,7 @@ use crate::model::Pod;
 use crate::sources::SourceUpdate;
 use crate::sources::SourcesHandle;
 use crate::sources::adoption::Adoptions;
+use crate::sources::decode::FURTHER_DOCUMENTS;
 
 /// Settings of the file source.
 #[derive(Clone, Debug)]
@@ -211,6 +212,9 @@ fn log(folder: &Path, report: Report) {
         Report::Unknown(name, fields) => {
             let fields = fields.join(", ");
             tracing::warn!(source = "file", file = %path(&name).display(), fields, "manifest sets unknown fields, ignored");
+        }
+        Report::IgnoresDocuments(name) => {
+            tracing::warn!(source = "file", file = %path(&name).display(), "{FURTHER_DOCUMENTS}");
         }
         Report::Conflict(pod, files) => {
             let last = files.last().map(|name| path(name)).unwrap_or_default();

@@ -221,7 +221,7 @@ async fn bad_files_do_not_disturb_good_ones() {
     write(path, "bad-name.yaml", &manifest("../../x", "1"));
     write(path, "bad-kind.yaml", "apiVersion: v1\nkind: Service\n");
     write(path, "empty.yaml", "");
-    write(path, "half.yaml", &format!("{}---\nkind: Pod\n", manifest("half", "1")));
+    write(path, "half.yaml", &format!("kind: Pod\n---\n{}", manifest("half", "1")));
     write(path, "big.yaml", &format!("# {}", "x".repeat(10 << 20)));
     symlink("loop-b", path.join("loop-a")).expect("linked");
     symlink("loop-a", path.join("loop-b")).expect("linked");
@@ -390,6 +390,7 @@ fn sandbox_of_another_kubelet(name: &str, image: &str) -> StaticSandbox {
         name: format!("{name}-n"),
         ready: true,
         created_at: i64::try_from(now.as_nanos()).expect("before 2262"),
+        marked: None,
         containers: vec![("c".to_owned(), container_hash("c", image))],
     }
 }
@@ -425,6 +426,30 @@ async fn a_running_static_pod_keeps_the_uid_of_another_kubelet_until_its_file_ch
     watcher.until(["a-n=2", "b-n=1"]).await;
     assert_eq!(watcher.take_log(), ["remove a-n", "add a-n"]);
     assert_ne!(uid(&watcher, "a-n"), "theirs");
+}
+
+#[tokio::test]
+async fn a_running_static_pod_survives_a_second_document() {
+    let (dir, root) = (folder(), folder());
+    let and_service = |image: &str| manifest("a", image) + "---\napiVersion: v1\nkind: Service\n";
+    write(dir.path(), "a.yaml", &and_service("1"));
+    let adoptions = Adoptions::new(vec![sandbox_of_another_kubelet("a", "1")], root.path());
+    let mut watcher = Watcher::start(SourcesConfig { static_pod_path: Some(dir.path().into()), adoptions, ..config() });
+    watcher.until(["a-n=1"]).await;
+    assert_eq!(watcher.pods["a-n"].metadata.uid.as_deref(), Some("theirs"), "a kubelet runs it, too");
+    write(dir.path(), "a.yaml", &manifest("a", "2"));
+    watcher.until(["a-n=2"]).await;
+    watcher.take_log();
+    for second in ["---\nkind: [", &format!("---\n{}", manifest("second", "1"))] {
+        write(dir.path(), "a.yaml", &(manifest("a", "2") + second));
+        write(dir.path(), "b.yaml", &manifest("b", "1"));
+        watcher.until(["a-n=2", "b-n=1"]).await;
+        remove(dir.path(), "b.yaml");
+        watcher.until(["a-n=2"]).await;
+    }
+    assert_eq!(watcher.take_log(), ["add b-n", "remove b-n", "add b-n", "remove b-n"]);
+    write(dir.path(), "a.yaml", &and_service("3"));
+    watcher.until(["a-n=3"]).await;
 }
 
 /// The target of a link keeps its times, as a file does that is written when the clock was set back.
