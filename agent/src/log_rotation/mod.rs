@@ -204,13 +204,13 @@ impl Rotation {
             return;
         }
         let Parts { policy, runtime, local_time, .. } = &self.parts;
-        let (runtime, max_files, local_time) = (runtime.clone(), policy.max_files, *local_time);
+        let (runtime, policy, local_time) = (runtime.clone(), *policy, *local_time);
         let (workers, ends, rotated) = (self.workers.clone(), self.ends.clone(), container.clone());
         let task = self.tasks.spawn(async move {
             // The semaphore is never closed.
             let _worker = workers.acquire_owned().await;
             Done::Rotated(match due {
-                Due::Rotate => rotate(&runtime, &rotated, max_files, local_time(), ends).await,
+                Due::Rotate => rotate(&runtime, &rotated, policy, local_time(), ends).await,
                 Due::Reopen => runtime.reopen_container_log(rotated.id.as_str()).await.map_err(RotationError::from),
             })
         });
@@ -247,27 +247,36 @@ fn examine(container: Container, max_size: u64) -> Option<(Container, Due)> {
         return None;
     }
     let due = match container.log.find() {
-        Found::File(size) if size >= max_size => Due::Rotate,
+        found if is_too_large(found, max_size) => Due::Rotate,
         Found::Missing => Due::Reopen,
         Found::File(_) | Found::Other => return None,
     };
     Some((container, due))
 }
 
-/// Rotates one log.
+fn is_too_large(found: Found, max_size: u64) -> bool {
+    matches!(found, Found::File(size) if size >= max_size)
+}
+
+/// Rotates one log, if it is still too large.
 async fn rotate(
     runtime: &Runtime,
     container: &Container,
-    max_files: usize,
+    policy: Policy,
     now: DateTime,
     ends: CancellationToken,
 ) -> Result<(), RotationError> {
     let renamed = blocking(&container.log, move |log| {
-        let name = log.make_room(max_files, now, &ends)?;
+        // It may have been rotated since it was examined: by a rotation that was in progress then, or while this one waited
+        // for a worker.
+        if !is_too_large(log.find(), policy.max_size) {
+            return Ok(None);
+        }
+        let name = log.make_room(policy.max_files, now, &ends)?;
         log.rename_to(&name)?;
-        Ok(name)
+        Ok(Some(name))
     });
-    let name = renamed.await?;
+    let Some(name) = renamed.await? else { return Ok(()) };
     let Err(reopen) = runtime.reopen_container_log(container.id.as_str()).await else { return Ok(()) };
     match blocking(&container.log, move |log| log.rename_back(&name)).await {
         Ok(()) => Err(reopen.into()),

@@ -235,6 +235,25 @@ async fn logs_that_do_not_grow_cost_no_call() {
     assert_eq!((node.writing.state().calls, node.files()), (1, vec!["0.log".to_owned()]), "a lost log is opened again");
 }
 
+/// Its size was read while another rotation of it was in progress.
+#[tokio::test(start_paused = true)]
+async fn a_log_that_was_rotated_meanwhile_is_not_rotated_again() {
+    let node = Node::new();
+    node.writing.state().file.write_all(b"\n").expect("written");
+    let rotated = ["0.log.20251231-000000.gz", "0.log.20251231-000100"];
+    rotated.iter().for_each(|name| fs::write(node.dir.path().join(name), name).expect("a file"));
+    let log = Log::at(&node.dir.path().join("0.log").to_string_lossy()).expect("a log");
+    let container = Container { id: ContainerId::from("c"), log, is_running: true, to_recover: false };
+    let policy = Policy { max_files: 3, ..POLICY };
+    let (runtime, now) = (node.writing.runtime(), DateTime::constant(2026, 1, 1, 0, 0, 0, 0));
+    rotate(&runtime, &container, policy, now, CancellationToken::new()).await.expect("nothing to do");
+    assert_eq!(node.files(), [rotated[0], rotated[1], "0.log"]);
+    assert_eq!(node.writing.state().calls, 0, "the runtime keeps its file");
+    fs::write(node.dir.path().join("0.log"), vec![b'x'; 70_000]).expect("a log");
+    rotate(&runtime, &container, policy, now, CancellationToken::new()).await.expect("rotated");
+    assert_eq!((node.files().len(), node.writing.state().calls), (3, 1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn rotations_at_the_same_time_are_bounded() {
     for workers in [1, 3] {

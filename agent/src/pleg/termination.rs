@@ -19,9 +19,11 @@ use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 
 use crate::filesystem;
+use crate::log_format::Format;
 use crate::model::ContainerId;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
+use crate::model::quote::Excerpt;
 
 /// Longest message taken from the file, in bytes (API: 4096).
 const FILE_LIMIT: usize = 4096;
@@ -126,35 +128,33 @@ impl MessageReader {
     async fn file_message(&self, container: &ContainerStatus) -> Option<String> {
         let path = container.termination.host_path.as_deref()?;
         match self.tail(path, FILE_LIMIT as u64).await {
-            Ok(bytes) if bytes.is_empty() => None,
+            Ok(end) if end.bytes.is_empty() => None,
             // Replacing invalid UTF-8 makes the text longer.
-            Ok(bytes) => Some(end_of(&String::from_utf8_lossy(&bytes), FILE_LIMIT).to_owned()),
+            Ok(end) => Some(end_of(&String::from_utf8_lossy(&end.bytes), FILE_LIMIT).to_owned()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => Some(format!("Error on reading termination log {path}: {error}")),
         }
     }
 
     async fn log_message(&self, container: &ContainerStatus) -> String {
-        match self.end_of_log(&container.log_path).await {
-            Ok(bytes) => last_lines(&String::from_utf8_lossy(&bytes)),
-            Err(error) => format!("Error on reading termination message from logs: {error}"),
-        }
+        let output = self.end_of_log(&container.log_path).await.and_then(|log| last_output(&log));
+        output.unwrap_or_else(|error| format!("Error on reading termination message from logs: {error}"))
     }
 
     /// The end of a log, once it no longer grows: a runtime may report an exit before it has written all output.
-    async fn end_of_log(&self, path: &str) -> io::Result<Vec<u8>> {
-        let mut bytes = self.tail(path, LOG_WINDOW).await?;
+    async fn end_of_log(&self, path: &str) -> io::Result<FileEnd> {
+        let mut end = self.tail(path, LOG_WINDOW).await?;
         for _ in 0..LOG_LOOKS {
             tokio::time::sleep(LOG_PAUSE).await;
-            let before = std::mem::replace(&mut bytes, self.tail(path, LOG_WINDOW).await?);
-            if before == bytes && !bytes.is_empty() {
+            let before = std::mem::replace(&mut end, self.tail(path, LOG_WINDOW).await?);
+            if before == end && !end.bytes.is_empty() {
                 break;
             }
         }
-        Ok(bytes)
+        Ok(end)
     }
 
-    async fn tail(&self, path: &str, limit: u64) -> io::Result<Vec<u8>> {
+    async fn tail(&self, path: &str, limit: u64) -> io::Result<FileEnd> {
         let path = PathBuf::from(path);
         let file = self.place_of(&path);
         self.in_time(file, move || tail(&path, limit)).await
@@ -200,20 +200,52 @@ fn wants_log(container: &ContainerStatus) -> bool {
         && !container.log_path.is_empty()
 }
 
-/// The end of a file. Blocking.
-fn tail(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut file = filesystem::open_regular(path)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(limit)))?;
-    let mut bytes = Vec::new();
-    file.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
+/// The end of a file.
+#[derive(Debug, PartialEq, Eq)]
+struct FileEnd {
+    bytes: Vec<u8>,
+    /// The file has more before it, so that its first line may lack its start.
+    is_cut: bool,
 }
 
-/// The content of the last lines of a CRI log (`<time> <stream> <tag> <content>`), within the limits.
-fn last_lines(log: &str) -> String {
-    let lines: Vec<&str> = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
-    end_of(&lines[lines.len().saturating_sub(LOG_LINES)..].join("\n"), LOG_LIMIT).to_owned()
+/// Blocking.
+fn tail(path: &Path, limit: u64) -> io::Result<FileEnd> {
+    let mut file = filesystem::open_regular(path)?;
+    let start = file.metadata()?.len().saturating_sub(limit);
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(FileEnd { bytes, is_cut: start > 0 })
+}
+
+/// What the container wrote last, as a client gets its log, within the limits.
+///
+/// # Errors
+/// The log has an unknown format.
+fn last_output(log: &FileEnd) -> io::Result<String> {
+    let mut lines: Vec<&[u8]> = log.bytes.split_inclusive(|byte| *byte == b'\n').collect();
+    if log.is_cut && lines.len() > 1 {
+        // Its stream and tags are not known, and what follows is newer.
+        lines.remove(0);
+    }
+    // As upstream, a line without its end does not count.
+    let complete = lines.iter().filter(|line| line.ends_with(b"\n")).count();
+    lines.drain(..complete.saturating_sub(LOG_LINES));
+    let Some(first) = lines.first() else { return Ok(String::new()) };
+    let text: Vec<u8> = match Format::detect(first) {
+        Some(format) => {
+            let parsed = lines.iter().filter_map(|line| format.parse(line)).take(LOG_LINES);
+            parsed.flat_map(|line| line.text.into_owned()).collect()
+        }
+        // One line that is longer than what is read: all of it is the container's output.
+        None if log.is_cut && lines.len() == 1 => first.to_vec(),
+        None => {
+            let line = String::from_utf8_lossy(first);
+            let text = format!("failed to get parse function: unsupported log format: \"{}\"", Excerpt(&line));
+            return Err(io::Error::other(text));
+        }
+    };
+    Ok(end_of(&String::from_utf8_lossy(&text), LOG_LIMIT).to_owned())
 }
 
 /// The last bytes of a text, cut between characters.
@@ -265,7 +297,7 @@ mod tests {
         assert_eq!(c.message, "");
         c.termination.fallback_to_logs = true;
         append_message(&mut c).await;
-        assert_eq!(c.message, "one\ntwo words");
+        assert_eq!(c.message, "one\ntwo words\n");
         c.message.clear();
         c.exit_code = Some(0);
         append_message(&mut c).await;
@@ -282,9 +314,10 @@ mod tests {
         c.termination.fallback_to_logs = true;
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(25)).await;
-            std::fs::write(&path, "t stderr F one\n").unwrap();
+            let one = "2026-01-01T00:00:00Z stderr F one\n";
+            std::fs::write(&path, one).unwrap();
             tokio::time::sleep(Duration::from_millis(7)).await;
-            std::fs::write(&path, "t stderr F one\nt stderr P two").unwrap();
+            std::fs::write(&path, format!("{one}2026-01-01T00:00:00Z stderr P two")).unwrap();
         });
         append_message(&mut c).await;
         assert_eq!(c.message, "one\ntwo");
@@ -334,10 +367,49 @@ mod tests {
         assert!(read("/dead", Box::new(|| Ok(()))).await.is_ok(), "the place is free again");
     }
 
+    fn line(tag: &str, text: &str) -> String {
+        format!("2026-01-01T00:00:00Z stdout {tag} {text}\n")
+    }
+
+    fn output(log: &str, is_cut: bool) -> String {
+        last_output(&FileEnd { bytes: log.as_bytes().to_vec(), is_cut }).unwrap()
+    }
+
+    #[test]
+    fn the_log_is_read_as_for_its_clients() {
+        let parts = [line("F", "before"), line("P", "a line "), line("P", "in three "), line("F", "parts")].concat();
+        assert_eq!(output(&parts, false), "before\na line in three parts\n");
+        assert_eq!(
+            output(&(parts.clone() + &line("P", "no newline")), false),
+            "before\na line in three parts\nno newline"
+        );
+        let docker = |log: &str| format!(r#"{{"log":"{log}","stream":"stderr","time":"2026-01-01T00:00:00Z"}}"#) + "\n";
+        assert_eq!(output(&[docker(r"one\n"), docker("tw"), docker(r"o\n")].concat(), false), "one\ntwo\n");
+        assert_eq!(output(&parts[10..], true), "a line in three parts\n", "the first line lacks its start");
+        assert_eq!(output(&format!("{parts}garbage\n"), false), "before\na line in three parts\n");
+        assert_eq!(output("", false), "");
+        let many: String = (0..100).map(|n| line("F", &n.to_string())).collect();
+        assert!(output(&many, false).starts_with("20\n21\n"), "of the last lines");
+        let endless = "x".repeat(5000);
+        assert_eq!(output(&endless, true), endless[..LOG_LIMIT], "a line longer than the window");
+        let unknown = last_output(&FileEnd { bytes: b"free text\n".to_vec(), is_cut: false }).unwrap_err();
+        assert_eq!(unknown.to_string(), r#"failed to get parse function: unsupported log format: "free text\n""#);
+    }
+
+    #[test]
+    fn a_window_begins_at_a_line() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let long = line("F", &"y".repeat(16 * 1024));
+        std::fs::write(log.path(), long.repeat(8) + &line("P", "th") + &line("F", "e end")).unwrap();
+        let end = tail(log.path(), LOG_WINDOW).unwrap();
+        assert!(end.is_cut && end.bytes.len() as u64 == LOG_WINDOW);
+        let text = last_output(&end).unwrap();
+        assert!(text.ends_with("y\nthe end\n") && text.len() == LOG_LIMIT && !text.contains("stdout"), "{text}");
+    }
+
     #[test]
     fn the_log_tail_is_bounded_and_cut_between_characters() {
-        let line = format!("t stdout F {}\n", "ä".repeat(100));
-        let text = last_lines(&line.repeat(200));
+        let text = output(&line("F", &"ä".repeat(100)).repeat(200), false);
         assert!(text.len() <= LOG_LIMIT && text.len() > LOG_LIMIT - 4);
     }
 }

@@ -18,6 +18,7 @@ use keblet::model::PodUid;
 use keblet::pleg::PlegHandle;
 use keblet::runtime::RuntimeOptions;
 use keblet::server::AgentState;
+use keblet::server::Configz;
 use keblet::server::Containers;
 use keblet::server::Handles;
 use keblet::server::Mounted;
@@ -153,7 +154,7 @@ impl AgentState for LogsOnly {
 fn handles() -> Handles {
     Handles {
         agent: Arc::new(LogsOnly),
-        configz: Arc::new(json!({})),
+        configz: Configz::new(json!({})),
         version: "v1.36.3",
         flags: Arc::default(),
         metrics: Metrics::new(),

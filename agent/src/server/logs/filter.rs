@@ -1,10 +1,10 @@
 //! Filters the lines of a log by time, stream and limits. Pure.
 
-use super::format::Format;
-use super::format::Line;
-use super::format::Stream;
 use super::query::Wanted;
-use super::stamp::Stamp;
+use crate::log_format::Format;
+use crate::log_format::Line;
+use crate::log_format::Stamp;
+use crate::log_format::Stream;
 
 /// The log has an unknown format; its first line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +31,20 @@ pub(super) struct Filter {
     format: Option<Format>,
     /// The previous line was complete.
     at_line_start: bool,
+    /// A line of which the start was taken, and its end was not.
+    open: Option<OpenLine>,
+}
+
+/// What was decided at the start of a long line.
+#[derive(Clone, Copy, Debug)]
+struct OpenLine {
+    is_wanted: bool,
+    is_partial: bool,
 }
 
 impl Filter {
     pub(super) fn new(rules: LineRules) -> Self {
-        Self { rules, format: None, at_line_start: true }
+        Self { rules, format: None, at_line_start: true, open: None }
     }
 
     /// A limit was reached.
@@ -60,31 +69,84 @@ impl Filter {
             tracing::debug!(length = raw.len(), "skipping a log line that cannot be parsed");
             return Ok(());
         };
-        if line.nanos >= self.rules.since {
+        if self.is_wanted(&line) {
             self.write(&line, out);
         }
-        if let Some(lines) = &mut self.rules.lines {
-            *lines -= 1;
-        }
-        self.at_line_start = line.text.is_empty() || line.text.ends_with(b"\n");
+        self.end_line(line.text.is_empty() || line.text.ends_with(b"\n"));
         Ok(())
     }
 
-    fn write(&mut self, line: &Line<'_>, out: &mut Vec<u8>) {
-        let wanted = match self.rules.stream {
+    /// Appends the start of a line that is too long to be held. Returns whether [`Self::take_rest`] can process the rest: not
+    /// in a format that is parsed as a whole.
+    pub(super) fn take_start(&mut self, start: &[u8], out: &mut Vec<u8>) -> bool {
+        if self.format == Some(Format::DockerJson) {
+            return false;
+        }
+        let Some(line) = Format::Cri.parse(start) else { return false };
+        self.format = Some(Format::Cri);
+        let open = OpenLine { is_wanted: !self.is_done() && self.is_wanted(&line), is_partial: line.is_partial };
+        if open.is_wanted {
+            self.write(&line, out);
+        }
+        self.open = Some(open);
+        true
+    }
+
+    /// Whether the start of a line was taken, and its end was not.
+    pub(super) fn is_inside_line(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Appends more of the line of which the start was taken, up to its newline.
+    pub(super) fn take_rest(&mut self, part: &[u8], out: &mut Vec<u8>) {
+        let Some(open) = self.open else { return };
+        let text = part.strip_suffix(b"\n").filter(|_| open.is_partial).unwrap_or(part);
+        if open.is_wanted {
+            let before = out.len();
+            out.extend_from_slice(text);
+            self.limit(before, out);
+        }
+        if part.ends_with(b"\n") {
+            self.open = None;
+            self.end_line(!open.is_partial);
+        }
+    }
+
+    /// The log ends here, or what is written next is no continuation.
+    pub(super) fn end_log(&mut self) {
+        if self.open.take().is_some() {
+            self.end_line(false);
+        }
+    }
+
+    fn end_line(&mut self, is_complete: bool) {
+        if let Some(lines) = &mut self.rules.lines {
+            *lines = lines.saturating_sub(1);
+        }
+        self.at_line_start = is_complete;
+    }
+
+    fn is_wanted(&self, line: &Line<'_>) -> bool {
+        let is_stream = match self.rules.stream {
             Wanted::All => true,
             Wanted::Stdout => line.stream == Stream::Stdout,
             Wanted::Stderr => line.stream == Stream::Stderr,
         };
-        if !wanted {
-            return;
-        }
+        is_stream && line.nanos >= self.rules.since
+    }
+
+    fn write(&mut self, line: &Line<'_>, out: &mut Vec<u8>) {
         let before = out.len();
         if let Some(stamp) = Stamp::parse(&line.time).filter(|_| self.rules.timestamps && self.at_line_start) {
             stamp.write_fixed(out);
             out.push(b' ');
         }
         out.extend_from_slice(&line.text);
+        self.limit(before, out);
+    }
+
+    /// Removes what was appended to the first `before` bytes beyond the limit.
+    fn limit(&mut self, before: usize, out: &mut Vec<u8>) {
         if let Some(limit) = &mut self.rules.limit {
             let allowed = usize::try_from(*limit).unwrap_or(usize::MAX);
             out.truncate(before.saturating_add(allowed));

@@ -10,13 +10,11 @@
 mod chunks;
 mod filter;
 mod follow;
-mod format;
 mod instance;
 pub mod node;
 mod query;
 mod reader;
 mod shared;
-mod stamp;
 mod successor;
 mod tail;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The query of `/containerLogs`. Pure.
 
-use super::stamp::Stamp;
+use crate::log_format::Stamp;
 
 /// The requested output streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

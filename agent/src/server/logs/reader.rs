@@ -21,7 +21,10 @@ use crate::model::quote::go_quoted;
 
 /// Bytes per read. Small, because several are buffered for a slow client.
 const READ_SIZE: usize = 8 * 1024;
-/// Longest line in bytes; longer ones are skipped. Runtimes split lines at 16 KiB.
+/// The start of a line that is held back until the line is complete, in bytes; of a longer line it is sent at once, and the
+/// rest as it is read. Runtimes split lines at 16 KiB.
+const MAX_START: usize = 64 * 1024;
+/// Longest line in bytes of a format that is parsed as a whole; longer ones are skipped.
 const MAX_LINE: usize = 1 << 20;
 
 /// Why a log cannot be read, with upstream's messages.
@@ -63,7 +66,7 @@ pub(super) struct Reader {
     position: u64,
     /// The beginning of an incomplete line.
     line: Vec<u8>,
-    /// Inside a line that is too long.
+    /// Inside a line that is too long to be parsed.
     skipping: bool,
     filter: Filter,
 }
@@ -177,6 +180,7 @@ impl Reader {
             if emptied {
                 self.line.clear();
                 self.skipping = false;
+                self.filter.end_log();
                 self.position = 0;
                 self.log.forget();
             }
@@ -208,6 +212,7 @@ impl Reader {
         if !line.is_empty() {
             self.filter.take(&line, out)?;
         }
+        self.filter.end_log();
         Ok(())
     }
 
@@ -216,13 +221,11 @@ impl Reader {
         let ends = part.ends_with(b"\n");
         if self.skipping {
             self.skipping = !ends;
+        } else if self.filter.is_inside_line() {
+            self.filter.take_rest(part, out);
         } else if !ends {
             self.line.extend_from_slice(part);
-            if self.line.len() > MAX_LINE {
-                tracing::warn!(log = %self.path.display(), "skipping a log line of more than {MAX_LINE} bytes");
-                self.line = Vec::new();
-                self.skipping = true;
-            }
+            self.bound_line(out);
         } else if self.line.is_empty() {
             self.filter.take(part, out)?;
         } else {
@@ -231,6 +234,17 @@ impl Reader {
             self.filter.take(&line, out)?;
         }
         Ok(())
+    }
+
+    /// Keeps the start of an incomplete line no longer than memory allows.
+    fn bound_line(&mut self, out: &mut Vec<u8>) {
+        if self.line.len() > MAX_START && self.filter.take_start(&self.line, out) {
+            self.line = Vec::new();
+        } else if self.line.len() > MAX_LINE {
+            tracing::warn!(log = %self.path.display(), "skipping a log line of more than {MAX_LINE} bytes");
+            self.line = Vec::new();
+            self.skipping = true;
+        }
     }
 }
 
@@ -343,12 +357,77 @@ mod tests {
         assert_eq!(out, b"text", "the read is not cancelled any more");
     }
 
-    #[test]
-    fn overlong_lines_are_skipped() {
+    /// What the client gets of a log with a long line between two short ones, and the memory that the start of a line took.
+    fn with_long_line(long: &str, rules: LineRules, tail: Option<u64>) -> (String, usize) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("0.log");
-        let endless = line(2, "stdout", "F", &"x".repeat(3 << 20));
-        fs::write(&path, [line(1, "stdout", "F", "one"), endless, line(3, "stdout", "F", "three")].concat()).unwrap();
+        let (before, after) = (line(1, "stdout", "F", "one"), line(3, "stdout", "F", "three"));
+        fs::write(&path, before + long + &after).unwrap();
+        let mut reader = Reader::open(&OpenLogs::default(), &path, tail, Filter::new(rules)).unwrap();
+        let (mut out, mut held) = (Vec::new(), 0);
+        while reader.step(&mut out).unwrap() == ReadOutcome::More {
+            held = held.max(reader.line.capacity());
+        }
+        reader.flush_last_line(&mut out).unwrap();
+        (String::from_utf8(out).unwrap(), held)
+    }
+
+    #[test]
+    fn long_lines_are_passed_on_in_parts() {
+        let text: String = (0..3 << 20).map(|n| char::from(b'a' + (n % 23) as u8)).collect();
+        let long = line(2, "stderr", "F", &text);
+        let stamp = |second: u8| format!("2026-01-01T00:00:0{second}.000000000Z ");
+        let since = |second: i64| (1_767_225_600 + second) * 1_000_000_000;
+        let tail = LineRules { lines: Some(2), ..ALL };
+        for (rules, tail, expected) in [
+            (ALL, None, format!("one\n{text}\nthree\n")),
+            (
+                LineRules { timestamps: true, ..ALL },
+                None,
+                format!("{}one\n{}{text}\n{}three\n", stamp(1), stamp(2), stamp(3)),
+            ),
+            (LineRules { limit: Some(4 + (1 << 20)), ..ALL }, None, format!("one\n{}", &text[..1 << 20])),
+            (tail, Some(2), format!("{text}\nthree\n")),
+            (tail, None, format!("one\n{text}\n")),
+            (LineRules { stream: Wanted::Stderr, ..ALL }, None, format!("{text}\n")),
+            (LineRules { stream: Wanted::Stdout, ..ALL }, None, "one\nthree\n".to_owned()),
+            (LineRules { since: since(2), ..ALL }, None, format!("{text}\nthree\n")),
+            (LineRules { since: since(3), ..ALL }, None, "three\n".to_owned()),
+        ] {
+            let (out, held) = with_long_line(&long, rules, tail);
+            assert!(out == expected, "{} bytes instead of {} with {rules:?}", out.len(), expected.len());
+            assert!(held < 2 * MAX_LINE, "{held} bytes");
+        }
+        let (out, _) = with_long_line(&line(2, "stdout", "P", &text), LineRules { timestamps: true, ..ALL }, None);
+        assert!(out == format!("{}one\n{}{text}three\n", stamp(1), stamp(2)), "a partial line has no newline");
+    }
+
+    #[test]
+    fn a_long_line_without_its_end_is_continued_or_ended_by_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let text = "x".repeat(MAX_START);
+        let whole = line(1, "stdout", "F", &text);
+        fs::write(&path, &whole[..whole.len() - 10]).unwrap();
+        let mut reader = opened(&path, None);
+        let began = read(&mut reader);
+        assert!(!began.is_empty() && text.starts_with(&began));
+        fs::write(&path, &whole).unwrap();
+        assert!(began + &read(&mut reader) == text.clone() + "\n", "the rest follows");
+        fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        let mut reader = opened(&path, None);
+        let mut out = read(&mut reader).into_bytes();
+        reader.flush_last_line(&mut out).unwrap();
+        assert!(out == text.as_bytes(), "the log ends within the line");
+    }
+
+    #[test]
+    fn long_lines_of_a_format_that_is_parsed_as_a_whole_are_skipped() {
+        let docker =
+            |text: &str| format!("{{\"log\":\"{text}\\n\",\"stream\":\"stdout\",\"time\":\"2026-01-01T00:00:00Z\"}}\n");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        fs::write(&path, [docker("one"), docker(&"x".repeat(3 << 20)), docker("three")].concat()).unwrap();
         let mut reader = opened(&path, None);
         assert_eq!(read(&mut reader), "one\nthree\n");
         assert!(reader.line.capacity() < 2 * MAX_LINE);

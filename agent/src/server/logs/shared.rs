@@ -18,6 +18,8 @@ use std::sync::Weak;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use crate::filesystem;
+
 /// Device and inode, since a path may name another file later.
 pub(super) type FileId = (u64, u64);
 
@@ -58,12 +60,12 @@ pub(super) struct End {
 pub(super) struct Generation(u64);
 
 impl OpenLogs {
-    /// Opens a log, or returns the open one.
+    /// Opens a log, or returns the open one. A container that mounts the directory of logs can put anything in its place.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// It cannot be opened, or is no regular file.
     pub(super) fn open(&self, path: &Path) -> io::Result<Arc<SharedLog>> {
-        let file = File::open(path)?;
+        let file = filesystem::open_regular(path)?;
         let meta = file.metadata()?;
         let id = (meta.dev(), meta.ino());
         let mut all = lock(&self.0);

@@ -185,6 +185,29 @@ async fn errors_after_the_status_are_text() {
     assert_eq!(node.text(PATH).await, (200, expected.to_owned()));
 }
 
+/// A container that mounts the directory of logs can replace its own.
+#[tokio::test]
+async fn only_regular_files_are_opened() {
+    let node = Node::new();
+    let log = node.dir.path().join("0.log");
+    std::fs::remove_file(&log).unwrap();
+    nix::unistd::mkfifo(&log, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let pipe = log.canonicalize().unwrap();
+    let answers = async {
+        for _ in 0..100 {
+            for query in ["", "?follow=true", "?tailLines=1"] {
+                let refused = format!("failed to open log file \"{}\": not a regular file", pipe.display());
+                assert_eq!(node.text(&format!("{PATH}{query}")).await, (200, refused));
+            }
+        }
+    };
+    tokio::time::timeout(TIMEOUT, answers).await.expect("no answer waits for a writer");
+    std::fs::remove_file(&log).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", &log).unwrap();
+    let refused = "failed to open log file \"/dev/zero\": not a regular file";
+    assert_eq!(node.text(&format!("{PATH}?limitBytes=100")).await, (200, refused.to_owned()));
+}
+
 #[tokio::test]
 async fn one_stream_of_two() {
     let node = Node::with(json!({"running": {}}), true);

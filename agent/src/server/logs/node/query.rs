@@ -1,6 +1,6 @@
 //! The query of `/logs/`. Pure.
 
-use super::super::stamp::Stamp;
+use crate::log_format::Stamp;
 
 /// Services per query, and the length of their names, at most.
 const MAX_SERVICES: usize = 4;

@@ -3,9 +3,9 @@
 
 /// A parsed timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp<'a> {
+pub struct Stamp<'a> {
     /// Unix nanoseconds; of a time before 1677 or after 2262, which has none, the smallest or largest number.
-    pub(super) nanos: i64,
+    pub nanos: i64,
     /// Date and time to the second, `2006-01-02T15:04:05`.
     seconds: &'a [u8],
     /// Digits of the fraction.
@@ -19,7 +19,7 @@ const DIGITS: usize = 9;
 
 impl<'a> Stamp<'a> {
     /// Parses `2006-01-02T15:04:05[.fraction](Z|±hh:mm)`; `None` for anything else.
-    pub(super) fn parse(text: &'a [u8]) -> Option<Self> {
+    pub fn parse(text: &'a [u8]) -> Option<Self> {
         let (seconds, rest) = text.split_at_checked(19)?;
         let punctuation = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
         if punctuation.iter().any(|(at, expected)| seconds[*at] != *expected) {
@@ -47,7 +47,7 @@ impl<'a> Stamp<'a> {
     }
 
     /// Writes the timestamp with nine digits of fraction, in its original zone.
-    pub(super) fn write_fixed(&self, out: &mut Vec<u8>) {
+    pub fn write_fixed(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.seconds);
         out.push(b'.');
         let kept = &self.fraction[..self.fraction.len().min(DIGITS)];

@@ -1,50 +1,59 @@
-//! The two formats of container logs. Pure.
+//! The two formats of container logs, line by line. Pure.
 //!
 //! ```text
 //!  CRI     2016-10-06T00:17:09.669794202Z stdout P part of a line
 //!  Docker  {"log":"a line\n","stream":"stdout","time":"2016-10-06T00:17:09.669794202Z"}
 //! ```
 
+mod stamp;
+
 use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use super::stamp::Stamp;
+pub use self::stamp::Stamp;
 
 /// The format of a log. All lines of a file have the format of its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+pub enum Format {
+    /// Time, stream, tags and text, with a space between them.
     Cri,
+    /// A JSON object.
     DockerJson,
 }
 
 /// The output stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stream {
+pub enum Stream {
+    /// The standard output.
     Stdout,
+    /// The standard error.
     Stderr,
 }
 
 /// One line of the log.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Line<'a> {
+pub struct Line<'a> {
     /// Unix nanoseconds.
-    pub(super) nanos: i64,
+    pub nanos: i64,
     /// The timestamp as written; it is valid.
-    pub(super) time: Cow<'a, [u8]>,
-    pub(super) stream: Stream,
+    pub time: Cow<'a, [u8]>,
+    /// Where the container wrote it.
+    pub stream: Stream,
+    /// The container's line continues in the next one of the log.
+    pub is_partial: bool,
     /// The container's output; with its newline, unless it is a partial line.
-    pub(super) text: Cow<'a, [u8]>,
+    pub text: Cow<'a, [u8]>,
 }
 
 impl Format {
     /// The format of the log that begins with `line`.
-    pub(super) fn detect(line: &[u8]) -> Option<Self> {
+    pub fn detect(line: &[u8]) -> Option<Self> {
         [Self::Cri, Self::DockerJson].into_iter().find(|format| format.parse(line).is_some())
     }
 
     /// Parses a line with its newline; `None` if it has another format.
-    pub(super) fn parse(self, line: &[u8]) -> Option<Line<'_>> {
+    pub fn parse(self, line: &[u8]) -> Option<Line<'_>> {
         match self {
             Self::Cri => cri(line),
             Self::DockerJson => docker(line),
@@ -62,7 +71,7 @@ fn cri(line: &[u8]) -> Option<Line<'_>> {
     if is_partial {
         text = text.strip_suffix(b"\n").unwrap_or(text);
     }
-    Some(Line { nanos, time: Cow::Borrowed(time), stream, text: Cow::Borrowed(text) })
+    Some(Line { nanos, time: Cow::Borrowed(time), stream, is_partial, text: Cow::Borrowed(text) })
 }
 
 fn docker(line: &[u8]) -> Option<Line<'_>> {
@@ -77,7 +86,8 @@ fn docker(line: &[u8]) -> Option<Line<'_>> {
     let nanos = Stamp::parse(line_json.time.as_bytes())?.nanos;
     let stream = stream_of(line_json.stream.as_bytes())?;
     let time = Cow::Owned(line_json.time.into_bytes());
-    Some(Line { nanos, time, stream, text: Cow::Owned(line_json.log.into_bytes()) })
+    let is_partial = !line_json.log.ends_with('\n');
+    Some(Line { nanos, time, stream, is_partial, text: Cow::Owned(line_json.log.into_bytes()) })
 }
 
 fn stream_of(name: &[u8]) -> Option<Stream> {
