@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::path::PathBuf;
 
 /// The mounts of this process.
 #[derive(Clone, Debug, Default)]
@@ -42,9 +43,21 @@ impl MountTable {
     /// True if the file system that is mounted on `point`, a path without links, is also mounted somewhere below `dir`.
     pub fn is_mounted_below(&self, point: &Path, dir: &Path) -> bool {
         let (point, dir) = (escaped(&point.to_string_lossy()), escaped(&dir.to_string_lossy()));
-        let of_point = self.0.iter().rev().find(|entry| entry.point == point).map(|entry| &entry.number);
-        let is_below = |entry: &Entry| entry.point != point && Path::new(&entry.point).starts_with(&dir);
-        of_point.is_some_and(|number| self.0.iter().any(|entry| entry.number == *number && is_below(entry)))
+        self.same_as(&point).any(|entry| entry.point != point && Path::new(&entry.point).starts_with(&dir))
+    }
+
+    /// True if the file system that is mounted on `point`, a path without links, is also mounted somewhere that is none of
+    /// these.
+    pub fn is_mounted_elsewhere(&self, point: &Path, known: &[PathBuf]) -> bool {
+        let point = escaped(&point.to_string_lossy());
+        let known: Vec<String> = known.iter().map(|known| escaped(&known.to_string_lossy())).collect();
+        self.same_as(&point).any(|entry| entry.point != point && !known.contains(&entry.point))
+    }
+
+    /// The mounts of the file system that is mounted on this point.
+    fn same_as(&self, point: &str) -> impl Iterator<Item = &Entry> {
+        let of_point = self.0.iter().rev().find(|entry| entry.point == point).map(|entry| entry.number.as_str());
+        self.0.iter().filter(move |entry| Some(entry.number.as_str()) == of_point)
     }
 
     /// True if the block device of this number (`major:minor`) and file is mounted. The file systems of some are known by
@@ -82,6 +95,12 @@ broken
         assert!(below("plugins/x", "pods"));
         assert!(!below("plugins/x", "pod") && !below("plugins/x", "plugins"), "neither a part of a name nor itself");
         assert!(!below("plugins/y", "pods") && !below("plugins/z", "pods"));
+        let elsewhere = |point: &str, known: &[&str]| {
+            let known: Vec<PathBuf> = known.iter().map(|known| root.join(known)).collect();
+            table.is_mounted_elsewhere(&root.join(point), &known)
+        };
+        assert!(elsewhere("plugins/x", &[]) && elsewhere("plugins/x", &["plugins/x", "pods/u"]));
+        assert!(!elsewhere("plugins/x", &["pods/u/volumes/x"]) && !elsewhere("plugins/z", &[]));
     }
 
     #[test]

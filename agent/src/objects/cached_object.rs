@@ -279,7 +279,9 @@ impl<K: Kind> Shared<K> {
                 Some(Some(old)) => object.as_ref().is_none_or(|object| !object.same_content(old)),
                 Some(None) => object.is_some(),
             };
-            *known = Known { object: Some(object), fresh: true, failure: None, missed: false, fetched };
+            // All readers of a version share it, also those that have got it by different requests.
+            let held = known.object.take().flatten().filter(|held| object.as_deref() == Some(&**held));
+            *known = Known { object: Some(held.or(object)), fresh: true, failure: None, missed: false, fetched };
         });
         if news {
             self.users().values().for_each(|usage| usage.changed.send_modify(|count| *count += 1));

@@ -10,7 +10,14 @@ use serde::de::DeserializeOwned;
 
 /// A kind of object that pods refer to by name.
 pub(super) trait Kind:
-    k8s_openapi::Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Clone + Debug + Send + Sync + 'static
+    k8s_openapi::Resource<Scope = NamespaceResourceScope>
+    + DeserializeOwned
+    + Clone
+    + PartialEq
+    + Debug
+    + Send
+    + Sync
+    + 'static
 {
     /// Its name in messages.
     const WORD: &'static str;

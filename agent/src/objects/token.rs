@@ -42,9 +42,11 @@ const MAX_JITTER_SECONDS: u64 = 10;
 const FIRST_RETRY: Duration = Duration::from_secs(30);
 /// The longest such pause.
 const LAST_RETRY: Duration = Duration::from_secs(5 * 60);
+/// The longest such pause once the cached token has expired: what it is for fails until it is replaced.
+const EXPIRED_RETRY: Duration = Duration::from_secs(30);
 /// How long a request for a first token may take.
 const FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a request may take while the cached token is valid.
+/// How long a request for another one may take: containers that are restarted wait for it.
 const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the read of a service account may take.
 const ACCOUNT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -108,6 +110,13 @@ impl CachedToken {
         let due_at = self.failed.as_ref().map(|failed| failed.retry_at).or(self.token.refresh_at);
         due_at.is_some_and(|at| at <= now)
     }
+
+    /// The last failure to replace this token, which has expired, if another attempt is too early.
+    fn held_back(&self, now: SystemTime) -> Option<&FailedReplacement> {
+        // No pause is longer, unless the clock was set back.
+        let is_early = |failed: &&FailedReplacement| now < failed.retry_at && failed.retry_at <= now + EXPIRED_RETRY;
+        self.failed.as_ref().filter(is_early)
+    }
 }
 
 /// A token, and the UID of the service account if it is to be of that one only.
@@ -149,7 +158,8 @@ impl Tokens {
     /// `account`: UID that the service account must have.
     ///
     /// # Errors
-    /// No token was issued, and no cached one is still valid.
+    /// No token was issued, and no cached one is still valid. If one has expired, the API server is asked once in a while only:
+    /// in between the error is that of the last attempt.
     pub(super) async fn get(&self, key: &TokenKey, account: Option<&str>) -> Result<Token, ObjectError> {
         let held_key = (key.clone(), account.map(str::to_owned));
         let held = self.lock().get(&held_key).cloned();
@@ -162,12 +172,17 @@ impl Tokens {
             let retry_at = held.failed.as_ref().map(|failed| failed.retry_at);
             return Ok(Token { refresh_at: retry_at.or(held.token.refresh_at), ..held.token.clone() });
         }
-        let asked = self.request(&held_key, is_valid).await;
+        if let Some(failed) = held.as_ref().and_then(|held| held.held_back(now)) {
+            return Err(ObjectError::TokenExpired { key: key.to_string(), cause: failed.cause.clone() });
+        }
+        let timeout = if held.is_some() { RENEWAL_TIMEOUT } else { FIRST_TOKEN_TIMEOUT };
+        let asked = self.request(&held_key, timeout, is_valid).await;
         match asked {
             Ok(fresh) => {
                 let now = self.clock.wall();
                 let mut all = self.lock();
-                all.retain(|_, held| now < held.expires);
+                // One that could not be replaced is still asked for.
+                all.retain(|_, held| now < held.expires || held.failed.is_some());
                 all.insert(held_key, fresh.clone());
                 Ok(fresh.token)
             }
@@ -177,35 +192,36 @@ impl Tokens {
 
     /// The request for a token that is in progress, or a new one: volumes of a pod that are set up at the same time need one
     /// request. It ends when all futures that wait for it are dropped.
-    fn request(&self, held_key: &HeldKey, is_valid: bool) -> Shared<Request> {
+    fn request(&self, held_key: &HeldKey, timeout: Duration, is_valid: bool) -> Shared<Request> {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(request) = requests.get(held_key).and_then(WeakShared::upgrade) {
             return request;
         }
         let (issuer, (key, account)) = (self.issuer.clone(), held_key.clone());
-        let request = async move { issuer.issue(&key, account.as_deref(), is_valid).await }.boxed().shared();
+        let request = async move { issuer.issue(&key, account.as_deref(), timeout, is_valid).await }.boxed().shared();
         requests.retain(|_, request| request.upgrade().is_some());
         requests.extend(request.downgrade().map(|weak| (held_key.clone(), weak)));
         request
     }
 
-    /// The cached token, as long as it is valid.
+    /// Records that the cached token was not replaced, and returns it as long as it is valid.
     fn fall_back(&self, held_key: &HeldKey, held: Option<CachedToken>, cause: String) -> Result<Token, ObjectError> {
         let (key, now) = (&held_key.0, self.clock.wall());
-        let held = match held {
-            None => return Err(ObjectError::NoToken(cause)),
-            Some(held) if held.expires < now => return Err(ObjectError::TokenExpired { key: key.to_string(), cause }),
-            Some(held) => held,
-        };
+        let Some(held) = held else { return Err(ObjectError::NoToken(cause)) };
+        let is_valid = now < held.expires;
         let mut backoff = held.failed.as_ref().map_or(Backoff::new(FIRST_RETRY, LAST_RETRY), |failed| failed.backoff);
-        if held.failed.as_ref().is_none_or(|failed| failed.cause != cause) {
+        if is_valid && held.failed.as_ref().is_none_or(|failed| failed.cause != cause) {
             tracing::warn!(%key, cause, "cannot replace a service account token, the previous one is still valid");
         }
-        let retry_at = (now + backoff.failed(0.0)).min(held.expires);
+        let pause = backoff.failed(0.0);
+        let retry_at = if is_valid { (now + pause).min(held.expires) } else { now + pause.min(EXPIRED_RETRY) };
         if let Some(cached) = self.lock().get_mut(held_key) {
-            cached.failed = Some(FailedReplacement { retry_at, backoff, cause });
+            cached.failed = Some(FailedReplacement { retry_at, backoff, cause: cause.clone() });
         }
-        Ok(Token { refresh_at: Some(retry_at), ..held.token })
+        match is_valid {
+            true => Ok(Token { refresh_at: Some(retry_at), ..held.token }),
+            false => Err(ObjectError::TokenExpired { key: key.to_string(), cause }),
+        }
     }
 
     pub(super) fn forget_pod(&self, uid: &PodUid) {
@@ -222,9 +238,14 @@ struct Issuer {
 }
 
 impl Issuer {
-    /// Asks for a token, with `is_valid` beside one that is valid still.
-    async fn issue(&self, key: &TokenKey, account: Option<&str>, is_valid: bool) -> Result<CachedToken, Failure> {
-        let timeout = if is_valid { RENEWAL_TIMEOUT } else { FIRST_TOKEN_TIMEOUT };
+    /// Asks for a token, with `is_valid` beside one that is valid still. `timeout`: of each request.
+    async fn issue(
+        &self,
+        key: &TokenKey,
+        account: Option<&str>,
+        timeout: Duration,
+        is_valid: bool,
+    ) -> Result<CachedToken, Failure> {
         let mut retry = Retry::default();
         loop {
             match self.request(key, account, timeout).await {

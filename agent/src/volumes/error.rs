@@ -20,7 +20,7 @@ pub enum VolumeError {
     Io {
         /// What was tried.
         verb: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -145,6 +145,9 @@ pub enum VolumeError {
     /// An earlier attempt goes on.
     #[error("attaching, formatting and mounting takes longer than {0:?} and goes on in the background")]
     GoesOn(Duration),
+    /// The pod has ended while something was waited for.
+    #[error("the volumes of the pod are to be torn down")]
+    GivenUp,
     /// A type of file system that is no name of one.
     #[error("fsType {0:?} must be a name of at most 32 lowercase letters, digits, dashes and underscores")]
     FileSystemType(String),
@@ -252,6 +255,12 @@ pub enum VolumeError {
     /// A path that leaves its volume.
     #[error(transparent)]
     InvalidPath(#[from] InvalidPath),
+    /// Files made from API objects and the pod itself that are too large together.
+    #[error("the files of a volume made from API objects must have at most {limit} bytes together")]
+    ContentTooLarge {
+        /// The bound.
+        limit: usize,
+    },
     /// The API server sets the default; a volume without it did not pass through one.
     #[error("no defaultMode used, not even the default value for it")]
     NoDefaultMode,

@@ -41,7 +41,7 @@ pub(super) struct HostPath {
 pub(super) struct Checks(Locks);
 
 impl Checks {
-    /// Checks (or makes) the path as its type demands.
+    /// Checks (or makes) the path as its type demands. A check that is given up goes on, and keeps the path.
     ///
     /// # Errors
     /// As [`check`]; or it, or an earlier check of the same path, takes too long.
@@ -81,7 +81,7 @@ impl VolumePlugin for HostPath {
 
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         let source = target.volume.host_path.clone().unwrap_or_default();
-        Box::pin(async move { self.checks.run(&source).await.map(|()| Ready::default()) })
+        Box::pin(async move { target.unless_over(self.checks.run(&source)).await.map(|()| Ready::default()) })
     }
 
     fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {

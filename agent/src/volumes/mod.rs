@@ -29,6 +29,7 @@ mod global_mounts;
 mod host_path;
 mod host_program;
 mod image;
+mod in_progress;
 mod iscsi;
 mod layout;
 mod measurable;
@@ -39,11 +40,12 @@ mod plugin;
 mod pod_files;
 mod project_quotas;
 mod read;
+mod set_up;
 mod storage_medium;
 mod sub_path;
 mod teardown;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod unused;
@@ -53,10 +55,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 use std::time::Instant;
-use std::time::SystemTime;
 
+use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::api::core::v1::VolumeDevice;
@@ -73,6 +74,7 @@ pub use error::VolumeError;
 pub use layout::PodDirs;
 pub use measurable::MeasurableVolume;
 pub use project_quotas::ProjectQuotas;
+pub use set_up::RefreshDue;
 pub use storage_medium::StorageMediumError;
 
 use crate::metrics::Metrics;
@@ -83,17 +85,12 @@ use crate::recorder::Recorder;
 use actual_state::ActualState;
 use attachment::Attachment;
 use error::OnPath as _;
-use global_mounts::Locks;
+use in_progress::InProgress;
 use plugin::NodeVolumes;
 use plugin::Plugins;
-use plugin::Ready;
-use plugin::Target;
 use plugin::VolumePlugin;
 use plugin::blocking;
-
-/// How long the check of a running pod's volume may take that this agent has not set up: the pod's worker waits for it, and the
-/// volume may be on a server that does not answer.
-const CHECK_LIMIT: Duration = Duration::from_secs(2);
+use teardown::VolumeOnDisk;
 
 /// The volumes of all pods below one root directory (`--root-dir`).
 #[derive(Clone, Debug)]
@@ -102,20 +99,10 @@ pub struct Volumes {
     objects: Objects,
     plugins: Plugins,
     actual: ActualState,
-    /// Locks of pods whose volumes are being set up or torn down, by UID.
-    in_progress: Locks,
+    in_progress: InProgress,
     node: NodeVolumes,
     recorder: Option<Recorder>,
     quotas: Option<ProjectQuotas>,
-}
-
-/// When volumes are to be refreshed, if none of the objects they are made from changes before.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct RefreshDue {
-    /// When a token is to be replaced.
-    pub refresh_at: Option<SystemTime>,
-    /// After how long objects that are not watched are to be read again.
-    pub refresh_after: Option<Duration>,
 }
 
 impl Volumes {
@@ -129,7 +116,7 @@ impl Volumes {
             objects,
             plugins,
             actual: ActualState::default(),
-            in_progress: Locks::default(),
+            in_progress: InProgress::default(),
             node,
             recorder: None,
             quotas: None,
@@ -211,128 +198,6 @@ impl Volumes {
         &self.dirs
     }
 
-    /// Sets up every volume that a container mounts. What is set up already is left alone, except that volumes made from API
-    /// objects are refreshed; one that cannot be keeps its content. `memory`: bytes that a volume in memory may take. If the
-    /// future is dropped, the work goes on in the background, and [`Self::tear_down`] waits for it.
-    ///
-    /// # Errors
-    /// Every volume that cannot be set up; the others are.
-    pub async fn set_up(&self, pod: &Pod, memory: Option<i64>) -> Result<(), Vec<FailedVolume>> {
-        let alone = self.in_progress.lock(uid_of(pod)).await;
-        let (own, of_pod) = (self.clone(), pod.clone());
-        let running = tokio::spawn(async move {
-            let _alone = alone;
-            own.set_up_missing(&of_pod, memory).await
-        });
-        running.await.unwrap_or_else(|error| {
-            let failed = |volume: &Volume| FailedVolume {
-                volume: volume.name.clone(),
-                error: VolumeError::Interrupted(error.to_string()),
-            };
-            Err(mounted_volumes(pod).map(failed).collect())
-        })
-    }
-
-    async fn set_up_missing(&self, pod: &Pod, memory: Option<i64>) -> Result<(), Vec<FailedVolume>> {
-        let is_there = |volume: &Volume, plugin: Option<&dyn VolumePlugin>| {
-            plugin.is_some_and(|plugin| self.is_set_up(pod, volume, plugin))
-        };
-        let kept: BTreeSet<&str> = mounted_volumes(pod)
-            .filter(|volume| is_there(volume, self.plugins.of(volume)))
-            .map(|volume| volume.name.as_str())
-            .collect();
-        let wanted = |volume: &Volume, plugin: Option<&dyn VolumePlugin>| {
-            let is_of_host = plugin.is_some_and(|plugin| plugin.is_of_host(uid_of(pod), volume));
-            !(is_of_host && kept.contains(volume.name.as_str()))
-        };
-        let Err(mut failed) = self.set_up_those(pod, memory, wanted, None).await else { return Ok(()) };
-        // The refresh reports and retries them; containers get the content that is there.
-        let refreshes = |name: &str| {
-            let plugin =
-                mounted_volumes(pod).find(|volume| volume.name == name).and_then(|found| self.plugins.of(found));
-            plugin.is_some_and(|plugin| plugin.attributes().refreshes)
-        };
-        failed.retain(|failed| !(kept.contains(failed.volume.as_str()) && refreshes(&failed.volume)));
-        if failed.is_empty() { Ok(()) } else { Err(failed) }
-    }
-
-    fn is_set_up(&self, pod: &Pod, volume: &Volume, plugin: &dyn VolumePlugin) -> bool {
-        self.actual.is_set_up(uid_of(pod), &plugin.backing(uid_of(pod), volume))
-    }
-
-    /// True if some volume of the pod changes with API objects or the pod itself, or was not set up by this agent yet.
-    pub fn can_change(&self, pod: &Pod) -> bool {
-        let plugins = mounted_volumes(pod).filter_map(|volume| Some((volume, self.plugins.of(volume)?)));
-        let mut of_all = plugins.map(|(volume, plugin)| self.is_to_refresh(pod, volume, plugin));
-        of_all.any(|refreshes| refreshes)
-    }
-
-    /// Of a pod that a predecessor has started it is found out what its claims are, and the volumes are checked.
-    fn is_to_refresh(&self, pod: &Pod, volume: &Volume, plugin: &dyn VolumePlugin) -> bool {
-        plugin.attributes().refreshes || !self.is_set_up(pod, volume, plugin)
-    }
-
-    /// Brings the volumes made from API objects up to date, running containers or not, and sets up those that this agent
-    /// has not yet.
-    ///
-    /// # Errors
-    /// Every volume that cannot be; it keeps its old content. The others are brought up to date.
-    pub async fn refresh(&self, pod: &Pod, memory: Option<i64>) -> Result<RefreshDue, Vec<FailedVolume>> {
-        let wanted = |volume: &Volume, plugin: Option<&dyn VolumePlugin>| {
-            plugin.is_some_and(|plugin| self.is_to_refresh(pod, volume, plugin))
-        };
-        self.set_up_those(pod, memory, wanted, Some(CHECK_LIMIT)).await
-    }
-
-    /// `limit`: how long one that does not refresh may take; it goes on then.
-    async fn set_up_those(
-        &self,
-        pod: &Pod,
-        memory: Option<i64>,
-        wanted: impl Fn(&Volume, Option<&dyn VolumePlugin>) -> bool,
-        limit: Option<Duration>,
-    ) -> Result<RefreshDue, Vec<FailedVolume>> {
-        let volumes = mounted_volumes(pod).map(|volume| (volume, self.plugins.of(volume)));
-        let wanted: Vec<_> = volumes.filter(|(volume, plugin)| wanted(volume, *plugin)).collect();
-        let done = wanted.iter().map(async |(volume, plugin)| {
-            let limit = limit.filter(|_| plugin.is_some_and(|plugin| !plugin.attributes().refreshes));
-            let set_up = self.set_up_one(pod, memory, volume, *plugin);
-            match limit {
-                Some(limit) => tokio::time::timeout(limit, set_up).await.unwrap_or(Err(VolumeError::GoesOn(limit))),
-                None => set_up.await,
-            }
-        });
-        let (mut failed, mut refresh_at) = (Vec::new(), None);
-        for (done, (volume, _)) in futures_util::future::join_all(done).await.into_iter().zip(&wanted) {
-            match done {
-                Ok(ready) => refresh_at = refresh_at.into_iter().chain(ready.refresh_at).min(),
-                Err(error) => failed.push(FailedVolume { volume: volume.name.clone(), error }),
-            }
-        }
-        match failed.is_empty() {
-            true => Ok(RefreshDue { refresh_at, refresh_after: self.objects.refresh_period(pod) }),
-            false => Err(failed),
-        }
-    }
-
-    async fn set_up_one(
-        &self,
-        pod: &Pod,
-        memory: Option<i64>,
-        volume: &Volume,
-        plugin: Option<&dyn VolumePlugin>,
-    ) -> Result<Ready, VolumeError> {
-        let plugin = plugin.ok_or_else(|| VolumeError::Unsupported { volume: volume.name.clone() })?;
-        let fs_group = fs_group(pod).filter(|_| plugin.attributes().fs_group);
-        let began = Instant::now();
-        let target = Target { dirs: &self.dirs, pod, uid: uid_of(pod), volume, fs_group, memory };
-        let done = plugin.set_up(target).await;
-        let (name, backing) = plugin.backing(uid_of(pod), volume);
-        let refreshes = plugin.attributes().refreshes;
-        self.actual.mounted(uid_of(pod), &backing, (name, refreshes), began.elapsed(), done.is_ok());
-        done
-    }
-
     /// True if a volume cannot be written by containers, whatever its mounts say.
     pub fn is_read_only(&self, pod: &Pod, volume: &str) -> bool {
         volumes(pod)
@@ -406,14 +271,14 @@ impl Volumes {
     }
 
     /// Unmounts and deletes the pod's volumes; its other files stay. Content is deleted only where a plugin of this agent
-    /// owns it, and never across a mount point; a volume that stays does not keep the others. Waits for a set-up of the pod
-    /// that goes on, two minutes at most.
+    /// owns it, and never across a mount point; a volume that stays does not keep the others. Set-ups of the pod that only wait
+    /// for something give up; one that goes on is waited for, two minutes at most.
     ///
     /// # Errors
     /// The first volume that stays; or a set-up still goes on, and may make what the next call has to tear down.
     pub async fn tear_down(&self, uid: &str) -> Result<(), VolumeError> {
         // A set-up that waits for a server for ever may be what the unmounting ends.
-        let alone = tokio::time::timeout(plugin::SET_UP_TIMEOUT, self.in_progress.lock(uid)).await;
+        let alone = tokio::time::timeout(plugin::SET_UP_TIMEOUT, self.in_progress.tear_down(uid)).await;
         self.forget(uid);
         let done = self.tear_down_all(uid).await;
         self.look_for_unused();
@@ -425,21 +290,9 @@ impl Volumes {
     async fn tear_down_all(&self, uid: &str) -> Result<(), VolumeError> {
         let (dirs, of_pod) = (self.dirs.clone(), uid.to_owned());
         let Some(found) = blocking(move || teardown::begin(&dirs, &of_pod)).await? else { return Ok(()) };
-        let mut all = found.failed;
-        for volume in &found.volumes {
-            let began = Instant::now();
-            let plugin = self.plugins.of_directory(&volume.directory);
-            let done = match plugin {
-                Some(plugin) => plugin.tear_down(volume).await,
-                None => {
-                    let volume = volume.clone();
-                    blocking(move || volume.remove_if_empty()).await
-                }
-            };
-            let name = plugin.map(VolumePlugin::name);
-            self.actual.unmounted(uid, name, &volume.volume(), began.elapsed(), done.is_ok());
-            all = all.and(done);
-        }
+        // Beside each other: the server of one may not answer.
+        let torn_down = join_all(found.volumes.iter().map(|volume| self.tear_down_one(uid, volume))).await;
+        let mut all = torn_down.into_iter().fold(found.failed, Result::and);
         all = all.and(block::unmap_all(&self.dirs, uid).await);
         let (dirs, of_pod, plugins) = (self.dirs.clone(), uid.to_owned(), self.plugins.clone());
         let owns = move |directory: &str| plugins.of_directory(directory).is_some_and(|p| p.attributes().owns_content);
@@ -447,6 +300,21 @@ impl Volumes {
         all.and(ended)?;
         self.actual.torn_down(uid);
         Ok(())
+    }
+
+    async fn tear_down_one(&self, uid: &str, volume: &VolumeOnDisk) -> Result<(), VolumeError> {
+        let began = Instant::now();
+        let plugin = self.plugins.of_directory(&volume.directory);
+        let done = match plugin {
+            Some(plugin) => plugin.tear_down(volume).await,
+            None => {
+                let volume = volume.clone();
+                blocking(move || volume.remove_if_empty()).await
+            }
+        };
+        let name = plugin.map(VolumePlugin::name);
+        self.actual.unmounted(uid, name, &volume.volume(), began.elapsed(), done.is_ok());
+        done
     }
 
     /// Forgets which persistent volumes the pod uses.

@@ -1,14 +1,24 @@
 //! NFS exports, named by the pod itself or by a persistent volume. Mounted by mount(8), whose helper the host must have.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use k8s_openapi::api::core::v1::Volume;
+use tokio::time::Instant;
+use tokio::time::sleep_until;
+use tokio::time::timeout;
+use tokio::time::timeout_at;
+use tokio_util::sync::CancellationToken;
 
 use super::VolumeError;
 use super::bind_mount;
@@ -21,19 +31,62 @@ use super::plugin::Ready;
 use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::plugin::blocking;
+use super::plugin::unless_over;
 use super::teardown::VolumeOnDisk;
+use crate::filesystem::MountTable;
 use crate::kernel::usage::Disk;
 use crate::kernel::usage::MeasuredBy;
+use crate::model::Backoff;
 
-/// How long an unmount is waited for before it is forced.
+/// How long an unmount is tried before it is forced, as upstream.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(60);
+/// First and longest pause between two attempts.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Name of the plugin.
 pub(super) const NAME: &str = "kubernetes.io/nfs";
 
 /// `kubernetes.io/nfs`.
-#[derive(Debug)]
-pub(super) struct Nfs;
+#[derive(Debug, Default)]
+pub(super) struct Nfs {
+    /// Mounts that are to be undone, until they are.
+    undone: Mutex<BTreeSet<PathBuf>>,
+}
+
+impl Nfs {
+    fn undone(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
+        // Changed one entry at a time: a panic elsewhere leaves it usable.
+        self.undone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn undo(&self, volume: &VolumeOnDisk) -> Result<(), VolumeError> {
+        let mount = volume.path();
+        self.undone().insert(mount.clone());
+        let unmount = |work: fn(&VolumeOnDisk) -> Result<(), VolumeError>| {
+            let volume = volume.clone();
+            blocking(move || work(&volume))
+        };
+        let disk = Arc::new(tokio::sync::Mutex::new(Disk::of_volume(mount.clone())));
+        let is_silent = || {
+            let disk = disk.clone();
+            async move {
+                let mut disk = disk.lock().await;
+                disk.measure().await.is_none() && disk.is_waiting()
+            }
+        };
+        let is_shared = || {
+            let (mount, undone) = (mount.clone(), self.undone().clone());
+            blocking(move || is_mounted_elsewhere(&mount, &undone))
+        };
+        let usual = || unmount(VolumeOnDisk::unmount);
+        let done = unmount_or_force(usual, is_silent, is_shared, unmount(VolumeOnDisk::force_unmount)).await;
+        if done.is_ok() {
+            self.undone().remove(&mount);
+        }
+        done
+    }
+}
 
 impl VolumePlugin for Nfs {
     fn name(&self) -> &'static str {
@@ -60,27 +113,27 @@ impl VolumePlugin for Nfs {
         Box::pin(async move {
             let dir = self.mount_path(target.dirs, target.uid, target.volume)?;
             let source = target.volume.nfs.clone().unwrap_or_default();
-            mount(&source, source.read_only == Some(true), &[], &dir).await.map(|()| Ready::default())
+            let mounted = mount(&source, source.read_only == Some(true), &[], &dir, target.over).await;
+            mounted.map(|()| Ready::default())
         })
     }
 
     fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
-        let (volume, again) = (volume.clone(), volume.clone());
-        let (usual, by_force) = (blocking(move || volume.unmount()), blocking(move || again.force_unmount()));
-        let answers = |mount: PathBuf| async move { Disk::of_volume(mount).measure().await.is_some() };
-        Box::pin(unmount_or_force(usual, answers, by_force))
+        Box::pin(self.undo(volume))
     }
 }
 
-/// Mounts an export, unless something is mounted there already. Nothing is left of a mount that fails.
+/// Mounts an export, unless something is mounted there already. Nothing is left of a mount that fails. A mount that waits for
+/// its server is given up when the pod is over.
 ///
 /// # Errors
-/// The directory cannot be made; mount(8) fails, or waits for the server for longer than two minutes.
+/// The directory cannot be made; mount(8) fails, is given up, or waits for the server for longer than two minutes.
 pub(super) async fn mount(
     source: &NFSVolumeSource,
     read_only: bool,
     options: &[String],
     dir: &Path,
+    over: &CancellationToken,
 ) -> Result<(), VolumeError> {
     // First, and without asking the server, which may no longer answer.
     if bind_mount::is_there(dir).await? {
@@ -94,7 +147,7 @@ pub(super) async fn mount(
     }
     let export = export(source);
     let call = MountCall { kind: Some("nfs"), source: &export, target: dir, options: all };
-    let mounted = call.run(&HostPrograms).await;
+    let mounted = unless_over(over, call.run(&HostPrograms)).await;
     if mounted.is_err() {
         let target = dir.to_owned();
         // Stays if the mount was made all the same: the next attempt uses it.
@@ -103,25 +156,63 @@ pub(super) async fn mount(
     mounted
 }
 
-/// Unmounts, by force if that takes longer than a minute, since writes may wait for a server that does not answer, or if the
-/// mount is busy and its server does not answer: a reading of its size that waits for the server keeps it busy. Neither is
-/// waited for any longer; the next attempt finds what they have achieved.
-async fn unmount_or_force<Answers: Future<Output = bool>>(
-    usual: impl Future<Output = Result<(), VolumeError>>,
-    answers: impl FnOnce(PathBuf) -> Answers,
+/// Unmounts, by force if that takes longer than a minute: writes, or a reading of the size, may wait for a server that does not
+/// answer. Neither is waited for any longer; the next attempt finds what they have achieved. What is forced fails all that waits
+/// for the server on any mount of the file system (MNT_FORCE), so it is not if the file system `is_shared`. `is_silent`: the
+/// server does not answer.
+///
+/// # Errors
+/// The mount is in use otherwise, or cannot be undone.
+async fn unmount_or_force<Usual, Silent, Shared>(
+    usual: impl Fn() -> Usual,
+    is_silent: impl Fn() -> Silent,
+    is_shared: impl Fn() -> Shared,
     by_force: impl Future<Output = Result<(), VolumeError>>,
-) -> Result<(), VolumeError> {
-    match tokio::time::timeout(UNMOUNT_TIMEOUT, usual).await {
-        Ok(Err(VolumeError::Io { verb, path, source })) if source.kind() == io::ErrorKind::ResourceBusy => {
-            if answers(path.clone()).await {
-                return Err(VolumeError::Io { verb, path, source });
-            }
+) -> Result<(), VolumeError>
+where
+    Usual: Future<Output = Result<(), VolumeError>>,
+    Silent: Future<Output = bool>,
+    Shared: Future<Output = Result<bool, VolumeError>>,
+{
+    let unanswered = || VolumeError::Interrupted("the server of the volume does not answer".to_owned());
+    let (deadline, mut pauses) = (Instant::now() + UNMOUNT_TIMEOUT, Backoff::new(FIRST_PAUSE, LAST_PAUSE));
+    while Instant::now() < deadline {
+        let busy = match timeout_at(deadline, usual()).await {
+            Ok(Err(error)) if is_busy(&error) => error,
+            Ok(done) => return done,
+            Err(_) => break,
+        };
+        // In this order: a reading that waits for the server keeps the mount busy.
+        if is_shared().await? || !is_silent().await {
+            return Err(busy);
         }
-        Ok(done) => return done,
-        Err(_) => {}
+        sleep_until((Instant::now() + pauses.failed(0.0)).min(deadline)).await;
     }
-    let forced = tokio::time::timeout(UNMOUNT_TIMEOUT, by_force).await;
-    forced.unwrap_or_else(|_| Err(VolumeError::Interrupted("the server of the volume does not answer".to_owned())))
+    if is_shared().await? {
+        return Err(unanswered());
+    }
+    timeout(UNMOUNT_TIMEOUT, by_force).await.unwrap_or_else(|_| Err(unanswered()))
+}
+
+fn is_busy(error: &VolumeError) -> bool {
+    matches!(error, VolumeError::Io { source, .. } if source.kind() == io::ErrorKind::ResourceBusy)
+}
+
+/// True if the file system of this mount is mounted elsewhere, too, where it is not to be undone as well. Blocking.
+///
+/// # Errors
+/// The table of mounts cannot be read.
+fn is_mounted_elsewhere(mount: &Path, undone: &BTreeSet<PathBuf>) -> Result<bool, VolumeError> {
+    let table = MountTable::read().on("read the table of mounts for", mount)?;
+    let undone: Vec<PathBuf> = undone.iter().map(|mount| resolved(mount)).collect();
+    Ok(table.is_mounted_elsewhere(&resolved(mount), &undone))
+}
+
+/// The mount point as the table has it: the way to it is the operator's and may have links. The mount itself is not touched: its
+/// server may not answer.
+fn resolved(mount: &Path) -> PathBuf {
+    let dir = mount.parent().and_then(|dir| dir.canonicalize().ok());
+    dir.zip(mount.file_name()).map_or_else(|| mount.to_owned(), |(dir, name)| dir.join(name))
 }
 
 /// The export as mount(8) reads it; an IPv6 address is in brackets.
@@ -135,6 +226,10 @@ fn export(source: &NFSVolumeSource) -> String {
 
 #[cfg(test)]
 mod tests {
+    use keblet_skip::mounts::bind;
+    use keblet_skip::mounts::in_private_mounts;
+    use keblet_skip::mounts::tmpfs;
+
     use super::*;
 
     #[test]
@@ -147,24 +242,76 @@ mod tests {
         }
     }
 
+    fn busy() -> Result<(), VolumeError> {
+        Err(io::Error::from(io::ErrorKind::ResourceBusy)).on("unmount", Path::new("/"))
+    }
+
+    /// Seconds until the unmount has ended, its result, and whether it was forced.
+    async fn ended<Usual: Future<Output = Result<(), VolumeError>>>(
+        usual: impl Fn() -> Usual,
+        is_silent: bool,
+        is_shared: bool,
+        by_force: impl Future<Output = Result<(), VolumeError>>,
+    ) -> (u64, String, bool) {
+        let (began, mut is_forced) = (Instant::now(), false);
+        let by_force = async {
+            is_forced = true;
+            by_force.await
+        };
+        let (silent, shared) = (|| std::future::ready(is_silent), || std::future::ready(Ok(is_shared)));
+        let done = unmount_or_force(usual, silent, shared, by_force).await;
+        (began.elapsed().as_secs(), done.map_or_else(|error| error.to_string(), |()| String::new()), is_forced)
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn an_unmount_that_hangs_is_forced() {
-        let done = async || Ok(());
-        let silent = |_| std::future::ready(false);
-        let busy = async || Err(VolumeError::Interrupted("busy".to_owned()));
-        unmount_or_force(done(), silent, busy()).await.expect("not forced");
-        unmount_or_force(std::future::pending(), silent, done()).await.expect("forced");
-        let error = unmount_or_force(busy(), silent, done()).await.expect_err("an error is not forced away");
-        assert!(error.to_string().contains("busy"), "{error}");
-        let in_use = async || Err(io::Error::from(io::ErrorKind::ResourceBusy)).on("unmount", Path::new("/"));
-        let error = unmount_or_force(in_use(), |_| std::future::ready(true), done()).await.expect_err("it answers");
-        assert!(error.to_string().contains("busy"), "{error}");
-        unmount_or_force(in_use(), silent, done()).await.expect("forced");
-        let began = tokio::time::Instant::now();
-        let error =
-            unmount_or_force(std::future::pending(), silent, std::future::pending()).await.expect_err("given up");
-        assert!(error.to_string().contains("does not answer"), "{error}");
-        assert_eq!(began.elapsed(), 2 * UNMOUNT_TIMEOUT);
+    async fn an_unmount_that_takes_longer_than_a_minute_is_forced() {
+        let done = || std::future::ready(Ok(()));
+        let fine = |after, is_forced| (after, String::new(), is_forced);
+        assert_eq!(ended(done, true, false, done()).await, fine(0, false));
+        assert_eq!(ended(std::future::pending, true, false, done()).await, fine(60, true));
+        let (after, error, is_forced) = ended(std::future::pending, true, false, std::future::pending()).await;
+        assert!((after, is_forced) == (120, true) && error.contains("does not answer"), "{after}: {error}");
+        let other = || std::future::ready(Err(VolumeError::InUse));
+        let (after, error, is_forced) = ended(other, true, false, done()).await;
+        assert!((after, is_forced) == (0, false) && error.contains("in use"), "an error is not forced away: {error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_busy_mount_is_forced_after_a_minute_without_an_answer_of_its_server() {
+        let (done, in_use) = (|| std::future::ready(Ok(())), || std::future::ready(busy()));
+        assert_eq!(ended(in_use, true, false, done()).await, (60, String::new(), true));
+        let released = Instant::now() + Duration::from_secs(30);
+        let for_a_while = || std::future::ready(if Instant::now() < released { busy() } else { Ok(()) });
+        let (after, error, is_forced) = ended(for_a_while, true, false, done()).await;
+        assert!((30..=35).contains(&after) && error.is_empty() && !is_forced, "{after}: {error}");
+        for (is_silent, is_shared) in [(false, false), (true, true)] {
+            let (after, error, is_forced) = ended(in_use, is_silent, is_shared, done()).await;
+            assert!((after, is_forced) == (0, false) && error.contains("busy"), "{is_shared}, {after}: {error}");
+        }
+        let (after, error, is_forced) = ended(std::future::pending, true, true, done()).await;
+        assert!((after, is_forced) == (60, false) && error.contains("does not answer"), "{after}: {error}");
+    }
+
+    #[test]
+    fn what_other_pods_have_mounted_is_not_forced() {
+        in_private_mounts(|| {
+            let root = tempfile::tempdir().expect("a folder");
+            let (real, linked) = (root.path().join("real"), root.path().join("linked"));
+            fs::create_dir(&real).expect("a folder");
+            std::os::unix::fs::symlink(&real, &linked).expect("a link");
+            let [one, two] = ["u-1", "u-2"].map(|uid| linked.join(format!("pods/{uid}/volumes/kubernetes.io~nfs/v")));
+            let is_shared = |undone: &[&PathBuf]| {
+                let undone = undone.iter().map(|mount| (*mount).clone()).collect();
+                is_mounted_elsewhere(&one, &undone).expect("a table")
+            };
+            tmpfs(&one);
+            assert!(!is_shared(&[&one]));
+            bind(&one, &two);
+            assert!(is_shared(&[&one]));
+            assert!(!is_shared(&[&one, &two]), "both are to be undone");
+            crate::filesystem::unmount(&two).expect("unmounted");
+            assert!(!is_shared(&[&one]));
+        });
     }
 
     #[tokio::test]
@@ -172,7 +319,8 @@ mod tests {
         let root = tempfile::tempdir().expect("a folder");
         let dir = root.path().join("pods/u/volumes/kubernetes.io~nfs/v");
         let source = NFSVolumeSource { server: "0.0.0.0:0".to_owned(), path: "no-export".to_owned(), read_only: None };
-        let error = mount(&source, true, &["nosuchoption=1".to_owned()], &dir).await.expect_err("no such export");
+        let (options, over) = (["nosuchoption=1".to_owned()], CancellationToken::new());
+        let error = mount(&source, true, &options, &dir, &over).await.expect_err("no such export");
         let error = error.to_string();
         assert!(error.contains("Mounting arguments: -t nfs -o nosuchoption=1,ro -- 0.0.0.0:0:no-export"), "{error}");
         assert!(!dir.exists());

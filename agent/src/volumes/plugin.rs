@@ -13,6 +13,7 @@ use std::time::SystemTime;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Volume;
+use tokio_util::sync::CancellationToken;
 
 use super::PodDirs;
 use super::VolumeError;
@@ -98,7 +99,8 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
     }
 
     /// Makes the volume available, or brings it up to date if [`Attributes::refreshes`]; one that is there stays. A future
-    /// that is dropped may leave a part of the work done, which the next call completes.
+    /// that is dropped may leave a part of the work done, which the next call completes. What is only waited for is given up
+    /// when the pod is over ([`Target::unless_over`]).
     ///
     /// # Errors
     /// The volume cannot be set up, or keeps its old content.
@@ -139,6 +141,29 @@ pub(super) struct Target<'a> {
     pub(super) fs_group: Option<u32>,
     /// Bytes that a volume in memory may take; `None`: as many as the kernel allows.
     pub(super) memory: Option<i64>,
+    /// Cancelled when the pod's volumes are to be torn down.
+    pub(super) over: &'a CancellationToken,
+}
+
+impl Target<'_> {
+    /// As [`unless_over`].
+    pub(super) async fn unless_over<T>(
+        self,
+        waiting: impl Future<Output = Result<T, VolumeError>>,
+    ) -> Result<T, VolumeError> {
+        unless_over(self.over, waiting).await
+    }
+}
+
+/// Waits for what can be given up at any moment, since it leaves nothing that a teardown would miss.
+///
+/// # Errors
+/// Those of `waiting`; the pod is over.
+pub(super) async fn unless_over<T>(
+    over: &CancellationToken,
+    waiting: impl Future<Output = Result<T, VolumeError>>,
+) -> Result<T, VolumeError> {
+    over.run_until_cancelled(waiting).await.unwrap_or(Err(VolumeError::GivenUp))
 }
 
 /// A volume that is set up.
@@ -186,7 +211,7 @@ impl Plugins {
             Box::new(EmptyDir { quotas: quotas.cloned() }),
             Box::new(HostPath::default()),
             Box::new(Image),
-            Box::new(Nfs),
+            Box::new(Nfs::default()),
             Box::new(iscsi),
             Box::new(claims),
         ];
@@ -196,6 +221,12 @@ impl Plugins {
         }
         all.extend(MountOnly::all().map(|plugin| Box::new(plugin) as Box<dyn VolumePlugin>));
         Self(all.into())
+    }
+
+    /// This plugin alone.
+    #[cfg(test)]
+    pub(super) fn only(plugin: impl VolumePlugin + 'static) -> Self {
+        Self(vec![Box::new(plugin) as Box<dyn VolumePlugin>].into())
     }
 
     /// The plugin that provides a volume.

@@ -1,4 +1,4 @@
-//! A scripted API server and devices for tests of volumes.
+//! A scripted API server, devices and plugins for tests of volumes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,14 +7,27 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::Volume;
 use kube::client::Body;
 use serde_json::Value;
 use serde_json::json;
+use tokio::sync::Semaphore;
 use tokio::sync::watch;
 
+use super::VolumeError;
+use super::Volumes;
+use super::plugin::Attributes;
+use super::plugin::Plugins;
+use super::plugin::Ready;
+use super::plugin::Target;
+use super::plugin::VolumePlugin;
+use super::teardown::VolumeOnDisk;
 use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
 use crate::objects::Objects;
@@ -31,10 +44,27 @@ pub(super) fn objects(replies: &Replies) -> (Objects, watch::Sender<Option<Arc<N
 
 /// [`objects`], read in this way.
 pub(super) fn objects_by(replies: &Replies, strategy: Strategy) -> (Objects, watch::Sender<Option<Arc<Node>>>) {
-    let replies = replies.clone();
+    answering(replies, strategy, Duration::ZERO, &Arc::default())
+}
+
+/// [`objects`] of a server that answers after this time, and how many requests for what it has were made.
+pub(super) fn slow_objects(replies: &Replies, after: Duration) -> (Objects, Arc<AtomicUsize>) {
+    let asked = Arc::default();
+    (answering(replies, Strategy::default(), after, &asked).0, asked)
+}
+
+fn answering(
+    replies: &Replies,
+    strategy: Strategy,
+    after: Duration,
+    asked: &Arc<AtomicUsize>,
+) -> (Objects, watch::Sender<Option<Arc<Node>>>) {
+    let (replies, asked) = (replies.clone(), asked.clone());
     let service = tower::service_fn(move |request: http::Request<Body>| {
         let reply = replies.lock().expect("unpoisoned").get(request.uri().path()).cloned();
+        asked.fetch_add(usize::from(reply.is_some()), Ordering::Relaxed);
         async move {
+            tokio::time::sleep(after).await;
             let missing =
                 json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "no"});
             let code = if reply.is_some() { 200 } else { 404 };
@@ -51,6 +81,72 @@ pub(super) fn objects_by(replies: &Replies, strategy: Strategy) -> (Objects, wat
         node: Some(sender.subscribe()),
     };
     (Objects::new(&kube::Client::new(service, "default"), config), sender)
+}
+
+/// A plugin of emptyDirs that waits for the test.
+#[derive(Clone, Debug)]
+pub(super) struct Gated {
+    pub(super) refreshes: bool,
+    /// One permit for each set-up.
+    pub(super) set_ups: Arc<Semaphore>,
+    /// One permit for each teardown.
+    pub(super) teardowns: Arc<Semaphore>,
+    /// The wait for a set-up is given up with the pod.
+    pub(super) gives_up: bool,
+}
+
+impl Default for Gated {
+    fn default() -> Self {
+        let [set_ups, teardowns] = [(), ()].map(|()| Arc::new(Semaphore::new(0)));
+        Self { refreshes: true, set_ups, teardowns, gives_up: false }
+    }
+}
+
+async fn take(permits: &Semaphore) -> Result<(), VolumeError> {
+    permits.acquire().await.expect("open").forget();
+    Ok(())
+}
+
+impl Gated {
+    /// Volumes below `root` of this plugin.
+    pub(super) fn volumes(&self, root: &Path) -> Volumes {
+        let mut volumes = Volumes::new(root);
+        volumes.plugins = Plugins::only(self.clone());
+        volumes
+    }
+}
+
+impl VolumePlugin for Gated {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/empty-dir"
+    }
+
+    fn supports(&self, volume: &Volume) -> bool {
+        volume.empty_dir.is_some()
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { refreshes: self.refreshes, ..Attributes::default() }
+    }
+
+    fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
+        Box::pin(async move {
+            match self.gives_up {
+                true => target.unless_over(take(&self.set_ups)).await?,
+                false => take(&self.set_ups).await?,
+            }
+            Ok(Ready::default())
+        })
+    }
+
+    fn tear_down<'a>(&'a self, _volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
+        Box::pin(take(&self.teardowns))
+    }
+}
+
+/// Volumes below `root` whose emptyDirs are never torn down.
+pub(crate) fn never_torn_down(root: &Path) -> Volumes {
+    Gated::default().volumes(root)
 }
 
 /// The node with this status.

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use keblet_skip::mounts::disconnected;
@@ -21,7 +22,7 @@ fn pod(volumes: serde_json::Value, mounts: serde_json::Value) -> Pod {
     .expect("a pod")
 }
 
-fn with_empty_dir() -> Pod {
+pub(super) fn with_empty_dir() -> Pod {
     pod(
         json!([{"name": "v", "emptyDir": {}}, {"name": "unused", "emptyDir": {}}]),
         json!([{"name": "v", "mountPath": "/v"}]),
@@ -32,7 +33,7 @@ fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).expect("it exists").permissions().mode() & 0o7777
 }
 
-fn make() -> (tempfile::TempDir, Volumes) {
+pub(super) fn make() -> (tempfile::TempDir, Volumes) {
     let root = tempfile::tempdir().expect("a folder");
     let volumes = Volumes::new(root.path());
     volumes.make_pod_dirs("u-1").expect("the pod's folders");
@@ -347,14 +348,14 @@ async fn every_attempt_has_its_own_termination_file() {
 }
 
 /// Lines of a family, without its buckets.
-fn samples(metrics: &Metrics, family: &str) -> Vec<String> {
+pub(super) fn samples(metrics: &Metrics, family: &str) -> Vec<String> {
     let text = metrics.render().expect("metrics");
     let lines =
         text.lines().filter(|line| line.starts_with(family) && !line.contains("_bucket") && !line.contains("_sum"));
     lines.map(str::to_owned).collect()
 }
 
-fn operation(name: &str, plugin: &str, status: &str, count: u32) -> String {
+pub(super) fn operation(name: &str, plugin: &str, status: &str, count: u32) -> String {
     let labels =
         format!(r#"migrated="false",operation_name="{name}",status="{status}",volume_plugin="kubernetes.io/{plugin}""#);
     format!("storage_operation_duration_seconds_count{{{labels}}} {count}")
@@ -409,21 +410,6 @@ async fn a_host_path_is_checked_before_the_first_start_of_a_container_only() {
     std::fs::remove_file(&file).expect("removed");
     volumes.set_up(&pod, None).await.expect("a container restarts");
     Volumes::new(root.path()).set_up(&pod, None).await.expect_err("another agent has not checked it");
-}
-
-#[tokio::test]
-async fn a_set_up_that_was_given_up_is_completed_before_the_teardown() {
-    let (_root, volumes) = make();
-    let metrics = Metrics::new();
-    let volumes = volumes.with_metrics(metrics.clone());
-    let pod = with_empty_dir();
-    let mut given_up = Box::pin(volumes.set_up(&pod, None));
-    assert!(futures_util::poll!(&mut given_up).is_pending());
-    drop(given_up);
-    volumes.tear_down("u-1").await.expect("gone");
-    assert!(volumes.is_torn_down("u-1"));
-    let operations = ["volume_mount", "volume_unmount"].map(|name| operation(name, "empty-dir", "success", 1));
-    assert_eq!(samples(&metrics, "storage_operation"), operations);
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use super::act;
 use super::act::PassContext;
 use super::act::PodError;
 use super::act::SyncOutcome;
+use super::active_deadline::ActiveDeadline;
 use super::backoff;
 use super::plan::PlanInput;
 use super::plan::plan;
@@ -40,6 +41,8 @@ pub(super) struct SyncState {
     restarted_all: Option<Instant>,
     /// Refresh state of the pod's volumes.
     pub volumes: VolumeRefresh,
+    /// The end of the pod's `activeDeadlineSeconds`.
+    pub deadline: ActiveDeadline,
 }
 
 impl SyncState {
@@ -55,8 +58,8 @@ impl Worker {
     pub(super) async fn sync(&mut self, state: &mut SyncState) -> Next {
         let next = self.sync_until_settled(state).await;
         // Whatever else the worker waits for: `activeDeadlineSeconds` is noticed when it passes.
-        let deadline = self.pod().and_then(|pod| self.context.statuses.active_deadline(&pod)).map(|at| self.at(at));
-        let deadline = deadline.filter(|at| *at > Instant::now());
+        let deadline = self.pod().and_then(|pod| self.context.statuses.active_deadline(&pod));
+        let deadline = state.deadline.set(deadline, Instant::now(), self.context.clock.wall());
         match next {
             Next::Wait(due) => Next::Wait(earliest(due, deadline)),
             Next::Retry(due) => Next::Retry(deadline.map_or(due, |deadline| due.min(deadline))),
@@ -97,7 +100,7 @@ impl Worker {
                 self.publish(&pass, Transition::Inspected);
                 let again = self.collect_garbage(&pass.snapshot).await;
                 let due = blocked.map(|until| self.recheck_at(until));
-                let refresh = self.refresh_volumes(&mut state.volumes, &pass.pod).await;
+                let refresh = self.refresh_volumes(&mut state.volumes, &pass.pod);
                 return Next::Wait(earliest(earliest(due, again), refresh));
             }
             if before.as_ref() == Some(&actions) {
@@ -186,8 +189,8 @@ impl Worker {
         }
     }
 
-    /// The plan fails for now: does what does not depend on it, which is to collect garbage and to refresh the volumes of
-    /// containers that run. Returns when the pod is looked at again.
+    /// The plan fails for now: does what does not depend on it, which is to collect garbage and to begin to refresh the volumes
+    /// of containers that run. Returns when the pod is looked at again.
     async fn beside_failure(&mut self, next: Next, pass: &PassContext, state: &mut SyncState) -> Next {
         // Volumes that could not be set up are waited for: that set-up has refreshed the others.
         let Next::Retry(retry) = next else { return next };
@@ -196,7 +199,7 @@ impl Worker {
             Err(_) => None,
         };
         let refresh = match pass.snapshot.running().next() {
-            Some(_) => self.refresh_volumes(&mut state.volumes, &pass.pod).await,
+            Some(_) => self.refresh_volumes(&mut state.volumes, &pass.pod),
             None => None,
         };
         Next::Retry([again, refresh].into_iter().flatten().fold(retry, Instant::min))
@@ -207,7 +210,7 @@ impl Worker {
         let is_running = |name: &str| pass.snapshot.newest(name).is_some_and(|c| c.state == ContainerState::Running);
         self.status.reasons.retain(|name, _| !is_running(name));
         let again = self.collect_garbage(&pass.snapshot).await;
-        Next::Wait(earliest(again, self.refresh_volumes(&mut state.volumes, &pass.pod).await))
+        Next::Wait(earliest(again, self.refresh_volumes(&mut state.volumes, &pass.pod)))
     }
 
     /// Removes exited instances beyond the limits on dead containers, and replaced sandboxes. Returns when the next is due:

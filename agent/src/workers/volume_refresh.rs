@@ -1,5 +1,8 @@
 //! Refreshes the volumes of a running pod: when an API object they are made from changes, when the pod changes, and before
 //! a token in them expires. Nothing is read otherwise.
+//!
+//! A refresh is made beside the worker's passes: it may wait for the API server or for the server of a volume, and an exit or
+//! the termination of the pod does not wait for them.
 
 use std::sync::Arc;
 use std::sync::Weak;
@@ -8,11 +11,15 @@ use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
 
 use super::act;
+use super::act::PodError;
 use super::worker::PhaseData;
 use super::worker::Worker;
 use crate::model::Pod;
+use crate::volumes::RefreshDue;
 
 /// How long after a refresh content may be replaced again since it is out of date. Where the clock is ahead, a token is as soon
 /// as it is issued; a kubelet asks for the next one when it syncs the pod, once in a period like this.
@@ -20,7 +27,7 @@ const REPLACEMENT_PAUSE: Duration = Duration::from_secs(60);
 
 /// How often the wall clock is looked at while content expires by it: it may be set, and it goes on while the machine is
 /// suspended, when monotonic time does not.
-const LOOK_PERIOD: Duration = Duration::from_secs(60);
+pub(super) const LOOK_PERIOD: Duration = Duration::from_secs(60);
 
 /// Refresh state of one pod's volumes.
 #[derive(Default)]
@@ -36,7 +43,15 @@ pub(super) struct VolumeRefresh {
     expiry: Option<Expiry>,
     /// Failures in a row.
     failures: u32,
+    /// The refresh in progress. Dropping it leaves the volumes that are being written to the pod's teardown, which waits for
+    /// them.
+    running: Option<AbortOnDropHandle<Result<RefreshDue, PodError>>>,
+    /// The pod or its objects have changed since that one began.
+    again: bool,
 }
+
+/// How a refresh has ended.
+pub(super) type Refreshed = Result<RefreshDue, String>;
 
 /// The end of content by the wall clock.
 #[derive(Clone, Copy)]
@@ -82,12 +97,23 @@ impl VolumeRefresh {
         self.due
     }
 
-    /// When to look next: at each full minute of the wall clock, so that the workers of all pods wake the machine once.
+    /// When to look next.
     fn next_look(&self, now: Instant, wall: SystemTime) -> Option<Instant> {
         self.due.filter(|due| self.expiry.is_some() && now < *due)?;
-        let since_epoch = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let into_period = Duration::from_secs(since_epoch.as_secs() % LOOK_PERIOD.as_secs());
-        Some(now + LOOK_PERIOD.saturating_sub(into_period + Duration::from_nanos(since_epoch.subsec_nanos().into())))
+        Some(next_full_minute(now, wall))
+    }
+
+    /// The refresh in progress has ended. Returns when the next one is due.
+    fn ended(&mut self, now: Instant, wall: SystemTime, done: Option<RefreshDue>) -> Option<Instant> {
+        self.running = None;
+        match done {
+            Some(done) => self.succeeded(now, wall, done.refresh_at, done.refresh_after),
+            None => self.due = Some(self.failed()),
+        }
+        if std::mem::take(&mut self.again) {
+            self.due = Some(now);
+        }
+        self.due
     }
 
     /// Counts a failure; returns when to retry.
@@ -107,38 +133,66 @@ impl Worker {
         state.registered = Arc::downgrade(pod);
     }
 
-    /// Refreshes volumes that are out of date; returns when the next refresh is due.
-    pub(super) async fn refresh_volumes(&self, state: &mut VolumeRefresh, pod: &Pod) -> Option<Instant> {
+    /// Begins to refresh volumes that are out of date; returns when the next refresh is due. The end of one in progress is
+    /// awaited by [`refresh_ended`].
+    pub(super) fn refresh_volumes(&self, state: &mut VolumeRefresh, pod: &Pod) -> Option<Instant> {
         if !self.context.act.volumes.can_change(pod) {
             return None;
         }
         state.look(Instant::now(), self.context.clock.wall());
         let generation = self.interest.generation();
-        if state.is_made_from(pod, generation) && state.due.is_none_or(|due| Instant::now() < due) {
+        let is_current = state.is_made_from(pod, generation);
+        if state.running.is_some() {
+            state.again |= !is_current;
+            return None;
+        }
+        if is_current && state.due.is_none_or(|due| Instant::now() < due) {
             return state.due;
         }
-        let refreshed = act::refresh_volumes(&self.context.act, pod).await;
         state.made_from = Some((Arc::downgrade(pod), generation));
-        match refreshed {
-            Ok(refreshed) => {
-                let wall = self.context.clock.wall();
-                state.succeeded(Instant::now(), wall, refreshed.refresh_at, refreshed.refresh_after);
-            }
-            Err(error) => {
-                tracing::warn!(pod = %self.pod_ref, %error, "cannot refresh volumes");
-                state.due = Some(state.failed());
-                state.expiry = None;
-            }
-        }
-        state.due
+        (state.due, state.expiry) = (None, None);
+        let (context, pod) = (self.context.clone(), pod.clone());
+        let refresh = async move { act::refresh_volumes(&context.act, &pod).await };
+        state.running = Some(AbortOnDropHandle::new(tokio::spawn(refresh.in_current_span())));
+        None
     }
 
-    /// Looks at the wall clock between two passes. Returns when the next refresh is due, if that is earlier than it was known;
-    /// and when to look again. Costs nothing but the wake-up.
+    /// Takes over the end of a refresh; returns when the next one is due.
+    pub(super) fn refreshed(&mut self, done: Refreshed) -> Option<Instant> {
+        let PhaseData::Syncing(state) = &mut self.phase else { return None };
+        if let Err(error) = &done {
+            tracing::warn!(pod = %self.pod_ref, error, "cannot refresh volumes");
+        }
+        state.volumes.ended(Instant::now(), self.context.clock.wall(), done.ok())
+    }
+
+    /// Looks at the wall clock between two passes. Returns when the next refresh is due, if that is earlier than it was known,
+    /// or `activeDeadlineSeconds` end; and when to look again. Costs nothing but the wake-up.
     pub(super) fn look_at_clock(&mut self) -> (Option<Instant>, Option<Instant>) {
         let PhaseData::Syncing(state) = &mut self.phase else { return (None, None) };
         let (now, wall) = (Instant::now(), self.context.clock.wall());
-        (state.volumes.look(now, wall), state.volumes.next_look(now, wall))
+        let due = earliest(state.volumes.look(now, wall), state.deadline.look(now, wall));
+        (due, earliest(state.volumes.next_look(now, wall), state.deadline.next_look(now, wall)))
+    }
+}
+
+/// The next full minute of the wall clock, at which the workers of all pods look, so that they wake the machine once.
+pub(super) fn next_full_minute(now: Instant, wall: SystemTime) -> Instant {
+    let since_epoch = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let into_period = Duration::from_secs(since_epoch.as_secs() % LOOK_PERIOD.as_secs());
+    now + LOOK_PERIOD.saturating_sub(into_period + Duration::from_nanos(since_epoch.subsec_nanos().into()))
+}
+
+/// Waits for the end of the refresh in progress, which has to be taken over then; for ever if there is none. Cancel-safe.
+pub(super) async fn refresh_ended(phase: &mut PhaseData) -> Refreshed {
+    let running = match phase {
+        PhaseData::Syncing(state) => state.volumes.running.as_mut(),
+        PhaseData::Terminating | PhaseData::Terminated(_) => None,
+    };
+    let Some(running) = running else { return std::future::pending().await };
+    match running.await {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -191,6 +245,16 @@ mod tests {
         assert_eq!(due(Some(2886), Some(70)), Some(70));
         assert_eq!(due(Some(0), Some(10)), Some(10), "objects that are not watched are read as often as configured");
         assert_eq!(due(None, None), None);
+    }
+
+    #[test]
+    fn what_changes_during_a_refresh_makes_the_next_one_due_at_once() {
+        let (mut state, now) = (VolumeRefresh { again: true, ..VolumeRefresh::default() }, Instant::now());
+        assert_eq!(state.ended(now, WALL, Some(RefreshDue::default())), Some(now));
+        assert_eq!(state.ended(now, WALL, Some(RefreshDue::default())), None);
+        assert!(state.ended(now, WALL, None).is_some_and(|due| due > now), "a failure is retried after a pause");
+        state.again = true;
+        assert_eq!(state.ended(now, WALL, None), Some(now));
     }
 
     #[test]

@@ -261,6 +261,8 @@ async fn strategy_get_reads_every_time() {
     room.put("a", "1");
     assert_eq!((room.value("a").await, room.value("a").await), ("1".into(), "1".into()));
     assert_eq!(room.api.take_requests().len(), 3);
+    let read = async || room.objects.config_map("ns", "a").await.expect("it is there");
+    assert!(Arc::ptr_eq(&read().await, &read().await), "the same version is shared");
     room.api.away(true);
     assert!(room.value("a").await.contains("connection refused"));
 }
@@ -314,9 +316,40 @@ async fn tokens_are_kept_and_replaced_in_time() {
     assert!(error.contains("expired and refresh failed: ") && error.contains("connection refused"), "{error}");
     assert!(text(601).await.starts_with("failed to fetch token: "));
     room.api.away(false);
+    assert!(text(3600).await.contains("connection refused"), "it is asked for after a pause");
+    tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(text(3600).await, "token-4");
     drop(registration);
     assert_eq!(text(3600).await, "token-5", "forgotten with the pod");
+}
+
+/// A container that is restarted waits for it each time.
+#[tokio::test(start_paused = true)]
+async fn an_expired_token_is_waited_for_as_briefly_as_any_other() {
+    let room = Room::new(Strategy::Watch);
+    let _registration = room.register("u", &[], &[]);
+    room.objects.token(&key(3600)).await.expect("a token");
+    room.api.state().silent = true;
+    tokio::time::sleep(Duration::from_secs(3601)).await;
+    room.api.take_requests();
+    let took = async || {
+        let began = tokio::time::Instant::now();
+        let error = room.objects.token(&key(3600)).await.expect_err("no answer").to_string();
+        assert!(error.ends_with("expired and refresh failed: the API server did not answer within 2s"), "{error}");
+        began.elapsed().as_secs()
+    };
+    assert_eq!((took().await, took().await, room.api.take_requests().len()), (2, 0, 1));
+    // The success of another pod changes nothing.
+    room.api.state().silent = false;
+    room.objects.token(&key(600)).await.expect("a token");
+    room.api.state().silent = true;
+    room.api.take_requests();
+    assert_eq!((took().await, room.api.take_requests().len()), (0, 0));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!((took().await, took().await, room.api.take_requests().len()), (2, 0, 1), "it is asked for again");
+    room.api.state().silent = false;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(room.objects.token(&key(3600)).await.expect("a token").text.expose_secret(), "token-3");
 }
 
 #[tokio::test(start_paused = true)]

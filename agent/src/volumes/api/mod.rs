@@ -40,6 +40,7 @@ use crate::model::Amount;
 use crate::objects::Objects;
 use crate::recorder::Recorder;
 use atomic::Written;
+use content::Downward;
 use ownership::Owners;
 use payload::Payload;
 use resolve::Resolver;
@@ -108,9 +109,10 @@ impl VolumePlugin for ObjectVolumes {
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         Box::pin(async move {
             let owners = Owners { group: target.fs_group, ..Owners::of(target.pod) };
-            let (objects, allocatable) = (&self.objects, &*self.allocatable);
-            let resolver = Resolver { objects, allocatable, pod: target.pod, owners, recorder: self.recorder.as_ref() };
-            let resolved = resolver.resolve(target.volume).await?;
+            let downward = Downward::new(target.pod, &self.allocatable);
+            let (objects, recorder) = (&self.objects, self.recorder.as_ref());
+            let resolver = Resolver { objects, downward, pod: target.pod, owners, recorder };
+            let resolved = target.unless_over(resolver.resolve(target.volume)).await?;
             let write = VolumeWrite {
                 dir: self.mount_path(target.dirs, target.uid, target.volume)?,
                 marker: target.dirs.ready_marker(target.uid, &format!("wrapped_{}", target.volume.name))?,

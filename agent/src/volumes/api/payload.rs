@@ -2,6 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
+
+use crate::volumes::VolumeError;
+
+/// Most bytes of all files together: 64 objects of the size that the API server accepts. Each of them takes memory of the
+/// agent's cgroup if the volume is in memory, and is read again at every refresh.
+const MAX_BYTES: usize = 64 << 20;
 /// Longest path, bytes.
 const MAX_PATH: usize = 4096;
 /// Longest part of a path, bytes.
@@ -10,7 +17,8 @@ const MAX_NAME: usize = 255;
 /// One file.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct File {
-    pub(crate) data: Vec<u8>,
+    /// Shared with other files of the same value.
+    pub(crate) data: Bytes,
     /// Permission bits.
     pub(crate) mode: u32,
     /// Its owner, if not root.
@@ -24,10 +32,12 @@ impl std::fmt::Debug for File {
     }
 }
 
-/// Files by path; every path is checked when it is put in.
+/// Files by path; every path, and the size of all files, is checked when a file is put in.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Payload {
     files: BTreeMap<String, File>,
+    /// Of all files, those with shared data each.
+    bytes: usize,
 }
 
 /// A path that would lead elsewhere, or that no file system takes.
@@ -54,14 +64,24 @@ pub enum InvalidPath {
 
 impl Payload {
     /// Puts a file at `path`, replacing one that is there.
-    pub(crate) fn put(&mut self, path: &str, file: File) -> Result<(), InvalidPath> {
-        self.files.insert(normalized(path)?, file);
-        Ok(())
+    pub(crate) fn put(&mut self, path: &str, file: File) -> Result<(), VolumeError> {
+        self.insert(normalized(path)?, file)
     }
 
     /// Puts in all files of another payload.
-    pub(crate) fn merge(&mut self, other: Self) {
-        self.files.extend(other.files);
+    pub(crate) fn merge(&mut self, other: Self) -> Result<(), VolumeError> {
+        other.files.into_iter().try_for_each(|(path, file)| self.insert(path, file))
+    }
+
+    fn insert(&mut self, path: String, file: File) -> Result<(), VolumeError> {
+        let replaced = self.files.get(&path).map_or(0, |file| file.data.len());
+        let bytes = self.bytes - replaced + file.data.len();
+        if bytes > MAX_BYTES {
+            return Err(VolumeError::ContentTooLarge { limit: MAX_BYTES });
+        }
+        self.bytes = bytes;
+        self.files.insert(path, file);
+        Ok(())
     }
 
     /// Paths and files, in order of their paths.
@@ -127,7 +147,11 @@ mod tests {
     use super::*;
 
     fn file() -> File {
-        File { data: Vec::new(), mode: 0o644, owner: None }
+        file_of(0)
+    }
+
+    fn file_of(bytes: usize) -> File {
+        File { data: vec![0_u8; bytes].into(), mode: 0o644, owner: None }
     }
 
     #[test]
@@ -171,5 +195,20 @@ mod tests {
         payload.put("a", file()).expect("valid by itself");
         assert_eq!(payload.check(), Err(InvalidPath::FileAndDirectory("a".into())));
         assert_eq!(payload.top_names().into_iter().collect::<Vec<_>>(), ["a", "a.b", "ab"]);
+    }
+
+    #[test]
+    fn all_files_together_have_a_bound() {
+        let (mut payload, full) = (Payload::default(), file_of(MAX_BYTES / 2));
+        for path in ["a", "b", "./b"] {
+            payload.put(path, full.clone()).expect("one that is replaced does not count");
+        }
+        let refused = "the files of a volume made from API objects must have at most 67108864 bytes together";
+        assert_eq!(payload.put("c", file_of(1)).expect_err("one byte too many").to_string(), refused);
+        payload.put("c", file()).expect("no more bytes");
+        let mut other = Payload::default();
+        other.put("b", file_of(1)).expect("valid");
+        other.put("d", full).expect("valid");
+        assert_eq!(payload.merge(other).expect_err("one byte too many").to_string(), refused);
     }
 }

@@ -1,9 +1,9 @@
 //! Resolves the content of a volume. Waits for the API server where it must; touches no file.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use k8s_openapi::api::core::v1::ClusterTrustBundleProjection;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Pod;
@@ -16,12 +16,12 @@ use k8s_openapi::api::core::v1::VolumeProjection;
 use secrecy::ExposeSecret as _;
 
 use super::content;
+use super::content::Downward;
 use super::content::Form;
 use super::content::mode;
 use super::ownership::Owners;
 use super::payload::File;
 use super::payload::Payload;
-use crate::model::Amount;
 use crate::objects::CertificateKey;
 use crate::objects::ObjectError;
 use crate::objects::Objects;
@@ -29,6 +29,9 @@ use crate::objects::TokenKey;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::volumes::VolumeError;
+
+/// Sources of a projected volume that are resolved at a time: their content is counted only when it is put together.
+const MOST_AT_ONCE: usize = 64;
 
 /// Content, and when some of it expires.
 #[derive(Debug, Default)]
@@ -41,7 +44,7 @@ pub(crate) struct Resolved {
 /// What content is made from.
 pub(crate) struct Resolver<'a> {
     pub(crate) objects: &'a Objects,
-    pub(crate) allocatable: &'a BTreeMap<String, Amount>,
+    pub(super) downward: Downward<'a>,
     pub(crate) pod: &'a Pod,
     pub(crate) owners: Owners,
     /// Records events on the pod.
@@ -61,7 +64,7 @@ impl Resolver<'_> {
             self.secret(source.secret_name.as_deref().unwrap_or_default(), form).await?
         } else if let Some(source) = &volume.downward_api {
             let items = source.items.as_deref().unwrap_or_default();
-            content::of_downward_api(self.pod, items, stated(source.default_mode)?, self.allocatable)?
+            self.downward.files(items, stated(source.default_mode)?)?
         } else if let Some(source) = &volume.projected {
             return self.projected(&volume.name, source).await;
         } else {
@@ -77,12 +80,12 @@ impl Resolver<'_> {
     async fn config_map(&self, name: &str, form: Form<'_>) -> Result<Payload, VolumeError> {
         let object: Option<Arc<ConfigMap>> =
             found(self.objects.config_map(self.namespace(), name).await, form.optional)?;
-        content::of_config_map(object.as_deref(), form)
+        content::of_config_map(object.as_ref(), form)
     }
 
     async fn secret(&self, name: &str, form: Form<'_>) -> Result<Payload, VolumeError> {
         let object: Option<Arc<Secret>> = found(self.objects.secret(self.namespace(), name).await, form.optional)?;
-        content::of_secret(object.as_deref(), form)
+        content::of_secret(object.as_ref(), form)
     }
 
     /// All sources, a later one over those before it. The error names every source that failed.
@@ -91,17 +94,18 @@ impl Resolver<'_> {
         if self.objects.is_standalone() {
             return Err(VolumeError::NoClient { volume: volume.to_owned() });
         }
-        let sources = source.sources.iter().flatten().enumerate();
-        let resolving = sources.map(|(index, source)| self.projection((volume, index), source, default_mode));
-        let parts = futures_util::future::join_all(resolving).await;
+        let sources: Vec<_> = source.sources.iter().flatten().enumerate().collect();
         let (mut all, mut failed) = (Resolved::default(), Vec::new());
-        for part in parts {
-            match part {
-                Ok(part) => {
-                    all.payload.merge(part.payload);
-                    all.refresh_at = all.refresh_at.into_iter().chain(part.refresh_at).min();
+        for some in sources.chunks(MOST_AT_ONCE) {
+            let resolving = some.iter().map(|&(index, source)| self.projection((volume, index), source, default_mode));
+            for part in futures_util::future::join_all(resolving).await {
+                match part {
+                    Ok(part) => {
+                        all.payload.merge(part.payload)?;
+                        all.refresh_at = all.refresh_at.into_iter().chain(part.refresh_at).min();
+                    }
+                    Err(error) => failed.push(error),
                 }
-                Err(error) => failed.push(error),
             }
         }
         VolumeError::all_of(failed).map_or(Ok(all), Err)
@@ -124,7 +128,7 @@ impl Resolver<'_> {
             self.config_map(&source.name, form).await?
         } else if let Some(source) = &source.downward_api {
             let items = source.items.as_deref().unwrap_or_default();
-            content::of_downward_api(self.pod, items, default_mode, self.allocatable)?
+            self.downward.files(items, default_mode)?
         } else if let Some(source) = &source.service_account_token {
             return self.token(source, default_mode).await;
         } else if let Some(source) = &source.cluster_trust_bundle {
@@ -196,7 +200,7 @@ impl Resolver<'_> {
     /// A file that belongs to the user of the pod.
     fn credential(&self, text: &str, default_mode: u32) -> File {
         let (mode, owner) = (self.owners.credential_mode(default_mode), self.owners.user);
-        File { data: text.as_bytes().to_owned(), mode, owner }
+        File { data: Bytes::copy_from_slice(text.as_bytes()), mode, owner }
     }
 }
 

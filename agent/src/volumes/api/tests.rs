@@ -26,7 +26,7 @@ use crate::volumes::testing::objects_by;
 fn payload(files: &[(&str, &str)]) -> Payload {
     let mut payload = Payload::default();
     for (path, text) in files {
-        let file = File { data: text.as_bytes().to_owned(), mode: 0o640, owner: None };
+        let file = File { data: (*text).to_owned().into(), mode: 0o640, owner: None };
         payload.put(path, file).expect("a valid path");
     }
     payload
@@ -201,7 +201,7 @@ proptest! {
             let mut payload = Payload::default();
             let mut wanted = BTreeMap::new();
             for (path, text) in &files {
-                let file = File { data: text.clone().into_bytes(), mode: 0o644, owner: None };
+                let file = File { data: text.clone().into(), mode: 0o644, owner: None };
                 if payload.put(path, file).is_ok() {
                     let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
                     wanted.insert(parts.join("/"), text.clone());
@@ -297,6 +297,36 @@ async fn a_volume_whose_object_is_gone_keeps_no_container_from_its_restart() {
     let (another, _registration) = agent();
     another.set_up(&pod, None).await.expect_err("another agent does not know that the volume is complete");
     volumes.tear_down("u-1").await.expect("gone");
+}
+
+#[tokio::test]
+async fn sources_of_a_projected_volume_share_an_object_and_are_counted_together() {
+    let replies = Replies::default();
+    let data = json!({"large": "x".repeat(1 << 20), "small": "x"});
+    let map = json!({"metadata": {"name": "m", "namespace": "ns"}, "data": data});
+    replies.lock().expect("unpoisoned").insert("/api/v1/namespaces/ns/configmaps/m".to_owned(), map);
+    let (objects, _node) = objects_by(&replies, Strategy::Get);
+    let source = |key: &str, paths: std::ops::Range<usize>| {
+        let items: Vec<_> = paths.map(|number| json!({"key": key, "path": number.to_string()})).collect();
+        json!({"configMap": {"name": "m", "items": items}})
+    };
+    let resolved = async |sources: &[serde_json::Value]| {
+        let pod = volume_pod(json!([{"name": "v", "projected": {"defaultMode": 420, "sources": sources}}]), json!({}));
+        let mut registration = Registration::new("u-1".into());
+        objects.register(&pod, &mut registration);
+        let allocatable = BTreeMap::new();
+        let (downward, owners) = (Downward::new(&pod, &allocatable), Owners::default());
+        let resolver = Resolver { objects: &objects, downward, pod: &pod, owners, recorder: None };
+        let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).expect("volumes");
+        resolver.resolve(&volumes[0]).await
+    };
+    let sources = [source("large", 0..32), source("large", 32..64), source("small", 64..65)];
+    let payload = resolved(&sources[..2]).await.expect("as much as there may be").payload;
+    let first = payload.get("0").expect("a file").data.as_ptr();
+    assert_eq!(payload.len(), 64);
+    assert!(payload.files().all(|(_, file)| file.data.as_ptr() == first), "no copies are made");
+    let error = resolved(&sources[..]).await.expect_err("one byte more").to_string();
+    assert!(error.contains("must have at most 67108864 bytes together"), "{error}");
 }
 
 #[tokio::test]

@@ -12,7 +12,10 @@ use k8s_openapi::api::core::v1::LocalVolumeSource;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
+use crate::volumes::host_path;
+use crate::volumes::iscsi;
 use crate::volumes::iscsi::Asked;
+use crate::volumes::nfs;
 
 const GID_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
 const OPTIONS_ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
@@ -64,6 +67,17 @@ impl Source {
             Self::Other
         }
     }
+
+    /// The plugin by which the volume's directories are named; `None` if it has none.
+    pub(super) fn plugin(&self) -> Option<&'static str> {
+        match self {
+            Self::HostPath(_) => Some(host_path::NAME),
+            Self::Local(_) => Some(super::LOCAL),
+            Self::Nfs(_) => Some(nfs::NAME),
+            Self::Iscsi(_) => Some(iscsi::NAME),
+            Self::Csi(_) | Self::Other => None,
+        }
+    }
 }
 
 /// Mount options of a volume; those of the older annotation win.
@@ -98,7 +112,7 @@ impl Known {
         self.all().get(uid)?.get(volume).cloned()
     }
 
-    /// Remembers what the pod's volume is; `None` if only one pod may use it and another one does.
+    /// Remembers what the pod's volume is; `None` if only one pod may use it and another one that is known does.
     pub(super) fn put(&self, uid: &str, volume: &str, used: Used) -> Option<Arc<Used>> {
         let mut all = self.all();
         let mut others = all.iter().filter(|(other, _)| *other != uid).flat_map(|(_, volumes)| volumes.values());

@@ -12,6 +12,7 @@
 //! CSI and other sources are refused.
 
 mod bound;
+mod exclusive;
 mod known;
 mod local;
 #[cfg(test)]
@@ -109,8 +110,19 @@ impl Claims {
             options: known::options(&volume),
             gid: known::gid(&volume),
         };
-        let used = self.known.put(target.uid, &target.volume.name, used);
-        used.ok_or_else(|| failed(&name, "SetUp", VolumeError::InUse))
+        let step = if used.is_block { Step::Map("SetUpDevice") } else { Step::Mount("SetUp") };
+        self.remember(target, used).await.map_err(|error| error.in_step(&name, step))
+    }
+
+    /// Remembers what the volume is, unless only one pod may use it and another one does.
+    async fn remember(&self, target: Target<'_>, used: Used) -> Result<Arc<Used>, VolumeError> {
+        if used.is_exclusive {
+            let (dirs, uid, wanted) = (target.dirs.clone(), target.uid.to_owned(), used.clone());
+            if blocking(move || exclusive::is_in_use(&dirs, &uid, &wanted)).await? {
+                return Err(VolumeError::InUse);
+            }
+        }
+        self.known.put(target.uid, &target.volume.name, used).ok_or(VolumeError::InUse)
     }
 
     /// The persistent volume of a claim.
@@ -177,7 +189,8 @@ impl Claims {
                 if !used.options.is_empty() {
                     return Err(failed(&used.name, "MountOptionSupport check", VolumeError::MountOptions));
                 }
-                self.checks.run(source).await.map_err(|error| failed(&used.name, "SetUp", error))
+                let checked = target.unless_over(self.checks.run(source)).await;
+                checked.map_err(|error| failed(&used.name, "SetUp", error))
             }
             Source::Local(source) => {
                 let mount = LocalMount {
@@ -195,7 +208,7 @@ impl Claims {
             Source::Iscsi(asked) => self.disks.mount(self.disk(target, used, asked)).await,
             Source::Nfs(source) => {
                 let dir = target.dirs.volume(target.uid, &layout::escaped(nfs::NAME), &used.name)?;
-                let mounted = nfs::mount(source, used.read_only, &used.options, &dir).await;
+                let mounted = nfs::mount(source, used.read_only, &used.options, &dir, target.over).await;
                 mounted.map_err(|error| failed(&used.name, "SetUp", error))
             }
             Source::Csi(driver) => {
@@ -225,14 +238,7 @@ impl VolumePlugin for Claims {
 
     fn backing(&self, uid: &str, volume: &Volume) -> (&'static str, String) {
         let Some(used) = self.known.get(uid, &volume.name) else { return (self.name(), volume.name.clone()) };
-        let plugin = match used.source {
-            Source::HostPath(_) => host_path::NAME,
-            Source::Local(_) => LOCAL,
-            Source::Nfs(_) => nfs::NAME,
-            Source::Iscsi(_) => iscsi::NAME,
-            Source::Csi(_) | Source::Other => self.name(),
-        };
-        (plugin, used.name.clone())
+        (used.source.plugin().unwrap_or_else(|| self.name()), used.name.clone())
     }
 
     fn attributes(&self) -> Attributes {
@@ -291,7 +297,7 @@ impl VolumePlugin for Claims {
 
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         Box::pin(async move {
-            let used = self.resolve(target).await?;
+            let used = target.unless_over(self.resolve(target)).await?;
             self.mount(target, &used).await.map(|()| Ready::default())
         })
     }

@@ -14,6 +14,7 @@ use super::*;
 use crate::recorder::testing::RecordedEvents;
 use crate::recorder::testing::listening;
 use crate::volumes::Volumes;
+use crate::volumes::bind_mount;
 use crate::volumes::testing::LoopDevice;
 use crate::volumes::testing::Replies;
 use crate::volumes::testing::objects;
@@ -84,6 +85,14 @@ fn pod(uid: &str, group: Option<u32>, read_only: bool) -> Pod {
     .expect("a pod")
 }
 
+/// The pod with the volume as a device instead of files.
+fn using_device(mut pod: Pod) -> Pod {
+    let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
+    container.volume_mounts = None;
+    container.volume_devices = serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("devices");
+    pod
+}
+
 #[test]
 fn a_local_volume_is_shared_by_pods_and_given_to_the_group_of_the_first() {
     in_private_mounts(|| {
@@ -143,14 +152,7 @@ fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
         let mut room = Room::new();
         let device = LoopDevice::on(&room.root.path().join("disk"), 1 << 20);
         room.binds(json!({"local": {"path": device.0}, "volumeMode": "Block"}));
-        let using = |uid: &str, read_only: bool| -> Pod {
-            let mut pod = pod(uid, Some(77), read_only);
-            let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
-            container.volume_mounts = None;
-            container.volume_devices =
-                serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("devices");
-            pod
-        };
+        let using = |uid: &str, read_only: bool| using_device(pod(uid, Some(77), read_only));
         let error = room.set_up(&pod("u-0", None, false)).expect_err("it has no files");
         let wrong = "volume v has volumeMode Block, but is specified in volumeMounts";
         assert_eq!(error, format!("error processing PVC ns/data: {wrong}"));
@@ -258,10 +260,7 @@ fn a_local_device_is_formatted_once_and_mounted_until_its_last_pod_has_gone() {
 fn a_device_that_cannot_be_mapped_is_named() {
     let room = Room::new();
     room.binds(json!({"local": {"path": room.local_dir()}, "volumeMode": "Block"}));
-    let mut pod = pod("u-1", None, false);
-    let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
-    container.volume_mounts = None;
-    container.volume_devices = serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("devices");
+    let pod = using_device(pod("u-1", None, false));
     room.volumes.make_pod_dirs("u-1").expect("the pod's folders");
     let failed = room.runtime.block_on(room.volumes.set_up(&pod, None)).expect_err("a folder").remove(0);
     let expected = format!(
@@ -452,4 +451,36 @@ fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
     let in_use = "MountVolume.SetUp failed for volume \"pv\" : volume uses the ReadWriteOncePod access mode and is already in \
                   use by another pod";
     assert_eq!(room.set_up(&pod("u-2", None, false)), Err(in_use.to_owned()));
+}
+
+/// Nothing in memory tells of a pod that a predecessor has started, and that may still run.
+#[test]
+fn an_exclusive_volume_is_in_use_until_the_pod_of_another_agent_is_torn_down() {
+    const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+    in_private_mounts(|| {
+        let room = Room::new();
+        let (dir, one) = (room.local_dir(), room.mount_path("u-1", "local-volume"));
+        room.binds(json!({"local": {"path": dir}, "accessModes": ["ReadWriteOncePod"]}));
+        room.runtime.block_on(bind_mount::make(&dir, &one, false)).expect("mounted");
+        let two = pod("u-2", None, false);
+        assert_eq!(room.set_up(&two), Err(format!("MountVolume.SetUp failed for volume \"pv\" : {IN_USE}")));
+        assert!(!room.mount_path("u-2", "local-volume").exists());
+        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+        // What is left of others is no mount.
+        fs::create_dir_all(room.mount_path("u-3", "local-volume")).expect("a folder");
+        fs::write(room.root.path().join("pods/file"), "").expect("a file");
+        room.set_up(&two).expect("mounted");
+        room.runtime.block_on(room.volumes.tear_down("u-2")).expect("unmounted");
+    });
+
+    let room = Room::new();
+    room.binds(json!({"local": {"path": "/dev/null"}, "volumeMode": "Block", "accessModes": ["ReadWriteOncePod"]}));
+    let links = room.root.path().join("pods/u-1/volumeDevices/kubernetes.io~local-volume");
+    fs::create_dir_all(&links).expect("folders");
+    std::os::unix::fs::symlink("/dev/null", links.join("pv")).expect("a link");
+    let two = using_device(pod("u-2", None, false));
+    assert_eq!(room.set_up(&two), Err(format!("MapVolume.SetUpDevice failed for volume \"pv\" : {IN_USE}")));
+    room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmapped");
+    let error = room.set_up(&two).expect_err("it is tried");
+    assert!(error.ends_with("/dev/null: is not a block device"), "{error}");
 }

@@ -215,9 +215,9 @@ impl Disks {
     /// Waits until the control plane permits the use of the disk, and reads the secret.
     async fn admit(&self, record: &Record, wanted: Use<'_>) -> Result<Chap, VolumeError> {
         let name = disk::status_name(&wanted.asked.target_portal, &record.target, &record.lun);
-        self.attachment.wait(wanted.objects, &name).await?;
+        wanted.target.unless_over(self.attachment.wait(wanted.objects, &name)).await?;
         let namespace = wanted.target.pod.metadata.namespace.as_deref().unwrap_or_default();
-        Chap::read(wanted.objects, wanted.asked, namespace).await
+        wanted.target.unless_over(Chap::read(wanted.objects, wanted.asked, namespace)).await
     }
 
     /// Attaches the disk and leaves its record in its place.

@@ -384,6 +384,17 @@ fn a_volume_waits_until_the_control_plane_has_attached_it() {
         assert_eq!((room.in_use(), room.programs.take()), ([name.clone()].into(), Vec::new()));
         room.tear_down(&room.volumes, "u-1");
         assert_eq!((room.release(&room.volumes), room.in_use()), (0, [].into()), "it was never attached");
+        // No other node gets it until it has left the volumes in use.
+        let took = room.runtime.block_on(async {
+            let of_pod = pod("u-1", json!({}));
+            let set_up = tokio::time::timeout(Duration::from_secs(5), room.volumes.set_up(&of_pod, None));
+            set_up.await.expect_err("it waits");
+            let began = tokio::time::Instant::now();
+            room.volumes.tear_down("u-1").await.expect("torn down");
+            began.elapsed()
+        });
+        assert!(took < Duration::from_secs(1), "a pod that ends does not wait: {took:?}");
+        assert_eq!((room.release(&room.volumes), room.in_use()), (0, [].into()));
         let (sender, attached) = (room.node.clone(), json!([{"name": name, "devicePath": ""}]));
         room.runtime.spawn(async move {
             tokio::time::sleep(Duration::from_secs(5)).await;

@@ -33,7 +33,7 @@ pub(super) enum ProjectQuotaError {
     /// All ids that were tried are in use, although no file names them.
     #[error("no project id is free: {tries} are in use")]
     NoneFree {
-        /// How many.
+        /// Number of ids that were tried.
         tries: usize,
     },
     /// An operation on a file or directory failed.
@@ -41,7 +41,7 @@ pub(super) enum ProjectQuotaError {
     Io {
         /// What was tried.
         verb: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
         /// The cause.
         source: io::Error,

@@ -1,0 +1,178 @@
+//! Sets up the volumes of pods, and refreshes them.
+//!
+//! Each volume is set up in a task of its own, which nothing interrupts: its caller may give up, and a teardown of the pod
+//! waits for it.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+use std::time::SystemTime;
+
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::Volume;
+use tracing::Instrument as _;
+
+use super::FailedVolume;
+use super::VolumeError;
+use super::Volumes;
+use super::in_progress::SettingUp;
+use super::mounted_volumes;
+use super::plugin::Ready;
+use super::plugin::SET_UP_TIMEOUT;
+use super::plugin::Target;
+use super::plugin::VolumePlugin;
+use super::uid_of;
+
+/// How long the start of a container waits for the refresh of a volume that has content already.
+const REFRESH_LIMIT: Duration = Duration::from_secs(2);
+
+/// When volumes are to be refreshed, if none of the objects they are made from changes before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RefreshDue {
+    /// When a token is to be replaced.
+    pub refresh_at: Option<SystemTime>,
+    /// After how long objects that are not watched are to be read again.
+    pub refresh_after: Option<Duration>,
+}
+
+/// A volume to be set up, and how long that is waited for; `None`: until it ends.
+type Wanted<'a> = (&'a Volume, Option<Duration>);
+
+impl Volumes {
+    /// Sets up every volume that a container mounts. What is set up already is left alone, except that volumes made from API
+    /// objects are refreshed; one that cannot be, or not within two seconds, keeps its content. `memory`: bytes that a volume
+    /// in memory may take. If the future is dropped, what has begun goes on in the background, and [`Self::tear_down`] waits
+    /// for it.
+    ///
+    /// # Errors
+    /// Every volume that cannot be set up; the others are.
+    pub async fn set_up(&self, pod: &Pod, memory: Option<i64>) -> Result<(), Vec<FailedVolume>> {
+        let setting_up = self.in_progress.set_up(uid_of(pod)).await;
+        let mut wanted: Vec<Wanted<'_>> = Vec::new();
+        for volume in mounted_volumes(pod) {
+            match self.plugins.of(volume).filter(|plugin| self.is_set_up(pod, volume, *plugin)) {
+                Some(plugin) if plugin.is_of_host(uid_of(pod), volume) => {}
+                kept => {
+                    let refreshes = kept.is_some_and(|plugin| plugin.attributes().refreshes);
+                    wanted.push((volume, refreshes.then_some(REFRESH_LIMIT)));
+                }
+            }
+        }
+        let done = self.set_up_those(&setting_up, pod, memory, &wanted).await;
+        let mut failed = Vec::new();
+        for (done, (volume, limit)) in done.into_iter().zip(&wanted) {
+            // The refresh of what has content reports and retries it; containers get the content that is there.
+            if let (Err(error), None) = (done, limit) {
+                failed.push(FailedVolume { volume: volume.name.clone(), error });
+            }
+        }
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
+    }
+
+    fn is_set_up(&self, pod: &Pod, volume: &Volume, plugin: &dyn VolumePlugin) -> bool {
+        self.actual.is_set_up(uid_of(pod), &plugin.backing(uid_of(pod), volume))
+    }
+
+    /// True if some volume of the pod changes with API objects or the pod itself, or was not set up by this agent yet.
+    pub fn can_change(&self, pod: &Pod) -> bool {
+        mounted_volumes(pod).any(|volume| self.is_to_refresh(pod, volume))
+    }
+
+    /// Of a pod that a predecessor has started it is found out what its claims are, and the volumes are checked.
+    fn is_to_refresh(&self, pod: &Pod, volume: &Volume) -> bool {
+        let plugin = self.plugins.of(volume);
+        plugin.is_some_and(|plugin| plugin.attributes().refreshes || !self.is_set_up(pod, volume, plugin))
+    }
+
+    /// Brings the volumes made from API objects up to date, running containers or not, and sets up those that this agent
+    /// has not yet. If the future is dropped, what has begun goes on as with [`Self::set_up`].
+    ///
+    /// # Errors
+    /// Every volume that cannot be; it keeps its old content. The others are brought up to date.
+    pub async fn refresh(&self, pod: &Pod, memory: Option<i64>) -> Result<RefreshDue, Vec<FailedVolume>> {
+        let setting_up = self.in_progress.set_up(uid_of(pod)).await;
+        let outdated = mounted_volumes(pod).filter(|volume| self.is_to_refresh(pod, volume));
+        let wanted: Vec<Wanted<'_>> = outdated.map(|volume| (volume, Some(SET_UP_TIMEOUT))).collect();
+        let done = self.set_up_those(&setting_up, pod, memory, &wanted).await;
+        let (mut failed, mut refresh_at) = (Vec::new(), None);
+        for (done, (volume, _)) in done.into_iter().zip(&wanted) {
+            match done {
+                Ok(ready) => refresh_at = refresh_at.into_iter().chain(ready.refresh_at).min(),
+                Err(error) => failed.push(FailedVolume { volume: volume.name.clone(), error }),
+            }
+        }
+        match failed.is_empty() {
+            true => Ok(RefreshDue { refresh_at, refresh_after: self.objects.refresh_period(pod) }),
+            false => Err(failed),
+        }
+    }
+
+    /// Sets up these volumes beside each other.
+    async fn set_up_those(
+        &self,
+        setting_up: &SettingUp,
+        pod: &Pod,
+        memory: Option<i64>,
+        wanted: &[Wanted<'_>],
+    ) -> Vec<Result<Ready, VolumeError>> {
+        let of_pod = Arc::new(pod.clone());
+        let mut attempts = Vec::new();
+        for (volume, limit) in wanted {
+            attempts.push(within(*limit, self.set_up_in_task(setting_up, &of_pod, memory, volume)));
+        }
+        join_all(attempts).await
+    }
+
+    /// Sets a volume up in a task, once none does so. A future that is dropped before that has begun nothing.
+    async fn set_up_in_task(
+        &self,
+        setting_up: &SettingUp,
+        pod: &Arc<Pod>,
+        memory: Option<i64>,
+        volume: &Volume,
+    ) -> Result<Ready, VolumeError> {
+        let alone = setting_up.lock(&volume.name).await;
+        let (own, setting_up, pod, volume) = (self.clone(), setting_up.clone(), pod.clone(), volume.clone());
+        let task = async move {
+            let _alone = alone;
+            own.set_up_one(&setting_up, &pod, memory, &volume).await
+        };
+        let done = tokio::spawn(task.in_current_span()).await;
+        done.unwrap_or_else(|error| Err(VolumeError::Interrupted(error.to_string())))
+    }
+
+    async fn set_up_one(
+        &self,
+        setting_up: &SettingUp,
+        pod: &Pod,
+        memory: Option<i64>,
+        volume: &Volume,
+    ) -> Result<Ready, VolumeError> {
+        let plugin = self.plugins.of(volume);
+        let plugin = plugin.ok_or_else(|| VolumeError::Unsupported { volume: volume.name.clone() })?;
+        let (uid, over) = (uid_of(pod), setting_up.over());
+        let fs_group = super::fs_group(pod).filter(|_| plugin.attributes().fs_group);
+        let began = Instant::now();
+        let target = Target { dirs: &self.dirs, pod, uid, volume, fs_group, memory, over };
+        let done = plugin.set_up(target).await;
+        let (name, backing) = plugin.backing(uid, volume);
+        let refreshes = plugin.attributes().refreshes;
+        self.actual.mounted(uid, &backing, (name, refreshes), began.elapsed(), done.is_ok());
+        done
+    }
+}
+
+/// Waits for a set-up, if `limit` is given at most for so long; it goes on then.
+async fn within(
+    limit: Option<Duration>,
+    set_up: impl Future<Output = Result<Ready, VolumeError>>,
+) -> Result<Ready, VolumeError> {
+    match limit {
+        Some(limit) => tokio::time::timeout(limit, set_up).await.unwrap_or(Err(VolumeError::GoesOn(limit))),
+        None => set_up.await,
+    }
+}

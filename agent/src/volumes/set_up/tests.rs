@@ -1,0 +1,118 @@
+//! Set-ups that take long, on paused time.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use serde_json::json;
+use tokio::time::Instant;
+use tokio::time::timeout;
+
+use super::*;
+use crate::metrics::Metrics;
+use crate::volumes::testing::Gated;
+use crate::volumes::testing::Replies;
+use crate::volumes::testing::slow_objects;
+use crate::volumes::tests::make;
+use crate::volumes::tests::operation;
+use crate::volumes::tests::samples;
+use crate::volumes::tests::with_empty_dir;
+
+const LONG: Duration = Duration::from_secs(600);
+
+#[tokio::test(start_paused = true)]
+async fn a_container_waits_two_seconds_for_the_refresh_of_what_is_set_up() {
+    for (refreshes, expected) in [(true, Some(REFRESH_LIMIT)), (false, None)] {
+        let gated = Gated { refreshes, ..Gated::default() };
+        let volumes = gated.volumes(Path::new("/r"));
+        let pod = with_empty_dir();
+        let took = async || {
+            let began = Instant::now();
+            let done = timeout(LONG, volumes.set_up(&pod, None)).await;
+            done.is_ok_and(|done| done.is_ok()).then(|| began.elapsed().as_secs())
+        };
+        assert_eq!(took().await, None, "without content no container starts");
+        // The first one goes on.
+        gated.set_ups.add_permits(2);
+        assert_eq!(took().await, Some(0));
+        let expected = expected.map(|limit| limit.as_secs());
+        assert_eq!((took().await, took().await), (expected, expected), "{refreshes}");
+        gated.set_ups.add_permits(2);
+        assert_eq!(took().await, Some(0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_takes_the_time_it_needs_and_reports_what_never_ends() {
+    let gated = Gated::default();
+    let volumes = gated.volumes(Path::new("/r"));
+    let began = Instant::now();
+    let failed = volumes.refresh(&with_empty_dir(), None).await.expect_err("it never ends").remove(0);
+    assert!(matches!(failed.error, VolumeError::GoesOn(limit) if limit == SET_UP_TIMEOUT), "{failed}");
+    assert_eq!(began.elapsed().as_secs(), SET_UP_TIMEOUT.as_secs());
+}
+
+/// As after a restart of the agent: a predecessor has set up the volumes of the pod.
+#[tokio::test(start_paused = true)]
+async fn a_claim_is_read_once_however_slowly_the_api_server_answers() {
+    let (root, replies) = (tempfile::tempdir().expect("a folder"), Replies::default());
+    let reply =
+        |path: &str, object| drop(replies.lock().expect("unpoisoned").insert(format!("/api/v1/{path}"), object));
+    let claim = json!({"metadata": {"name": "data", "namespace": "ns", "uid": "c-1"}, "spec": {"volumeName": "pv"},
+        "status": {"phase": "Bound"}});
+    reply("namespaces/ns/persistentvolumeclaims/data", claim);
+    let spec = json!({"claimRef": {"uid": "c-1"}, "hostPath": {"path": root.path(), "type": "Directory"}});
+    reply("persistentvolumes/pv", json!({"metadata": {"name": "pv"}, "spec": spec}));
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u-1"},
+        "spec": {
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}],
+            "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        },
+    }))
+    .expect("a pod");
+    let (objects, asked) = slow_objects(&replies, Duration::from_secs(3));
+    let volumes = Volumes::new(root.path()).with_objects(objects, BTreeMap::new());
+    assert!(volumes.can_change(&pod));
+    let began = Instant::now();
+    volumes.refresh(&pod, None).await.expect("it is known now");
+    assert_eq!((began.elapsed().as_secs(), asked.load(Ordering::Relaxed)), (6, 2));
+    assert!(!volumes.can_change(&pod));
+}
+
+#[tokio::test]
+async fn what_was_given_up_is_completed_before_the_teardown() {
+    for is_refresh in [false, true] {
+        let (_root, volumes) = make();
+        let metrics = Metrics::new();
+        let volumes = volumes.with_metrics(metrics.clone());
+        let pod = with_empty_dir();
+        let mut given_up = Box::pin(async {
+            match is_refresh {
+                true => volumes.refresh(&pod, None).await.map(drop),
+                false => volumes.set_up(&pod, None).await,
+            }
+        });
+        assert!(futures_util::poll!(&mut given_up).is_pending());
+        drop(given_up);
+        volumes.tear_down("u-1").await.expect("gone");
+        assert!(volumes.is_torn_down("u-1"));
+        let operations = ["volume_mount", "volume_unmount"].map(|name| operation(name, "empty-dir", "success", 1));
+        assert_eq!(samples(&metrics, "storage_operation"), operations, "{is_refresh}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_teardown_waits_for_work_and_not_for_what_is_only_waited_for() {
+    let root = tempfile::tempdir().expect("a folder");
+    for (gives_up, expected) in [(true, 0), (false, SET_UP_TIMEOUT.as_secs())] {
+        let volumes = Gated { gives_up, ..Gated::default() }.volumes(root.path());
+        let pod = with_empty_dir();
+        let mut given_up = Box::pin(volumes.set_up(&pod, None));
+        assert!(futures_util::poll!(&mut given_up).is_pending());
+        drop(given_up);
+        let began = Instant::now();
+        assert_eq!(volumes.tear_down("u-1").await.is_ok(), gives_up);
+        assert_eq!(began.elapsed().as_secs(), expected);
+    }
+}
