@@ -51,6 +51,12 @@ fn key(registry: &str) -> Option<String> {
     Some(if path == "/" { host.to_owned() } else { format!("{host}{path}") })
 }
 
+/// True if an entry for a registry as it is written is among those for a repository, at least if there is no other.
+pub(super) fn may_serve(registry: &str, repository: &str) -> bool {
+    let serves = |key: String| matches(&key, repository) || (key == DOCKER_HUB && is_docker_hub(repository));
+    key(registry).is_some_and(serves)
+}
+
 /// True if a key, or a pattern of `matchImages`, matches a repository: the same port, as many labels of the host, each by
 /// its pattern, and a path that begins with the key's.
 pub(super) fn matches(key: &str, repository: &str) -> bool {
@@ -173,6 +179,7 @@ mod tests {
             let mut keyring = Keyring::default();
             keyring.add(registry, ());
             assert_eq!(!keyring.matching(repository).is_empty(), expected, "{registry} for {repository}");
+            assert_eq!(may_serve(registry, repository), expected, "{registry} for {repository}");
         }
     }
 
@@ -202,8 +209,9 @@ mod tests {
         keyring.add("https://index.docker.io/v1/", "hub");
         for repository in ["docker.io/library/busybox", "localhost/x"] {
             assert_eq!(keyring.matching(repository), [&"hub"], "{repository}");
+            assert!(may_serve("https://index.docker.io/v1/", repository), "{repository}");
         }
-        assert!(keyring.matching("quay.io/x").is_empty());
+        assert!(keyring.matching("quay.io/x").is_empty() && !may_serve("index.docker.io", "quay.io/x"));
         keyring.add("docker.io", "exact");
         assert_eq!(keyring.matching("docker.io/library/busybox"), [&"exact"]);
     }

@@ -8,9 +8,11 @@ use super::Credential;
 use super::CredentialError;
 use super::CredentialSource;
 use super::docker_config::Entries;
+use super::docker_config::Login;
 use super::docker_config::parse_config_json;
 use super::docker_config::parse_dockercfg;
 use super::keyring::Keyring;
+use super::keyring::may_serve;
 use crate::images::access::SecretUse;
 
 /// What the pull secrets hold for a repository, in the order in which it is tried: all secrets are one keyring. Secrets of
@@ -21,12 +23,16 @@ use crate::images::access::SecretUse;
 pub(super) fn matching(secrets: &[Arc<Secret>], repository: &str) -> Result<Vec<Credential>, CredentialError> {
     let mut keyring = Keyring::default();
     for secret in secrets {
-        for (registry, login) in entries(secret)? {
-            let source = CredentialSource::Secret(use_of(secret, login.hash()));
-            keyring.add(&registry, Credential { login, source });
-        }
+        // A secret may have a hundred thousand entries: only those that can be used are kept and hashed.
+        let usable = entries(secret)?.into_iter().filter(|(registry, _)| may_serve(registry, repository));
+        usable.for_each(|(registry, login)| keyring.add(&registry, (secret, login)));
     }
-    Ok(keyring.matching(repository).into_iter().cloned().collect())
+    Ok(keyring.matching(repository).into_iter().map(|(secret, login)| credential(secret, login)).collect())
+}
+
+fn credential(secret: &Secret, login: &Login) -> Credential {
+    let source = CredentialSource::Secret(use_of(secret, login.hash()));
+    Credential { login: login.clone(), source }
 }
 
 fn entries(secret: &Secret) -> Result<Entries, CredentialError> {
@@ -77,6 +83,15 @@ mod tests {
         let CredentialSource::Secret(used) = &found[0].source else { panic!("{found:?}") };
         assert_eq!((used.uid.as_str(), used.namespace.as_str(), used.name.as_str()), ("uid-s1", "ns", "s1"));
         assert_eq!(used.credential_hash, found[0].login.hash());
+    }
+
+    #[test]
+    fn docker_hub_is_served_by_its_old_name_if_by_no_other() {
+        let old = json!({"quay.io": {"username": "quay"}, "https://index.docker.io/v1/": {"username": "hub"}});
+        let mut secrets = vec![secret("s1", &json!({"auths": old}))];
+        assert_eq!(users(&secrets, "docker.io/library/busybox"), ["hub"]);
+        secrets.push(secret("s2", &json!({"auths": {"docker.io": {"username": "exact"}}})));
+        assert_eq!(users(&secrets, "docker.io/library/busybox"), ["exact"]);
     }
 
     #[test]

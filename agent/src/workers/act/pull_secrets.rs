@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Secret;
 
@@ -17,11 +18,12 @@ pub(super) struct PullSecrets {
     missing: Vec<String>,
 }
 
-/// Reads the pod's pull secrets. One that cannot be read is left out: another may do.
+/// Reads the pod's pull secrets, each once however often it is named. One that cannot be read is left out: another may do.
 pub(super) async fn look_up(ctx: &ActContext, pod: &Pod) -> PullSecrets {
     let names = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
     let names = names.map(|reference| reference.name.as_str()).filter(|name| !name.is_empty());
-    let reads = names.map(async |name| (name, ctx.objects.secret(names::pod_namespace(pod), name).await));
+    let names: IndexSet<&str> = names.collect();
+    let reads = names.into_iter().map(async |name| (name, ctx.objects.secret(names::pod_namespace(pod), name).await));
     let mut secrets = PullSecrets { found: Vec::new(), missing: Vec::new() };
     for (name, read) in join_all(reads).await {
         match read {
