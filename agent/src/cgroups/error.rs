@@ -34,7 +34,7 @@ pub enum CgroupError {
     Aborted {
         /// The cgroup.
         path: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// systemd returned an error or did not answer.
@@ -72,7 +72,7 @@ pub enum CgroupError {
         name: String,
         /// `paths` (v1) or `controllers` (v2).
         what: &'static str,
-        /// Which.
+        /// The missing paths or controllers, joined by commas.
         missing: String,
     },
 }

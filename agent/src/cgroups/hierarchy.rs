@@ -63,7 +63,7 @@ pub enum HierarchyError {
     Read {
         /// The file.
         path: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// Neither kind is mounted.

@@ -9,6 +9,7 @@ use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use super::CgroupError;
 use super::CgroupName;
@@ -22,9 +23,11 @@ use super::arithmetic;
 use super::current::Current;
 use super::files;
 use super::layout::below;
+use super::limited::LimitedPods;
 use super::limits;
 use super::name::pod_uid_of;
 use super::systemd::Systemd;
+use crate::metrics::Metrics;
 use crate::model::Backoff;
 
 /// How often remaining processes are killed before giving up.
@@ -53,6 +56,9 @@ pub struct Cgroups {
     /// Held while the values of the QoS classes are computed and written, so that the last sum computed is the last one
     /// written.
     pub(super) qos: Arc<Mutex<()>>,
+    /// Which pods need not be limited again.
+    limited: LimitedPods,
+    metrics: Option<Arc<Metrics>>,
 }
 
 impl Cgroups {
@@ -70,7 +76,22 @@ impl Cgroups {
 
     pub(super) fn with(layout: Layout, driver: Driver, root: CgroupName, systemd: Option<Systemd>) -> Self {
         let (layout, systemd) = (Arc::new(layout), systemd.map(Arc::new));
-        Self { layout, driver, root, systemd, requests: None, policy: QosPolicy::default(), qos: Arc::default() }
+        Self {
+            layout,
+            driver,
+            root,
+            systemd,
+            requests: None,
+            policy: QosPolicy::default(),
+            qos: Arc::default(),
+            limited: LimitedPods::default(),
+            metrics: None,
+        }
+    }
+
+    /// Counts operations in these metrics.
+    pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
+        Self { metrics: Some(metrics), ..self }
     }
 
     /// Keeps the QoS classes at what these requests and this policy give. Without them the classes are left alone.
@@ -137,7 +158,7 @@ impl Cgroups {
         if differing.is_empty() {
             return Ok(false);
         }
-        self.write(name, &differing).await?;
+        self.counted("update", self.write(name, &differing)).await?;
         tracing::info!(cgroup = name.path(self.driver), values = ?differing, "updated the limits of a cgroup");
         Ok(true)
     }
@@ -168,16 +189,34 @@ impl Cgroups {
         name.is_ok_and(|name| files::exists(&self.layout, &name.path(self.driver)))
     }
 
-    /// Creates the pod's cgroup with these values, after updating the QoS classes. An existing cgroup is not changed.
+    /// True if this process has limited the pod's cgroup, by [`Self::ensure_pod`].
+    pub fn has_limited(&self, uid: &str) -> bool {
+        self.limited.contains(uid)
+    }
+
+    /// Creates the pod's cgroup with these values, after updating the QoS classes. One that exists gets those that differ,
+    /// unless this process has limited it.
     ///
     /// # Errors
-    /// The kernel or systemd returns an error. A value that is not accepted is only logged.
+    /// The kernel or systemd returns an error: the cgroup may be without limits until the next call. A value that the kernel
+    /// does not accept is only logged.
     pub async fn ensure_pod(&self, class: QosClass, uid: &str, values: &CgroupValues) -> Result<(), CgroupError> {
         let name = self.root.pod(class, uid)?;
         if self.depends_on(class) {
             self.update_qos_classes().await;
         }
-        self.ensure(&name, values).await
+        let path = name.path(self.driver);
+        if !files::exists(&self.layout, &path) {
+            let creation = async {
+                self.create(&name).await?;
+                unless_refused(&path, self.write(&name, values).await)
+            };
+            self.counted("create", creation).await?;
+        } else if !self.limited.contains(uid) {
+            unless_refused(&path, self.update_existing(&name, values).await.map(drop))?;
+        }
+        self.limited.add(uid);
+        Ok(())
     }
 
     /// Writes new values to a pod's cgroup.
@@ -186,7 +225,7 @@ impl Cgroups {
     /// The first value that is not accepted.
     pub async fn update_pod(&self, class: QosClass, uid: &str, values: &CgroupValues) -> Result<(), CgroupError> {
         let name = self.root.pod(class, uid)?;
-        self.write(&name, values).await
+        self.counted("update", self.write(&name, values)).await
     }
 
     /// Kills the processes of the pod's cgroup, removes it, and updates the QoS classes. A cgroup that does not exist is not
@@ -196,12 +235,9 @@ impl Cgroups {
     /// Processes did not end, or a directory was not removed.
     pub async fn destroy_pod(&self, class: QosClass, uid: &str) -> Result<(), CgroupError> {
         let name = self.root.pod(class, uid)?;
-        let path = name.path(self.driver);
-        self.kill_processes(&path).await?;
-        if let Some(systemd) = &self.systemd {
-            systemd.stop(&name.unit()).await?;
-        }
-        self.remove(&path).await?;
+        self.limited.remove(uid);
+        self.kill_processes(&name.path(self.driver)).await?;
+        self.counted("destroy", self.destroy(&name)).await?;
         if self.depends_on(class) {
             self.update_qos_classes().await;
         }
@@ -230,28 +266,51 @@ impl Cgroups {
             self.destroy_pod(class, &uid).await?;
         }
         for name in CLASSES.map(|class| self.root.class(class)).into_iter().chain([self.root.kubepods()]) {
-            if let Some(systemd) = &self.systemd {
-                systemd.stop(&name.unit()).await?;
-            }
-            self.remove(&name.path(self.driver)).await?;
+            self.destroy(&name).await?;
         }
         Ok(())
     }
 
+    /// Creates a cgroup of this tree unless it exists. Values that it does not get, the QoS loop writes.
     async fn ensure(&self, name: &CgroupName, values: &CgroupValues) -> Result<(), CgroupError> {
         let path = name.path(self.driver);
         if files::exists(&self.layout, &path) {
             return Ok(());
         }
+        let creation = async {
+            self.create(name).await?;
+            if let Err(error) = self.write(name, values).await {
+                not_limited(&path, &error);
+            }
+            Ok::<(), CgroupError>(())
+        };
+        self.counted("create", creation).await
+    }
+
+    /// Creates a cgroup, without values.
+    async fn create(&self, name: &CgroupName) -> Result<(), CgroupError> {
         if let Some(systemd) = &self.systemd {
             let parent = name.parent().filter(|parent| !parent.components().is_empty()).map(|parent| parent.unit());
             systemd.start(&name.unit(), parent.as_deref(), self.layout.is_v2()).await?;
         }
-        self.blocking(&path, files::create).await?;
-        if let Err(error) = self.write(name, values).await {
-            tracing::warn!(cgroup = path, %error, "cannot set a limit of a new cgroup");
+        self.blocking(&name.path(self.driver), files::create).await
+    }
+
+    async fn destroy(&self, name: &CgroupName) -> Result<(), CgroupError> {
+        if let Some(systemd) = &self.systemd {
+            systemd.stop(&name.unit()).await?;
         }
-        Ok(())
+        self.remove(&name.path(self.driver)).await
+    }
+
+    /// Counts an operation (`create`, `update`, `destroy`) with its duration.
+    pub(super) async fn counted<T>(&self, operation: &'static str, work: impl Future<Output = T>) -> T {
+        let began = Instant::now();
+        let done = work.await;
+        if let Some(metrics) = &self.metrics {
+            metrics.runtime.cgroup(operation, began.elapsed());
+        }
+        done
     }
 
     pub(super) async fn write(&self, name: &CgroupName, values: &CgroupValues) -> Result<(), CgroupError> {
@@ -314,4 +373,20 @@ impl Cgroups {
             |error: tokio::task::JoinError| CgroupError::Aborted { path: path.to_owned(), reason: error.to_string() };
         tokio::task::spawn_blocking(move || work(&layout, &owned)).await.map_err(aborted)?
     }
+}
+
+/// Only logs what the kernel refuses of the first values of a cgroup: it would refuse it the next time, too. What systemd
+/// returns stays an error: nothing is written then.
+fn unless_refused(path: &str, written: Result<(), CgroupError>) -> Result<(), CgroupError> {
+    match written {
+        Err(error @ (CgroupError::Limit { .. } | CgroupError::Io { .. })) => {
+            not_limited(path, &error);
+            Ok(())
+        }
+        written => written,
+    }
+}
+
+fn not_limited(path: &str, error: &CgroupError) {
+    tracing::warn!(cgroup = path, %error, "cannot set a limit of a new cgroup");
 }

@@ -8,6 +8,7 @@
 //!                             of containers       daemons ├─▶ files    directories, processes
 //!                                                         ├─▶ current  values that are there
 //!                                                         ├─▶ limits   values, through `cgroups-rs`
+//!                                                         ├─▶ limited  pods whose cgroups have got theirs
 //!                                                         └─▶ systemd  slices, over D-Bus
 //! ```
 //!
@@ -22,6 +23,7 @@ mod files;
 mod hierarchies;
 mod hierarchy;
 mod layout;
+mod limited;
 mod limits;
 mod manager;
 mod mountinfo;

@@ -129,13 +129,14 @@ impl Cgroups {
     /// A limit below the present usage, which the kernel of v1 refuses, is set to that usage: the class cannot grow.
     async fn write_class(&self, name: &CgroupName, values: CgroupValues) {
         let path = name.path(self.driver);
-        let Err(mut error) = self.write(name, &values).await else {
+        let Err(mut error) = self.counted("update", self.write(name, &values)).await else {
             return tracing::debug!(cgroup = path, ?values, "updated a QoS class");
         };
         if let Some(limit) = values.memory_max
             && let Some(usage) = self.memory_usage(&path).await.filter(|usage| *usage > limit)
         {
-            match self.write(name, &CgroupValues { memory_max: Some(usage), ..values }).await {
+            let values = CgroupValues { memory_max: Some(usage), ..values };
+            match self.counted("update", self.write(name, &values)).await {
                 Ok(()) => return tracing::info!(cgroup = path, limit, usage, "limited a QoS class to its usage"),
                 Err(second) => error = second,
             }

@@ -1,6 +1,8 @@
 //! The manager on this machine's v1 hierarchies (as root, in a subtree of its own), on a fixture of v2, and with a
 //! simulated systemd.
 
+mod counts;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -341,8 +343,9 @@ async fn the_burstable_weight_survives_a_restart_and_a_takeover() {
     assert_eq!(weight(), expected(100));
 }
 
-/// Answers like systemd's manager, with one finished job per call, and records the calls.
-async fn fake_systemd(stream: std::os::unix::net::UnixStream, asked: Arc<Mutex<Vec<String>>>) {
+/// Answers like systemd's manager, with one finished job per call, and records the calls. The first `refusals` calls that set
+/// properties fail.
+async fn fake_systemd(stream: std::os::unix::net::UnixStream, asked: Arc<Mutex<Vec<String>>>, mut refusals: u32) {
     let guid = Guid::generate();
     let connection =
         zbus::connection::Builder::unix_stream(stream).server(guid).p2p().build().await.expect("a connection");
@@ -376,7 +379,13 @@ async fn fake_systemd(stream: std::os::unix::net::UnixStream, asked: Arc<Mutex<V
                     .map(|(name, value)| format!("{name}={}", u64::try_from(value).expect("a number")))
                     .collect();
                 asked.lock().expect("unpoisoned").push(format!("set {unit} {runtime} {}", texts.join(",")));
-                connection.reply(&header, &()).await.expect("an answer");
+                if refusals > 0 {
+                    refusals -= 1;
+                    let refused = connection.reply_error(&header, "org.freedesktop.systemd1.LoadFailed", &("busy",));
+                    refused.await.expect("an answer");
+                } else {
+                    connection.reply(&header, &()).await.expect("an answer");
+                }
             }
             _ => connection.reply(&header, &()).await.expect("an answer"),
         }
@@ -404,15 +413,19 @@ async fn connections() -> (Connection, Connection) {
     (client.expect("a connection"), server.expect("a connection"))
 }
 
+/// The manager with [`fake_systemd`], and what that is asked.
+async fn with_systemd(layout: Layout, refusals: u32) -> (Cgroups, Arc<Mutex<Vec<String>>>) {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    tokio::spawn(fake_systemd(theirs, Arc::clone(&asked), refusals));
+    let connection = zbus::connection::Builder::unix_stream(ours).p2p().build().await.expect("a connection");
+    (Cgroups::with(layout, Driver::Systemd, CgroupName::default(), Some(Systemd::over(connection))), asked)
+}
+
 #[tokio::test]
 async fn creates_slices_with_systemd() {
     let fixture = V2Fixture::make();
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let server = tokio::spawn(fake_systemd(theirs, Arc::clone(&asked)));
-    let connection = zbus::connection::Builder::unix_stream(ours).p2p().build().await.expect("a connection");
-    let cgroups =
-        Cgroups::with(fixture.layout(), Driver::Systemd, CgroupName::default(), Some(Systemd::over(connection)));
+    let (cgroups, asked) = with_systemd(fixture.layout(), 0).await;
     cgroups.ensure_pod(QosClass::BestEffort, "u-1", &values()).await.expect("a pod");
     let path = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu_1.slice";
     assert_eq!(cgroups.parent_for_runtime(QosClass::BestEffort, "u-1").expect("a path"), path);
@@ -422,7 +435,6 @@ async fn creates_slices_with_systemd() {
     let quota = fixture.read(format!("{path}/cpu.max").trim_start_matches('/'));
     assert_eq!(quota.as_deref(), Some("51000 100000"), "rounded up to whole percents");
     assert_eq!(cgroups.pods(), BTreeMap::from([("u-1".to_owned(), QosClass::BestEffort)]));
-    server.abort();
     let unit = "kubepods-besteffort-podu_1.slice";
     let set = format!(
         "set {unit} true MemoryMax=67108864,CPUWeight=39,CPUQuotaPeriodUSec=100000,CPUQuotaPerSecUSec=510000,TasksMax=100"
@@ -431,6 +443,22 @@ async fn creates_slices_with_systemd() {
         "start {unit} replace Description,Wants,MemoryAccounting,CPUAccounting,TasksAccounting,IOAccounting,DefaultDependencies"
     );
     assert_eq!(*asked.lock().expect("unpoisoned"), [start, set.clone(), set]);
+}
+
+/// systemd would reset values that only the kernel has.
+#[tokio::test]
+async fn a_slice_whose_properties_are_refused_is_limited_by_the_next_call() {
+    let fixture = V2Fixture::make();
+    let (cgroups, asked) = with_systemd(fixture.layout(), 1).await;
+    let error = cgroups.ensure_pod(QosClass::BestEffort, "u-1", &values()).await.expect_err("refused").to_string();
+    assert!(error.starts_with("systemd: cannot set properties of kubepods-besteffort-podu_1.slice: "), "{error}");
+    let path = cgroups.parent_for_runtime(QosClass::BestEffort, "u-1").expect("a path");
+    fixture.settle(&path);
+    cgroups.ensure_pod(QosClass::BestEffort, "u-1", &values()).await.expect("limited");
+    let read = |file: &str| fixture.read(&format!("{}/{file}", path.trim_start_matches('/'))).expect("a file");
+    assert_eq!(["memory.max", "pids.max", "cpu.max"].map(read), ["67108864", "100", "51000 100000"]);
+    let asked = asked.lock().expect("unpoisoned").clone();
+    assert!(asked.len() == 3 && asked[1].starts_with("set ") && asked[1] == asked[2], "{asked:?}");
 }
 
 #[tokio::test]

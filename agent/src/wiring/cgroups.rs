@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use keblet_proto::cri::v1 as cri;
 use tokio_util::sync::CancellationToken;
 
+use super::node::Node;
 use crate::allocatable;
 use crate::allocatable::Enforcer;
 use crate::cgroups::CgroupName;
@@ -21,13 +22,13 @@ use crate::config::Feature;
 use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::node::Machine;
-use crate::node::RootFs;
 use crate::node::Sizes;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::pod_limits;
 use crate::recorder::Recorder;
 use crate::retry::RetryTracker;
 use crate::runtime::Runtime;
+use crate::server::Configz;
 use crate::sync::SharedPods;
 
 /// From this version on upstream takes the cgroup driver from the runtime only (KEP-4033).
@@ -45,8 +46,8 @@ const QOS_START_PERIOD: Duration = Duration::from_secs(1);
 pub(super) struct Services<'a> {
     /// The configuration.
     pub settings: &'a Settings,
-    /// The size of the root directory's file system.
-    pub root_fs: &'a RootFs,
+    /// The node, whose configuration shows the driver.
+    pub node: &'a Node,
     /// The container runtime.
     pub runtime: &'a Runtime,
     /// What is counted.
@@ -66,13 +67,15 @@ pub(super) struct Services<'a> {
 /// `cgroupRoot` is invalid or lacks controllers; the systemd driver without systemd; the kernel or systemd refuses; a
 /// reserved cgroup cannot be limited; the runtime returns an error instead of its driver.
 pub(super) async fn prepare(services: Services<'_>, shutdown: &CancellationToken) -> anyhow::Result<Option<Cgroups>> {
-    let Services { settings, root_fs, runtime, metrics, layout, pods, recorder } = services;
+    let Services { settings, node, runtime, metrics, layout, pods, recorder } = services;
     let kubelet = &settings.kubelet;
     let driver = driver(runtime, &kubelet.cgroup_driver, metrics).await?;
+    show(&node.configz, driver);
     let root =
         CgroupName::parse(&kubelet.cgroup_root).with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?;
     let cgroups = Cgroups::new(layout, driver, root).context("setting up the cgroup driver")?;
-    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir, root_fs).sizes;
+    let cgroups = cgroups.with_metrics(metrics.clone());
+    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir, &node.root_fs).sizes;
     let node = ThisNode { settings, sizes: machine.unwrap_or_default() };
     let cgroups = if kubelet.cgroups_per_qos {
         cgroups.ensure_tree().await.context("creating the cgroups of pods")?;
@@ -113,6 +116,15 @@ fn choose(reported: Option<cri::CgroupDriver>, configured: &str) -> Driver {
         None if configured == "systemd" => Driver::Systemd,
         None => Driver::Cgroupfs,
     }
+}
+
+/// Those who look at the configuration see the driver in use.
+fn show(configz: &Configz, driver: Driver) {
+    let name = match driver {
+        Driver::Systemd => "systemd",
+        Driver::Cgroupfs => "cgroupfs",
+    };
+    configz.set("cgroupDriver", name);
 }
 
 /// What the values of cgroups follow from.
@@ -194,6 +206,17 @@ mod tests {
         ];
         for (reported, configured, expected) in table {
             assert_eq!(choose(reported, configured), expected, "{reported:?} {configured}");
+        }
+    }
+
+    #[test]
+    fn the_configuration_shows_the_driver_in_use() {
+        let settings = load(&FlagValues::default()).expect("settings");
+        for (driver, name) in [(Driver::Systemd, "systemd"), (Driver::Cgroupfs, "cgroupfs")] {
+            let configz = Configz::new(settings.configz());
+            show(&configz, driver);
+            let shown: serde_json::Value = serde_json::from_str(&configz.text()).expect("JSON");
+            assert_eq!(shown["kubeletconfig"]["cgroupDriver"], name);
         }
     }
 
