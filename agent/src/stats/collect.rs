@@ -61,6 +61,7 @@ pub(super) fn take(source: &StatsSource, snapshots: &[Arc<PodSnapshot>]) -> Samp
         node: Measured::new("/", Machine::usage(layout, proc)).at(Some("/".to_owned())),
         system: system.collect(),
         pods: snapshots.iter().filter_map(|snapshot| pod(source, snapshot)).collect(),
+        is_incomplete: false,
     }
 }
 
@@ -88,7 +89,7 @@ fn pod(source: &StatsSource, snapshot: &PodSnapshot) -> Option<PodSample> {
         let place = named(container.id.as_str());
         // A process elsewhere runs a sandbox such as a virtual machine, or its number was used again. One that is gone uses
         // nothing: the runtime, which is slow while containers end, is not asked for it.
-        let runs_elsewhere = memberships.as_deref().is_some_and(is_in_a_cgroup);
+        let runs_elsewhere = memberships.as_deref().is_some_and(|memberships| is_in_a_cgroup(layout, memberships));
         let needs_runtime = place.is_none() && (container.pid.is_none() || runs_elsewhere);
         containers.push(measure(layout, container, place.as_ref(), needs_runtime));
     }
@@ -105,9 +106,11 @@ fn pod(source: &StatsSource, snapshot: &PodSnapshot) -> Option<PodSample> {
     })
 }
 
-/// False for a process that has ended and was not waited for: with v1 it is in no cgroup but the root.
-fn is_in_a_cgroup(memberships: &str) -> bool {
-    memberships.lines().any(|line| !line.ends_with(":/"))
+/// False for a process that has ended and was not waited for: with v1 it is in no cgroup but the root. The v2 hierarchy beside
+/// v1, which measures nothing, keeps it in its last cgroup.
+fn is_in_a_cgroup(layout: &Layout, memberships: &str) -> bool {
+    let measures = |line: &&str| layout.is_v2() || !line.starts_with("0::");
+    memberships.lines().filter(measures).any(|line| !line.ends_with(":/"))
 }
 
 /// The text of `/proc/<process>/cgroup`; `None` if there is no such process.
@@ -177,6 +180,8 @@ fn pressure(runtime_stats: Option<&cri::PsiStats>) -> Pressure {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::cgroups::Hierarchies;
     use crate::model::testing;
@@ -256,7 +261,7 @@ mod tests {
         let snapshot = testing::snapshot(vec![testing::running("a", 0), testing::exited("b", 0, 0)]);
         let source = source(vec![("pods", SystemCgroup::At("/no/such/cgroup".to_owned()))]);
         let mut sample = take(&source, &[Arc::new(snapshot)]);
-        assert!(sample.needs_runtime());
+        assert!(sample.needs_runtime() && sample.needs_runtime_for_pods());
         add_runtime_stats(&mut sample, &[runtime_stats("other-0"), runtime_stats("a-0")]);
         assert!(sample.system.is_empty() && sample.node.usage.cpu > Some(0));
         let [pod] = &sample.pods[..] else { panic!("one pod") };
@@ -292,7 +297,7 @@ mod tests {
         let source = source_in(dir.path(), &[("7", "/kubepods/poduid/sandbox-0")], Vec::new());
         let snapshot = testing::snapshot(vec![running_as("a", 7), running_as("gone", 8)]);
         let mut sample = take(&source, &[Arc::new(snapshot)]);
-        assert!(sample.needs_runtime());
+        assert!(sample.needs_runtime() && !sample.needs_runtime_for_pods(), "the cgroup of the pod is known");
         add_runtime_stats(&mut sample, &[runtime_stats("a-0"), runtime_stats("gone-0")]);
         let [pod] = &sample.pods[..] else { panic!("one pod") };
         let usage: Vec<_> = pod.containers.iter().map(|container| memory(&container.measured)).collect();
@@ -305,6 +310,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let snapshot = testing::snapshot(vec![running_as("gone", 8)]);
         assert!(!take(&source_in(dir.path(), &[], Vec::new()), &[Arc::new(snapshot)]).needs_runtime());
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_in_no_cgroup() {
+        let v2 = Layout::V2 { mount: "/".into() };
+        let v1 = Layout::V1 { controllers: BTreeMap::new(), unified: Some("/".into()) };
+        for (layout, memberships, expected) in [
+            (&v2, "0::/kubepods/poduid/sandbox-0\n", true),
+            (&v2, "0::/\n", false),
+            (&v1, "4:memory:/\n1:name=systemd:/\n0::/kubepods/poduid/a-0\n", false),
+            (&v1, "4:memory:/kubepods/poduid/sandbox-0\n1:name=systemd:/\n0::/\n", true),
+        ] {
+            assert_eq!(is_in_a_cgroup(layout, memberships), expected, "{layout:?} {memberships:?}");
+        }
     }
 
     #[tokio::test]

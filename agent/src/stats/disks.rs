@@ -14,7 +14,7 @@ use crate::kernel::usage::DiskUsage;
 use crate::kernel::usage::MeasuredBy;
 
 /// How long volumes may take to answer before no further ones are asked.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Volumes that are asked at a time.
 const AT_ONCE: usize = 8;
 /// Volumes that do not answer, each of which keeps a thread, before no other one is asked.
@@ -88,7 +88,7 @@ async fn measure(all: &mut HashMap<PathBuf, Known>, now: Instant, age: Duration)
     let mut silent = answers.iter().filter(|answered| !**answered).count();
     others.sort_by_key(|known| known.answered);
     for some in others.chunks_mut(AT_ONCE) {
-        if silent >= MOST_WAITING || now.elapsed() >= PATIENCE {
+        if silent >= MOST_WAITING || now.elapsed() >= TURN_TIMEOUT {
             break;
         }
         let answers = join_all(some.iter_mut().map(|known| known.measure(now))).await;

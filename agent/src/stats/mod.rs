@@ -79,6 +79,10 @@ const FRESH: Duration = Duration::from_secs(5);
 const FRESH_EXTRAS: Duration = Duration::from_secs(10);
 /// Time between two samples if there is no recent one to compute rates from.
 const APART: Duration = Duration::from_millis(200);
+/// How long a scrape waits for the runtime: scrapers give up after ten seconds, and two samples may be taken.
+const SCRAPE_PATIENCE: Duration = Duration::from_secs(4);
+/// How long an eviction waits for it.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Usage is not available. The texts begin as those of upstream do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -148,6 +152,8 @@ pub struct Stats {
     disks: Arc<Disks>,
     quotas: Arc<Quotas>,
     walks: Arc<Walks>,
+    /// Why the runtime did not measure containers when it was last asked.
+    runtime_failure: Arc<std::sync::Mutex<Option<String>>>,
 }
 
 impl Stats {
@@ -168,6 +174,7 @@ impl Stats {
             disks: Arc::default(),
             quotas: Arc::default(),
             walks: Arc::default(),
+            runtime_failure: Arc::default(),
         }
     }
 
@@ -186,7 +193,7 @@ impl Stats {
         Ok(json)
     }
 
-    /// The families of `/metrics/resource`; `resource_scrape_error` if usage cannot be measured.
+    /// The families of `/metrics/resource`; `resource_scrape_error` if usage, or that of some containers, cannot be measured.
     pub async fn resource_metrics(&self) -> Vec<MetricFamily> {
         match self.sample(false).await {
             Ok(sample) => resource::families(Some(&sample)),
@@ -245,12 +252,16 @@ impl Stats {
         Ok(last.insert(Arc::new(sample)).clone())
     }
 
-    /// What every pod with running containers uses, measured now; its writable layers and logs too `with_disks`.
+    /// What every pod with running containers uses, measured now; its writable layers and logs too `with_disks`. What the
+    /// runtime alone can measure is absent if it is slow, or if the pod's own cgroup is known.
     ///
     /// # Errors
-    /// The runtime returned an error.
+    /// With disks, the runtime returned an error.
     pub async fn pods(&self, with_disks: bool) -> Result<HashMap<PodUid, PodUsage>, StatsError> {
-        let sample = self.take().await?;
+        let mut sample = self.take_files().await?;
+        if sample.needs_runtime_for_pods() {
+            self.ask_runtime(&mut sample, PATIENCE).await;
+        }
         if !with_disks {
             return Ok(sample.pods.iter().map(|pod| (pod.pod.uid.clone(), PodUsage::of(pod))).collect());
         }
@@ -273,6 +284,13 @@ impl Stats {
     /// size that was found so far.
     pub async fn volume_sizes(&self, folders: Vec<Folder>, now: bool) -> Sizes {
         self.sizes(folders, if now { Recount::Now } else { Recount::After(Duration::ZERO) }).await
+    }
+
+    /// Sizes of those of the folders that are walked, each counted now and without a pause, which may take minutes. One that
+    /// takes longer than ten is absent. If cancelled, a walk that runs goes on.
+    pub async fn recounted(&self, folders: Vec<Folder>) -> Sizes {
+        let (_, walked) = self.quotas.sizes(folders).await;
+        walks::counted_at_once(walked).await
     }
 
     async fn sizes(&self, folders: Vec<Folder>, recount: Recount) -> Sizes {
@@ -331,15 +349,48 @@ impl Stats {
         Some(MeasuredVolumes { all, sizes, disks })
     }
 
+    /// Measures everything now. If the runtime is slow, what it alone can measure is absent: a container in a virtual machine
+    /// must not hide all others.
     async fn take(&self) -> Result<Sample, StatsError> {
-        let (source, snapshots) = (self.source.clone(), self.source.snapshots.all());
-        let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots)).await;
-        let mut sample = taken.map_err(|error| StatsError::Stopped(error.to_string()))?;
+        let mut sample = self.take_files().await?;
         if sample.needs_runtime() {
-            let stats = self.source.runtime.list_container_stats(cri::ContainerStatsFilter::default()).await;
-            collect::add_runtime_stats(&mut sample, &stats.map_err(|error| StatsError::Pods(error.rpc_text()))?);
+            self.ask_runtime(&mut sample, SCRAPE_PATIENCE).await;
         }
         Ok(sample)
+    }
+
+    /// Measures what files tell.
+    async fn take_files(&self) -> Result<Sample, StatsError> {
+        let (source, snapshots) = (self.source.clone(), self.source.snapshots.all());
+        let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots)).await;
+        taken.map_err(|error| StatsError::Stopped(error.to_string()))
+    }
+
+    async fn ask_runtime(&self, sample: &mut Sample, patience: Duration) {
+        let stats = self.source.runtime.list_container_stats(cri::ContainerStatsFilter::default());
+        let failure = match tokio::time::timeout(patience, stats).await {
+            Ok(Ok(stats)) => {
+                collect::add_runtime_stats(sample, &stats);
+                None
+            }
+            Ok(Err(error)) => Some(error.rpc_text()),
+            Err(_) => Some("it did not answer in time".to_owned()),
+        };
+        sample.is_incomplete = failure.is_some();
+        self.note_runtime(failure);
+    }
+
+    /// Logs a reason for which the runtime does not measure containers only when it changes.
+    fn note_runtime(&self, failure: Option<String>) {
+        let mut known = self.runtime_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known == failure {
+            return;
+        }
+        match &failure {
+            Some(error) => tracing::warn!(error, "the runtime does not measure containers that only it can"),
+            None => tracing::info!("the runtime measures containers again"),
+        }
+        *known = failure;
     }
 
     async fn extras(&self, sample: &Arc<Sample>) -> Result<Arc<Extras>, StatsError> {

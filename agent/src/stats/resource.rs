@@ -27,7 +27,8 @@ fn swap_limit(measured: &Measured) -> Option<f64> {
 /// The families, sorted by name; without a sample only `resource_scrape_error`.
 pub(super) fn families(sample: Option<&Sample>) -> Vec<MetricFamily> {
     let mut error = Family::gauge("resource_scrape_error", "[STABLE] 1 if usage could not be measured, else 0");
-    error.add(&[], Some(if sample.is_some() { 0.0 } else { 1.0 }), None);
+    let failed = sample.is_none_or(|sample| sample.is_incomplete);
+    error.add(&[], Some(if failed { 1.0 } else { 0.0 }), None);
     let mut all = vec![error];
     if let Some(sample) = sample {
         all.extend(of_node(sample));

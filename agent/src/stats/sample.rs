@@ -27,6 +27,8 @@ pub(super) struct Sample {
     /// System cgroups: `kubelet`, `runtime`, `misc`, `pods`.
     pub(super) system: Vec<(&'static str, Measured)>,
     pub(super) pods: Vec<PodSample>,
+    /// The runtime has not told what containers use that only it can measure.
+    pub(super) is_incomplete: bool,
 }
 
 /// A pod with running containers.
@@ -109,6 +111,12 @@ impl Sample {
         self.pods.iter().flat_map(|pod| &pod.containers).any(|container| container.needs_runtime)
     }
 
+    /// A whole pod can be measured by the runtime only: its own cgroup is not known.
+    pub(super) fn needs_runtime_for_pods(&self) -> bool {
+        let unknown = self.pods.iter().filter(|pod| pod.own.is_none());
+        unknown.flat_map(|pod| &pod.containers).any(|container| container.needs_runtime)
+    }
+
     fn all(&self) -> impl Iterator<Item = &Measured> {
         let system = self.system.iter().map(|(_, measured)| measured);
         let containers = self.pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.measured);
@@ -184,6 +192,7 @@ pub(super) mod tests {
             node: Measured::new("/", usage),
             system: vec![("pods", Measured::new("pods", usage))],
             pods: vec![pod],
+            is_incomplete: false,
         }
     }
 

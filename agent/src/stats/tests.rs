@@ -1,5 +1,6 @@
 //! Measuring on demand, with a scripted runtime.
 
+use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
@@ -7,9 +8,12 @@ use serde_json::Value;
 use tonic::Status;
 
 use super::*;
+use crate::model::ContainerStatus;
 use crate::model::testing;
 use crate::oom::OomCounts;
 use crate::runtime::RuntimeOptions;
+use crate::runtime::tests::server::Answer;
+use crate::runtime::tests::server::Script;
 use crate::runtime::tests::server::Socket;
 use crate::runtime::tests::server::say;
 use crate::runtime::tests::server::script;
@@ -20,19 +24,47 @@ struct Node {
     _dir: tempfile::TempDir,
 }
 
-struct OnePod;
+struct OnePod {
+    /// The process of its container, if the runtime has told it.
+    pid: Option<u32>,
+}
 
 impl Snapshots for OnePod {
     fn all(&self) -> Vec<Arc<PodSnapshot>> {
-        vec![Arc::new(testing::snapshot(vec![testing::running("main", 0)]))]
+        let main = ContainerStatus { pid: self.pid, ..testing::running("main", 0) };
+        vec![Arc::new(testing::snapshot(vec![main]))]
     }
+}
+
+/// One pod on a node in this folder, with this runtime.
+fn stats_in(dir: &Path, runtime: Script, (layout, proc): (Layout, PathBuf), pod: OnePod) -> Stats {
+    let socket = Socket::default();
+    socket.serve(runtime);
+    let runtime =
+        Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
+    Stats::new(StatsSource {
+        node_name: "node".to_owned(),
+        layout,
+        proc,
+        system: Vec::new(),
+        folders: Folders { root: dir.to_owned(), pod_logs: dir.join("logs") },
+        volume_period: Some(Duration::from_secs(60)),
+        runtime,
+        snapshots: Arc::new(pod),
+        ooms: OomCounts::default(),
+    })
+}
+
+/// The cgroups and processes of this machine.
+fn this_machine() -> (Layout, PathBuf) {
+    (crate::cgroups::Hierarchies::detect().unwrap().layout, "/proc".into())
 }
 
 fn node(fails: bool) -> Node {
     let dir = tempfile::tempdir().unwrap();
     let asked = Arc::new(AtomicUsize::new(0));
-    let (socket, count, mount) = (Socket::default(), asked.clone(), dir.path().to_string_lossy().into_owned());
-    socket.serve(script(move |method, _| {
+    let (count, mount) = (asked.clone(), dir.path().to_string_lossy().into_owned());
+    let runtime = script(move |method, _| {
         count.fetch_add(1, Ordering::Relaxed);
         if fails {
             return Err(Status::unknown("broken"));
@@ -57,20 +89,8 @@ fn node(fails: bool) -> Node {
             }),
             _ => Err(Status::unimplemented(method.to_owned())),
         }
-    }));
-    let runtime =
-        Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
-    let stats = Stats::new(StatsSource {
-        node_name: "node".to_owned(),
-        layout: crate::cgroups::Hierarchies::detect().unwrap().layout,
-        proc: "/proc".into(),
-        system: Vec::new(),
-        folders: Folders { root: dir.path().to_owned(), pod_logs: dir.path().join("logs") },
-        volume_period: Some(Duration::from_secs(60)),
-        runtime,
-        snapshots: Arc::new(OnePod),
-        ooms: OomCounts::default(),
     });
+    let stats = stats_in(dir.path(), runtime, this_machine(), OnePod { pid: None });
     Node { stats, asked, _dir: dir }
 }
 
@@ -100,8 +120,51 @@ async fn requests_within_the_period_share_a_sample() {
 #[tokio::test]
 async fn errors_of_the_runtime_are_reported() {
     let node = node(true);
-    let error = node.stats.summary(true).await.unwrap_err().to_string();
-    assert_eq!(error, "failed to list pod stats: rpc error: code = Unknown desc = broken");
-    let families = node.stats.resource_metrics().await;
-    assert_eq!((families.len(), families[0].name()), (1, "resource_scrape_error"));
+    let error = node.stats.summary(false).await.unwrap_err().to_string();
+    assert_eq!(error, "failed to get imageFs stats: rpc error: code = Unknown desc = broken");
+    assert_eq!(scrape_error(&node.stats.resource_metrics().await), 1.0);
+    let summary: Value = serde_json::from_slice(&node.stats.summary(true).await.unwrap()).unwrap();
+    assert!(summary["node"]["cpu"]["usageCoreNanoSeconds"].is_u64(), "the rest is reported: {summary}");
+    assert_eq!(summary["pods"][0]["containers"][0]["name"], "main");
+}
+
+fn scrape_error(families: &[MetricFamily]) -> f64 {
+    let family = families.iter().find(|family| family.name() == "resource_scrape_error").unwrap();
+    family.get_metric()[0].get_gauge().get_value()
+}
+
+fn hangs() -> Script {
+    Arc::new(|_, _| Box::pin(std::future::pending::<Answer>()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_hangs_hides_no_pod() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mount, proc) = (dir.path().join("cgroup"), dir.path().join("proc"));
+    let (pod, process) = (mount.join("kubepods/poduid"), proc.join("7"));
+    for folder in [&pod, &process] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    std::fs::write(pod.join("memory.current"), "700").unwrap();
+    // The container runs in a virtual machine, which is in the pod's cgroup.
+    std::fs::write(process.join("cgroup"), "0::/kubepods/poduid/sandbox-0\n").unwrap();
+    let stats = stats_in(dir.path(), hangs(), (Layout::V2 { mount }, proc), OnePod { pid: Some(7) });
+    let began = Instant::now();
+    assert_eq!(stats.pods(false).await.unwrap()[&PodUid::from("uid")].memory, Some(700));
+    assert_eq!(began.elapsed(), Duration::ZERO, "the runtime is not asked");
+    let families = stats.resource_metrics().await;
+    assert!((SCRAPE_PATIENCE..2 * SCRAPE_PATIENCE).contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert_eq!(scrape_error(&families), 1.0);
+    let of_pod = families.iter().find(|family| family.name() == "pod_memory_working_set_bytes").unwrap();
+    assert_eq!(of_pod.get_metric()[0].get_gauge().get_value(), 700.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_eviction_waits_shortly_for_a_runtime_that_alone_can_measure_a_pod() {
+    let dir = tempfile::tempdir().unwrap();
+    let stats = stats_in(dir.path(), hangs(), this_machine(), OnePod { pid: None });
+    let began = Instant::now();
+    assert_eq!(stats.pods(false).await.unwrap()[&PodUid::from("uid")].memory, None);
+    assert!((PATIENCE..2 * PATIENCE).contains(&began.elapsed()), "{:?}", began.elapsed());
+    assert_eq!(node(false).stats.pods(false).await.unwrap().len(), 1);
 }
