@@ -19,7 +19,6 @@ mod tests;
 mod usage;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
@@ -51,9 +50,7 @@ pub use pull::PullLimits;
 pub use reference::ReferenceError;
 pub use reference::is_latest;
 pub use reference::with_default_tag;
-pub use usage::ImageUsage;
 
-use crate::model::PodSnapshot;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use cache::ImageCache;
@@ -215,16 +212,6 @@ impl Images {
             }
         }
         Err(PullError::Runtime(errors))
-    }
-
-    /// Which images of the node are in use by containers of these pods. One ListImages call; may be cancelled.
-    ///
-    /// # Errors
-    /// The runtime does not answer, or answers with an error.
-    pub async fn usage(&self, pods: &[Arc<PodSnapshot>]) -> Result<ImageUsage, RuntimeError> {
-        let images = self.runtime.list_images(None).await?;
-        let containers = pods.iter().flat_map(|pod| &pod.containers);
-        Ok(ImageUsage::new(images, containers.map(|container| container.image_ref.as_str())))
     }
 
     /// The cached lookup of this image for this pod.

@@ -1,8 +1,11 @@
 //! Removes what pods that are gone left on the node: directories, cgroups, ranges of ids and logs (upstream: `HandlePodCleanups`).
 
+use std::collections::BTreeSet;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use futures_util::StreamExt as _;
+use futures_util::stream;
 use tokio::sync::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -14,15 +17,22 @@ use crate::sync::Leftovers;
 use crate::sync::SharedPods;
 use crate::volumes::Volumes;
 use crate::workers::act;
+use crate::workers::registry::WorkerRegistry;
 use crate::workers::worker::WorkerContext;
 
 /// All log folders, as the target of their collection.
 const LOGS: &str = "log folders";
+/// Orphans that are removed at the same time. The server of a volume that one has may not answer for minutes.
+const AT_ONCE: usize = 8;
+
+/// Whether the pod of a UID is desired, or something may still be made of it.
+type Known<'a> = &'a (dyn Fn(&str) -> bool + Sync);
 
 /// Removes leftovers in the background, one pass at a time.
 pub(super) struct OrphanCleanup {
     context: Arc<WorkerContext>,
     pods: SharedPods,
+    registry: WorkerRegistry,
     /// Locked by the pass that runs.
     pass: Arc<Mutex<()>>,
     /// Receives when the next pass is due, if something could not be removed.
@@ -30,10 +40,15 @@ pub(super) struct OrphanCleanup {
 }
 
 impl OrphanCleanup {
-    /// Uses the runtime and the directories of the workers, and spares the desired pods. `again` receives when the next pass
-    /// is due, if something could not be removed.
-    pub(super) fn new(context: Arc<WorkerContext>, pods: SharedPods, again: mpsc::Sender<Instant>) -> Self {
-        Self { context, pods, pass: Arc::default(), again }
+    /// Uses the runtime and the directories of the workers, and spares the desired pods and those with a worker. `again`
+    /// receives when the next pass is due, if something could not be removed.
+    pub(super) fn new(
+        context: Arc<WorkerContext>,
+        pods: SharedPods,
+        registry: WorkerRegistry,
+        again: mpsc::Sender<Instant>,
+    ) -> Self {
+        Self { context, pods, registry, pass: Arc::default(), again }
     }
 }
 
@@ -41,15 +56,17 @@ impl Leftovers for OrphanCleanup {
     fn sweep(&self, keep: &HashSet<PodUid>) -> bool {
         let Ok(pass) = self.pass.clone().try_lock_owned() else { return false };
         let (context, pods, keep) = (self.context.clone(), self.pods.clone(), keep.clone());
-        let again = self.again.clone();
+        let (registry, again) = (self.registry.clone(), self.again.clone());
         tokio::spawn(async move {
-            // A pod is desired before anything of it is made: listing first and asking then spares one that has come since.
-            let known = |uid: &str| keep.contains(uid) || pods.by_uid(&PodUid::from(uid)).is_some();
-            let orphans_due = remove_orphans(&context, &known).await;
+            // A pod is desired before anything of it is made, and has its worker until it is cleaned up: listing first and
+            // asking then spares one that has come since, also if it has been deleted again.
+            let known = |uid: &str| {
+                let of_pod = PodUid::from(uid);
+                keep.contains(uid) || pods.by_uid(&of_pod).is_some() || registry.phase(&of_pod).is_some()
+            };
+            let (orphans_due, logs_due) = tokio::join!(remove_orphans(&context, &known), remove_logs(&context, &known));
             // Also what an earlier agent has left without a pod.
             context.act.volumes.look_for_unused();
-            let logs_due = remove_logs(&context, &known).await;
-            report_image_usage(&context).await;
             drop(pass);
             if let Some(due) = [orphans_due, logs_due].into_iter().flatten().min() {
                 // Fails once the sync loop has ended.
@@ -61,46 +78,42 @@ impl Leftovers for OrphanCleanup {
 }
 
 /// Returns when the first of those that could not be removed is due again.
-async fn remove_orphans(context: &WorkerContext, known: impl Fn(&str) -> bool) -> Option<Instant> {
+async fn remove_orphans(context: &WorkerContext, known: Known<'_>) -> Option<Instant> {
     let retries = &context.retries;
     let (on_disk, with_cgroup) = leftovers(context.act.volumes.clone(), context.act.cgroups.clone()).await;
     // A range of ids may be recorded although someone has removed the pod's directory.
     let recorded = context.act.user_namespaces.recorded();
-    let left: HashSet<String> = on_disk.union(&with_cgroup).cloned().chain(recorded).collect();
+    let left: BTreeSet<String> = on_disk.union(&with_cgroup).cloned().chain(recorded).collect();
     let orphans: Vec<&String> = left.iter().filter(|uid| !known(uid)).collect();
     retries.keep_only(Operation::RemoveOrphan, |uid| left.contains(uid) && !known(uid));
-    let mut first_due: Option<Instant> = None;
-    let mut retry_at = |due: Instant| first_due = Some(first_due.map_or(due, |first| first.min(due)));
-    for uid in &orphans {
-        if let Some(due) = retries.due(Operation::RemoveOrphan, uid) {
-            retry_at(due);
-            continue;
-        }
-        match act::cleanup_orphan(&context.act, uid).await {
-            Ok(()) => {
-                retries.succeeded(Operation::RemoveOrphan, uid);
-                tracing::info!(pod_uid = uid, "removed the leftovers of an orphaned pod");
-            }
-            Err(error) => retry_at(retries.failed(Operation::RemoveOrphan, uid, &error.to_string())),
-        }
-    }
+    let removals: Vec<_> = orphans.iter().map(|uid| remove_orphan(context, uid, known)).collect();
+    let due: Vec<Option<Instant>> = stream::iter(removals).buffer_unordered(AT_ONCE).collect().await;
     // As upstream, pods with nothing but a cgroup are not counted.
     let counted = orphans.iter().filter(|uid| on_disk.contains(uid.as_str()));
     let failed = counted.clone().filter(|uid| retries.is_failing(Operation::RemoveOrphan, uid)).count();
     context.act.metrics.iter().for_each(|metrics| metrics.volumes.orphans(counted.clone().count(), failed));
-    first_due
+    due.into_iter().flatten().min()
 }
 
-/// Sets the gauges of images in use and unused.
-async fn report_image_usage(context: &WorkerContext) {
-    let Some(metrics) = &context.act.metrics else { return };
-    match context.act.images.usage(&context.pleg.all()).await {
-        Ok(usage) => {
-            for (in_use, images) in [(true, usage.in_use), (false, usage.unused)] {
-                metrics.runtime.set_images(in_use, images.len(), images.iter().map(|image| image.size).sum());
-            }
+/// Returns when it is due again if it could not be removed.
+async fn remove_orphan(context: &WorkerContext, uid: &str, known: Known<'_>) -> Option<Instant> {
+    let retries = &context.retries;
+    let due = retries.due(Operation::RemoveOrphan, uid);
+    if due.is_some() {
+        return due;
+    }
+    // Asked again: the pass may have waited for others for minutes.
+    match act::remove_orphan(&context.act, uid, known).await {
+        Ok(true) => {
+            retries.succeeded(Operation::RemoveOrphan, uid);
+            tracing::info!(pod_uid = uid, "removed the leftovers of an orphaned pod");
+            None
         }
-        Err(error) => tracing::debug!(%error, "cannot determine the images in use"),
+        Ok(false) => {
+            retries.keep_only(Operation::RemoveOrphan, |failing| failing != uid);
+            None
+        }
+        Err(error) => Some(retries.failed(Operation::RemoveOrphan, uid, &error.to_string())),
     }
 }
 

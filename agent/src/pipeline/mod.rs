@@ -282,7 +282,12 @@ impl Services {
         }
         let (sweep_again, leftovers_due) = mpsc::channel(1);
         let sync = SyncLoop {
-            leftovers: Arc::new(OrphanCleanup::new(context.clone(), pods.clone(), sweep_again)),
+            leftovers: Arc::new(OrphanCleanup::new(
+                context.clone(),
+                pods.clone(),
+                running.registry.clone(),
+                sweep_again,
+            )),
             leftovers_due,
             workers: PodWorkers::counted_by(context, running.registry.clone()),
             admission,

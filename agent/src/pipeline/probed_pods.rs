@@ -1,5 +1,6 @@
 //! Pods as the prober sees them: addresses and states from statuses and the pod cache.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::EnvVar;
@@ -20,7 +21,9 @@ use crate::status::Statuses;
 use crate::workers::generate::expand::expand;
 
 /// The longest argument of an exec probe, in bytes; the kernel's limit for one argument.
-const MAX_ARGUMENT: usize = 128 * 1024;
+const MAX_ARGUMENT: usize = 128 << 10;
+/// The longest command of an exec probe, in bytes; the kernel's limit for all arguments of a process.
+const MAX_COMMAND: usize = 6 << 20;
 
 struct Pods {
     statuses: Statuses,
@@ -56,7 +59,7 @@ pub(super) fn prober(services: &Services, running: &Running) -> Prober {
         results: running.probes.clone(),
         pods: Arc::new(Pods { statuses: running.statuses.clone(), pleg: running.pleg.clone() }),
         version: KUBERNETES,
-        expand: expand_argument,
+        expand: expand_command,
         clock: services.clock,
         recorder: services.recorder.clone(),
         metrics: services.metrics.clone(),
@@ -64,13 +67,19 @@ pub(super) fn prober(services: &Services, running: &Running) -> Prober {
 }
 
 /// Only values that the spec states: those of references are empty, and other variables of the container are unknown.
-fn expand_argument(text: &str, env: &[EnvVar]) -> Result<String, usize> {
-    let lookup = |name: &str| {
-        let variable = env.iter().rev().find(|variable| variable.name == name)?;
-        Some(variable.value.as_deref().unwrap_or_default().as_bytes())
-    };
-    let expanded = expand(text, lookup, MAX_ARGUMENT)?;
-    Ok(String::from_utf8_lossy(&expanded).into_owned())
+fn expand_command<'a>(command: &[String], env: &'a [EnvVar]) -> Result<Vec<String>, usize> {
+    // The last one of a name counts.
+    let has_references = command.iter().any(|argument| argument.contains("$("));
+    let known = env.iter().filter(|_| has_references);
+    let value = |variable: &'a EnvVar| variable.value.as_deref().unwrap_or_default().as_bytes();
+    let values: HashMap<&str, &[u8]> = known.map(|variable| (variable.name.as_str(), value(variable))).collect();
+    let mut left = MAX_COMMAND;
+    let expanded = command.iter().map(|argument| {
+        let expanded = expand(argument, |name| values.get(name).copied(), left.min(MAX_ARGUMENT))?;
+        left -= expanded.len();
+        Ok(String::from_utf8_lossy(&expanded).into_owned())
+    });
+    expanded.collect()
 }
 
 #[cfg(test)]
@@ -88,9 +97,10 @@ mod tests {
         ]))
         .expect("variables");
         for (text, expected) in [("$(A)", "$(B)"), ("[$(REF)]", "[]"), ("$(HOME) $$(A)", "$(HOME) $(A)")] {
-            assert_eq!(expand_argument(text, &env).as_deref(), Ok(expected));
+            assert_eq!(expand_command(&[text.to_owned()], &env), Ok(vec![expected.to_owned()]));
         }
         let huge = vec![EnvVar { name: "A".into(), value: Some("x".repeat(1 << 16)), value_from: None }];
-        assert_eq!(expand_argument(&"$(A)".repeat(9), &huge), Err(9 << 16));
+        assert_eq!(expand_command(&["$(A)".repeat(9)], &huge), Err(9 << 16));
+        assert_eq!(expand_command(&vec!["$(A)".to_owned(); 100], &huge), Err(1 << 16), "all together");
     }
 }

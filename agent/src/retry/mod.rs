@@ -24,6 +24,8 @@ const STUCK_AFTER: Duration = Duration::from_secs(180);
 const FORGET_AFTER: Duration = Duration::from_secs(1800);
 /// Failing targets that are tracked; beyond that, all have the longest pause.
 const MAX_TRACKED: usize = 4096;
+/// The longest step of what is due together, see [`Operation::is_retried_together`].
+const LONGEST_STEP: Duration = Duration::from_secs(30);
 
 /// What is retried. The name is the label of the metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -79,6 +81,12 @@ impl Operation {
             Self::EnforceAllocatable => (60_000, 60_000),
         };
         (Duration::from_millis(first), Duration::from_millis(longest))
+    }
+
+    /// True if housekeeping retries it: each of its passes looks at everything on the node, so that targets are not to be due
+    /// one after the other.
+    const fn is_retried_together(self) -> bool {
+        matches!(self, Self::RemovePod | Self::RemoveOrphan)
     }
 
     fn backoff(self) -> Backoff {
@@ -137,12 +145,14 @@ pub struct RetryTracker {
     failing: Arc<Mutex<HashMap<Key, Failing>>>,
     recorder: Recorder,
     metrics: Option<Arc<Metrics>>,
+    /// From when on the steps of what is due together are counted.
+    began: Instant,
 }
 
 impl RetryTracker {
     /// Nothing has failed yet. Events of stuck operations go to `recorder`.
     pub fn new(recorder: Recorder, metrics: Option<Arc<Metrics>>) -> Self {
-        Self { failing: Arc::default(), recorder, metrics }
+        Self { failing: Arc::default(), recorder, metrics, began: Instant::now() }
     }
 
     /// When the next attempt is due; `None` if it is due now.
@@ -152,7 +162,7 @@ impl RetryTracker {
     }
 
     /// An attempt failed. Returns when the next is due: pauses double up to the operation's longest, and are lengthened by
-    /// up to a half at random.
+    /// up to a half at random, those of housekeeping also up to the next step.
     pub fn failed(&self, operation: Operation, target: &str, reason: &str) -> Instant {
         let now = Instant::now();
         let mut all = self.lock();
@@ -166,8 +176,11 @@ impl RetryTracker {
         let fresh =
             || Failing { backoff: operation.backoff(), since: now, due: now, reason: String::new(), is_stuck: false };
         let failing = all.entry(key).or_insert_with(fresh);
-        let pause = failing.backoff.failed(fastrand::f64() * 0.5);
-        failing.due = now + pause;
+        failing.due = now + failing.backoff.failed(fastrand::f64() * 0.5);
+        if operation.is_retried_together() {
+            failing.due = next_step(self.began, failing.due, failing.backoff.pause().min(LONGEST_STEP));
+        }
+        let pause = failing.due - now;
         let (operation_name, failures) = (operation.as_str(), failing.backoff.failures());
         let is_new = failing.reason != reason;
         if is_new {
@@ -225,6 +238,12 @@ impl RetryTracker {
     }
 }
 
+/// The first multiple of `step` since `began` that is after `due`.
+fn next_step(began: Instant, due: Instant, step: Duration) -> Instant {
+    let steps = due.saturating_duration_since(began).as_millis() / step.as_millis().max(1) + 1;
+    began + step.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -274,6 +293,27 @@ mod tests {
         retries.keep_only(Operation::RemoveOrphan, |uid| uid != "u");
         assert!(!retries.is_failing(Operation::RemoveOrphan, "u"), "no longer there");
         assert!(retries.is_failing(Operation::CollectLogs, ""), "another operation");
+    }
+
+    /// Every pass costs a look at everything on the node.
+    #[tokio::test(start_paused = true)]
+    async fn what_housekeeping_retries_is_due_together() {
+        for operation in [Operation::RemoveOrphan, Operation::RemovePod] {
+            let retries = RetryTracker::new(Recorder::default(), None);
+            let targets: Vec<String> = (0..30).map(|target| target.to_string()).collect();
+            let (start, mut passes) = (Instant::now(), Vec::new());
+            while start.elapsed() < Duration::from_secs(4200) {
+                passes.push(start.elapsed());
+                let due = |target: &String| {
+                    retries.due(operation, target).unwrap_or_else(|| retries.failed(operation, target, "a mount"))
+                };
+                tokio::time::sleep_until(targets.iter().map(due).min().expect("targets")).await;
+            }
+            assert!(passes[1] < 3 * operation.bounds().0, "the first pauses stay short: {passes:?}");
+            let (first, last): (Vec<Duration>, Vec<Duration>) =
+                passes.iter().copied().partition(|at| *at < Duration::from_secs(600));
+            assert!(first.len() <= 40 && (8..=121).contains(&last.len()), "{operation:?}: {passes:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

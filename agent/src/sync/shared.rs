@@ -39,6 +39,14 @@ impl SharedPods {
         self.lock().pods.remove(pod);
     }
 
+    /// With these pods, set one after another.
+    #[cfg(test)]
+    pub(crate) fn holding(pods: impl IntoIterator<Item = Pod>) -> Self {
+        let shared = Self::default();
+        pods.into_iter().for_each(|pod| shared.set(pod));
+        shared
+    }
+
     /// Every source of pods has been read.
     pub(super) fn set_sources_ready(&self) {
         self.lock().sources_ready = true;

@@ -77,7 +77,7 @@ pub struct SyncLoop {
     pub mirrors: Mirrors,
     /// Requests of other modules.
     pub requests: SyncRequests,
-    /// Measures how long pods of the API server take to start.
+    /// Measures how long pods take to start.
     pub startups: Startups,
     /// Removes what terminated pods leave.
     pub leftovers: Arc<dyn Leftovers>,
@@ -154,7 +154,7 @@ impl SyncLoop {
         self.mark_seen(source);
     }
 
-    /// Start latency of API pods is measured from the objects as the API server sends them.
+    /// Start latency of API pods is measured from the objects as the API server sends them, of others from their delivery.
     fn observe_starts(&self, update: &PodUpdate) {
         let now = self.clock.wall();
         match update {
@@ -164,10 +164,9 @@ impl SyncLoop {
             | PodUpdate::Reconcile(ConfigSource::Api, pods) => {
                 pods.iter().filter(|pod| !is_mirror(pod)).for_each(|pod| self.startups.observed(pod, now));
             }
-            PodUpdate::Remove(ConfigSource::Api, pods) => {
-                pods.iter().for_each(|pod| self.startups.gone(&pod_ref(pod).uid));
-            }
-            _ => {}
+            PodUpdate::Add(_, pods) => pods.iter().for_each(|pod| self.startups.added(pod_ref(pod).uid)),
+            PodUpdate::Remove(_, pods) => pods.iter().for_each(|pod| self.startups.gone(&pod_ref(pod).uid)),
+            PodUpdate::Update(..) | PodUpdate::Delete(..) | PodUpdate::Reconcile(..) => {}
         }
     }
 

@@ -1,8 +1,20 @@
 //! Housekeeping beside mounts that another kubelet left: the whole agent, real mounts, a simulated runtime.
 
 use std::fs;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::api::core::v1::VolumeMount;
+use keblet::cgroups::CgroupName;
+use keblet::cgroups::Cgroups;
+use keblet::cgroups::Driver;
+use keblet::cgroups::Layout;
+use keblet::model::Pod;
+use keblet::workers::generate::ResourceSettings;
 use keblet_skip::mounts::bind;
 use keblet_skip::mounts::detach;
 use keblet_skip::mounts::in_private_mounts;
@@ -10,6 +22,7 @@ use keblet_tests::cri::CallFault;
 use keblet_tests::cri::FaultKind;
 use keblet_tests::cri::Faults;
 use keblet_tests::cri::Method;
+use keblet_tests::cri::Trace;
 use keblet_tests::node::Agent;
 use keblet_tests::node::SensorSet;
 use keblet_tests::node::node;
@@ -77,6 +90,93 @@ fn leftovers_that_cannot_be_removed_at_first_are_removed_later() {
         sleep(Duration::from_secs(120)).await;
         assert_eq!(exist(), [false, false]);
     });
+}
+
+/// Hierarchies of cgroup v1 in this folder, with cgroups of so many pods that cannot be removed. Each costs a third of a second.
+fn cgroups_that_stay(folder: &Path, count: usize) -> Cgroups {
+    let mounts = ["cpu", "memory", "pids", "hugetlb"].map(|name| (name.to_owned(), folder.join(name)));
+    mounts.iter().for_each(|(_, mount)| fs::create_dir(mount).expect("a folder"));
+    for index in 0..count {
+        let cgroup = folder.join(format!("cpu/kubepods/besteffort/podstays-{index}"));
+        fs::create_dir_all(&cgroup).expect("a cgroup");
+        // No process has such an id, so nothing ends it.
+        fs::write(cgroup.join("cgroup.procs"), format!("{}\n", i32::MAX)).expect("a file");
+    }
+    let layout = Layout::V1 { controllers: mounts.into(), unified: None };
+    Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs")
+}
+
+fn resources() -> ResourceSettings {
+    ResourceSettings { cfs_period: Some(100_000), page_size: 4096, ..ResourceSettings::default() }
+}
+
+/// One after another they would take two minutes, and the logs would come last.
+#[test]
+fn orphans_that_cannot_be_removed_delay_nothing_else() {
+    paused(async || {
+        let ((sim, folder), tree) = (node(), tempfile::tempdir().expect("a folder"));
+        let cgroups = cgroups_that_stay(tree.path(), 400);
+        // Orphans are removed in the order of their UIDs.
+        let [pod_left, logs_left] = ["pods/x-uid", "logs/default_dead_dead-uid"].map(|left| folder.path().join(left));
+        fs::create_dir_all(pod_left.join("volumes/kubernetes.io~empty-dir/cache/deep")).expect("a directory");
+        fs::create_dir_all(logs_left.join("main")).expect("a directory");
+
+        let begin = tokio::time::Instant::now();
+        let web = pod("web").running("main", "run").build();
+        let _agent = Agent::start_with_cgroups(&sim, folder.path(), vec![web], cgroups, resources());
+        while pod_left.exists() || logs_left.exists() {
+            let left = (pod_left.exists(), logs_left.exists());
+            assert!(begin.elapsed() < Duration::from_secs(60), "pod and logs that are left: {left:?}");
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
+}
+
+/// Has an emptyDir `data`.
+fn with_data(name: &str) -> Pod {
+    let mut pod = ApiPod::clone(&pod(name).running("main", "run").build());
+    let spec = pod.spec.as_mut().expect("a spec");
+    let empty_dir = Some(EmptyDirVolumeSource::default());
+    spec.volumes = Some(vec![Volume { name: "data".to_owned(), empty_dir, ..Volume::default() }]);
+    let mount = VolumeMount { name: "data".to_owned(), mount_path: "/data".to_owned(), ..VolumeMount::default() };
+    spec.containers[0].volume_mounts = Some(vec![mount]);
+    Arc::new(pod)
+}
+
+/// Naive: what had no pod when the pass began has none when it is its turn. A static pod has the same UID whenever its manifest
+/// is there.
+#[tokio::test(start_paused = true)]
+async fn a_static_pod_that_comes_back_while_orphans_are_removed_keeps_its_files_and_its_cgroup() {
+    let ((sim, folder), tree) = (node(), tempfile::tempdir().expect("a folder"));
+    let cgroups = cgroups_that_stay(tree.path(), 100);
+    let of = |uid: &str| folder.path().join(format!("pods/{uid}"));
+    let data = of("web-uid").join("volumes/kubernetes.io~empty-dir/data");
+    // In this order, with those that stay between them.
+    for uid in ["gone-uid", "web-uid"] {
+        fs::create_dir_all(of(uid).join("volumes/kubernetes.io~empty-dir/data")).expect("a directory");
+    }
+
+    let begin = tokio::time::Instant::now();
+    let agent = Agent::start_with_cgroups(&sim, folder.path(), Vec::new(), cgroups, resources());
+    while of("gone-uid").exists() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the first orphan stays");
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert!(data.exists(), "it is not its turn yet");
+    agent.add(with_data("web")).await;
+    let runs = |log: &Trace| log.live("web", "main").is_some();
+    sim.until("it runs", Duration::from_secs(60), runs).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
+    fs::write(data.join("file"), "x").expect("a file");
+    // Files of a cgroup do not keep the kernel from removing it, as they would here.
+    for controller in ["cpu", "memory", "pids", "hugetlb"] {
+        let cgroup = tree.path().join(controller).join("kubepods/besteffort/podweb-uid");
+        for file in fs::read_dir(cgroup).expect("a cgroup") {
+            fs::remove_file(file.expect("a file").path()).expect("a file");
+        }
+    }
+    sleep(Duration::from_secs(60)).await;
+    assert!(data.join("file").exists() && sim.trace(runs), "{}", sim.trace(Trace::to_string));
+    assert!(tree.path().join("cpu/kubepods/besteffort/podweb-uid").exists());
 }
 
 /// The runtime has nothing of the pod any more; what the PLEG remembers of it counts for nothing.

@@ -70,7 +70,7 @@ impl GcPolicy {
 /// Images that were removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemovedImages {
-    /// How many.
+    /// Number of images.
     pub count: usize,
     /// Their size in bytes.
     pub bytes: u64,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::error::GcError;
 use super::records::Found;
-use crate::images::ImageUsage;
+use crate::images::usage::ImageUsage;
 use crate::runtime::Runtime;
 
 /// All images of the node, by whether a container of any state, of this agent or another client, was created from them.

@@ -254,6 +254,8 @@ async fn images_expire_and_repeated_failures_are_reported() {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(bench.shows("keblet_image_bytes{in_use=\"false\"} 1"), "observed when the agent starts");
     tokio::time::sleep(59 * MINUTE).await;
     assert_eq!((bench.asked("RemoveImage"), bench.asked("ImageFsInfo")), (0, 12), "every five minutes");
     until(&bench, "RemoveImage", 1).await;
@@ -281,6 +283,8 @@ async fn without_thresholds_images_get_old_until_the_eviction_manager_needs_thei
         let gc = bench.gc.clone();
         async move { gc.run().await }
     });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(bench.shows("keblet_images{in_use=\"false\"} 1"), "observed when the agent starts");
     tokio::time::sleep(16 * MINUTE).await;
     assert_eq!((bench.asked("ListImages"), bench.asked("ImageFsInfo")), (4, 0), "observed every five minutes");
     assert_eq!(bench.remaining(), ["old"]);

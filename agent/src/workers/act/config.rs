@@ -66,7 +66,7 @@ pub(super) async fn configure(
 ) -> Result<cri::ContainerConfig, Cause> {
     let pod = &pass.pod;
     let target = target(spec, &pass.snapshot)?;
-    let objects = env_objects::look_up(&ctx.objects, &ctx.volumes, pod, &spec.container).await?;
+    let objects = env_objects::look_up(&ctx.objects, &ctx.volumes, pod, &spec.container, &ctx.settings).await?;
     let environment = container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings)?;
     make_log_dir(log_dir(&ctx.settings, pod).join(&spec.container.name)).await?;
     let mut mounts = volume_mounts(ctx, pod, spec, &environment, sandbox, image_volumes).await?;

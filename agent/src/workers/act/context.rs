@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use super::gc::DeadContainers;
 use super::hooks::PreStops;
 use super::image::PullHistory;
+use super::orphans::OrphanRemovals;
 use crate::allocation::Allocations;
 use crate::cgroups::Cgroups;
 use crate::images::Images;
@@ -25,7 +26,8 @@ use crate::volumes::Volumes;
 use crate::workers::generate::NodeSettings;
 
 /// Services of all pod workers, shared by reference. Holds no state of a pod but its image pull back-off,
-/// its preStop hooks in progress and its containers in excess of the node's limits.
+/// its preStop hooks in progress, the removal of what an earlier one of its UID left, and its containers in excess of the
+/// node's limits.
 #[derive(Debug)]
 pub struct ActContext {
     /// The container runtime.
@@ -63,6 +65,7 @@ pub struct ActContext {
     /// Limits on dead containers.
     pub dead_containers: DeadContainers,
     pub(super) pre_stops: PreStops,
+    pub(super) orphans: OrphanRemovals,
     pulls: Mutex<PullHistory>,
 }
 
@@ -123,6 +126,7 @@ impl ActContext {
             exits: None,
             dead_containers: DeadContainers::default(),
             pre_stops: PreStops::default(),
+            orphans: OrphanRemovals::default(),
             pulls,
         }
     }

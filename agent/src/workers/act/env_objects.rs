@@ -12,7 +12,9 @@ use crate::model::spec;
 use crate::objects::ObjectError;
 use crate::objects::Objects;
 use crate::volumes::Volumes;
+use crate::workers::generate::EnvFiles;
 use crate::workers::generate::EnvObjects;
+use crate::workers::generate::NodeSettings;
 use crate::workers::generate::ObjectLookup;
 use crate::workers::generate::names;
 
@@ -29,6 +31,7 @@ pub(super) async fn look_up(
     volumes: &Volumes,
     pod: &Pod,
     container: &Container,
+    settings: &NodeSettings,
 ) -> Result<EnvObjects, ObjectError> {
     let namespace = names::pod_namespace(pod);
     let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or_default();
@@ -44,15 +47,16 @@ pub(super) async fn look_up(
     });
     let (config_maps, secrets) = tokio::join!(join_all(config_maps), join_all(secrets));
     let (config_maps, secrets) = (BTreeMap::from_iter(config_maps), BTreeMap::from_iter(secrets));
-    Ok(EnvObjects { config_maps, secrets, services, files: files(volumes, pod, container).await })
+    let files = if settings.env_files { Some(files(volumes, pod, container).await) } else { None };
+    Ok(EnvObjects { config_maps, secrets, services, files })
 }
 
 /// The files that variables are read from. A reason why one cannot be read is only logged: it names files of the host.
-async fn files(volumes: &Volumes, pod: &Pod, container: &Container) -> BTreeMap<(String, String), Option<String>> {
+async fn files(volumes: &Volumes, pod: &Pod, container: &Container) -> EnvFiles {
     let sources =
         container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()?.file_key_ref.as_ref());
     let wanted: BTreeSet<_> = sources.map(|source| (source.volume_name.clone(), source.path.clone())).collect();
-    let mut found = BTreeMap::new();
+    let mut found = EnvFiles::new();
     for (volume, path) in wanted {
         let content = match volumes.read_file(pod, &volume, &path, MAX_ENV_FILE).await {
             Ok(content) => String::from_utf8(content).ok(),

@@ -5,7 +5,7 @@
 //!  execute ─▶ prerequisites: network, cgroup, directories, volumes
 //!          ─▶ kill (pod | containers) ─▶ remove ─▶ resize ─▶ sandbox ─▶ start: image ─▶ config ─▶ create ─▶ start ─▶ postStart ─▶ prune
 //!  pod_termination: terminate_pod · stop_containers · kill_orphan ─▶ cleanup_pod ─▶ remove_content
-//!  gc: garbage collection
+//!  orphans: remove_orphan · gc: garbage collection
 //! ```
 //!
 //! A container restart is the path that must be fast: with sandbox, cgroup, directories and image in place it makes two
@@ -24,6 +24,7 @@ mod hooks;
 mod image;
 mod image_volumes;
 mod kill;
+mod orphans;
 mod outcome;
 mod pass;
 mod pod_termination;
@@ -51,6 +52,7 @@ pub use grace::blocking_kill_limit;
 pub use grace::grace_period;
 pub use hooks::HookError;
 pub use hooks::HookFailure;
+pub use orphans::remove_orphan;
 pub use outcome::SyncOutcome;
 pub use pass::PassContext;
 pub use pod_termination::StopTerms;

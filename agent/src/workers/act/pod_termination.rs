@@ -128,7 +128,7 @@ fn container_of(status: &ContainerStatus) -> Container {
 pub async fn cleanup_pod(ctx: &ActContext, pass: &PassContext) -> Result<(), PodError> {
     release_volumes(ctx, pass.uid()).await?;
     if let Some(cgroups) = &ctx.cgroups {
-        destroy_cgroup(ctx, cgroups, pass.cgroup_class()?, pass.uid()).await?;
+        destroy_cgroup(cgroups, pass.cgroup_class()?, pass.uid()).await?;
     }
     release_user_namespace(ctx, pass.uid()).await
 }
@@ -139,10 +139,8 @@ async fn release_user_namespace(ctx: &ActContext, uid: &str) -> Result<(), PodEr
     released.map_err(|source| PodError::ReleaseUserNamespace { uid: uid.to_owned(), source })
 }
 
-async fn destroy_cgroup(ctx: &ActContext, cgroups: &Cgroups, class: QosClass, uid: &str) -> Result<(), PodError> {
-    let began = ctx.clock.now();
+async fn destroy_cgroup(cgroups: &Cgroups, class: QosClass, uid: &str) -> Result<(), PodError> {
     let destroyed = cgroups.destroy_pod(class, uid).await;
-    ctx.count(|metrics| metrics.runtime.cgroup("destroy", ctx.clock.now().saturating_duration_since(began)));
     destroyed.map_err(|source| PodError::RemoveCgroup { uid: uid.to_owned(), source })
 }
 
@@ -173,7 +171,7 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), PodError>
         let listed = filesystem::blocking(move || Ok(listing.pods())).await;
         // Listing fails only while the agent shuts down.
         if let Some(class) = listed.unwrap_or_default().get(uid) {
-            destroy_cgroup(ctx, cgroups, *class, uid).await?;
+            destroy_cgroup(cgroups, *class, uid).await?;
         }
     }
     ctx.volumes.tear_down(uid).await.map_err(|source| tear_down_failed(uid, source))?;
@@ -182,9 +180,9 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), PodError>
 }
 
 /// Removes exited containers and sandboxes of a deleted pod, with their logs, directories and cgroup. Waits for a removal
-/// permit. Continues after failures and returns them.
+/// permit, which it keeps for what the runtime and the local disk do. Continues after failures and returns them.
 pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
-    let _permit = ctx.pacing.removals.acquire().await;
+    let permit = ctx.pacing.removals.acquire().await;
     let mut failed = gc::remove_dead(ctx, snapshot).await;
     for sandbox in &snapshot.sandboxes {
         failed.extend(remove::remove_sandbox(&ctx.runtime, &sandbox.id).await.err());
@@ -192,6 +190,8 @@ pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<Pod
     let (pod, uid) = (&snapshot.pod, snapshot.pod.uid.as_str());
     let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));
     failed.extend(remove_tree(logs).await.err());
+    // The server of a volume that is still mounted may not answer for minutes, which concerns no other pod.
+    drop(permit);
     failed.extend(cleanup_orphan(ctx, uid).await.err());
     failed
 }

@@ -12,8 +12,9 @@ use crate::cgroups::Cgroups;
 use crate::model::spec;
 use crate::workers::generate::resources;
 
-/// Creates whatever is missing; takes microseconds if nothing is. A pod that is `terminated` meanwhile does not wait for its
-/// volumes: what was begun goes on, and their teardown waits for it.
+/// Creates whatever is missing; takes microseconds if nothing is. Before, waits until what an earlier pod of the same UID left is
+/// removed. A pod that is `terminated` meanwhile does not wait for that, nor for its volumes: what was begun goes on, and their
+/// teardown waits for it.
 ///
 /// # Errors
 /// A prerequisite is missing; each such error has its event. If there is none the pod was terminated, or killed since it ran
@@ -29,13 +30,21 @@ pub(super) async fn prepare(
         vec![error]
     };
     check_network(&ctx.network, pod).map_err(failed)?;
+    let mut terminated = std::pin::pin!(terminated);
+    tokio::select! {
+        biased;
+        () = ctx.orphans.ended(pass.uid()) => {}
+        () = &mut terminated => return Err(Vec::new()),
+    }
     if !has_cgroup(ctx.cgroups.as_ref(), pass).map_err(failed)? {
         if runs(pass) {
             return Err(kill::kill_pod(ctx, pod, &pass.snapshot, None).await);
         }
-        create_cgroup(ctx, pass).await.map_err(failed)?;
+        ensure_cgroup(ctx, pass).await.map_err(failed)?;
     } else if ctx.cgroups.is_none() && !runs(pass) {
         record_pod_level(ctx, pass);
+    } else if may_lack_limits(ctx.cgroups.as_ref(), pass) {
+        ensure_cgroup(ctx, pass).await.map_err(failed)?;
     }
     let created = ctx.volumes.make_pod_dirs(pass.uid());
     created.map_err(|source| failed(PodError::CreatePodDirectories { source }))?;
@@ -63,15 +72,20 @@ fn runs(PassContext { pod, snapshot, .. }: &PassContext) -> bool {
     snapshot.running().any(|container| is_regular(&container.name))
 }
 
-async fn create_cgroup(ctx: &ActContext, pass: &PassContext) -> Result<(), PodError> {
+/// True if the pod's cgroup may lack its limits, since the agent ended between creating and limiting it, or systemd did not take
+/// them. Once a container runs only a resize changes them.
+fn may_lack_limits(cgroups: Option<&Cgroups>, pass: &PassContext) -> bool {
+    cgroups.is_some_and(|cgroups| !cgroups.has_limited(pass.uid())) && pass.snapshot.running().next().is_none()
+}
+
+/// Creates the pod's cgroup where it is missing, and limits it.
+async fn ensure_cgroup(ctx: &ActContext, pass: &PassContext) -> Result<(), PodError> {
     let Some(cgroups) = &ctx.cgroups else { return Ok(()) };
     let (class, uid) = (pass.cgroup_class()?, pass.uid());
     let values = resources::pod_cgroup_values(&pass.pod, &ctx.settings.resources)
         .map_err(|source| PodError::InvalidSpec { source })?;
-    let began = ctx.clock.now();
-    let created = cgroups.ensure_pod(class, uid, &values).await;
-    ctx.count(|metrics| metrics.runtime.cgroup("create", ctx.clock.now().saturating_duration_since(began)));
-    created.map_err(|source| PodError::CreateCgroup { uid: uid.to_owned(), source })?;
+    let ensured = cgroups.ensure_pod(class, uid, &values).await;
+    ensured.map_err(|source| PodError::CreateCgroup { uid: uid.to_owned(), source })?;
     record_pod_level(ctx, pass);
     Ok(())
 }

@@ -36,7 +36,7 @@ pub enum ResizeError {
     ReadCgroup {
         /// The pod.
         pod: String,
-        /// Why.
+        /// The cause.
         source: CgroupError,
     },
     /// Memory that is to be taken away is in use, or may be.
@@ -53,7 +53,7 @@ pub enum ResizeError {
         resource: &'static str,
         /// The sandbox.
         sandbox: String,
-        /// Why.
+        /// The cause.
         source: RuntimeError,
     },
     /// The pod's cgroup does not accept a value.
@@ -63,7 +63,7 @@ pub enum ResizeError {
         resource: &'static str,
         /// The pod.
         pod: String,
-        /// Why.
+        /// The cause.
         source: CgroupError,
     },
     /// The runtime does not change a container.
@@ -73,7 +73,7 @@ pub enum ResizeError {
         resource: &'static str,
         /// Its name.
         container: String,
-        /// Why.
+        /// The cause.
         source: RuntimeError,
     },
     /// A quantity of the spec cannot be read.

@@ -123,9 +123,7 @@ pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec
     let mut failed = Vec::new();
     for folder in log_folders(ctx.settings.pod_logs_dir.clone()).await {
         let uid = folder.file_name().and_then(|name| name.to_str()).and_then(names::uid_of_log_dir);
-        if uid.is_none_or(&known) {
-            continue;
-        }
+        let Some(_removal) = uid.and_then(|uid| ctx.orphans.begin(uid, &known)) else { continue };
         let removing = folder.display().to_string();
         match pod_termination::remove_tree(folder).await {
             Ok(()) => tracing::info!(folder = removing, "removed the logs of a deleted pod"),

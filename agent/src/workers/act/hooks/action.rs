@@ -80,7 +80,7 @@ pub enum HookError {
         pod: String,
         /// What a command wrote, stdout first.
         output: Option<String>,
-        /// Why.
+        /// The cause.
         source: Box<HookFailure>,
     },
 }

@@ -113,9 +113,27 @@ impl Hook {
                 http::get(action, &origin, fell_back).await.map_err(|source| failed(source, None))
             }
             Action::Sleep(time) => {
+                let counted = CutSleep(self.metrics.clone());
                 tokio::time::sleep(*time).await;
+                counted.disarm();
                 Ok(())
             }
         }
+    }
+}
+
+/// Counts a sleep that is dropped before its end: after the stop of its container, or with the sync that waits for it.
+struct CutSleep(Option<Arc<Metrics>>);
+
+impl CutSleep {
+    /// The sleep has ended by itself.
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CutSleep {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|metrics| metrics.pods.sleep_cut());
     }
 }

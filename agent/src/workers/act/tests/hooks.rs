@@ -72,6 +72,23 @@ async fn a_failed_pre_stop_has_an_event_and_the_stop_continues() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sleeps_that_are_cut_short_are_counted() {
+    for (seconds, grace, expected) in [(60, 2, 1), (10, 30, 0)] {
+        let (mut node, metrics) = (Node::new(), Metrics::new());
+        node.ctx.metrics = Some(metrics.clone());
+        let hooks = json!({"preStop": {"sleep": {"seconds": seconds}}});
+        let pod = pod(json!({"containers": [with_hooks("c", hooks)]}));
+        let terms = StopTerms { grace: Some(grace), immediately: false };
+        terminate_pod(&node.ctx, &pod, || running(&["c"]).into(), terms).await.expect("stopped");
+        // The sleep goes on for a while after the stop.
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        let text = metrics.render().expect("metrics");
+        let line = format!("kubelet_sleep_action_terminated_early_total {expected}");
+        assert!(text.lines().any(|found| found == line), "{seconds} s in {grace} s: {line} not in\n{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn sidecars_run_their_hooks_before_their_turn() {
     let node = Node::new();
     node.runtime.state().commands.insert("hook".into(), (Duration::from_secs(20), 0));

@@ -90,6 +90,21 @@ async fn credentials_are_tried_in_turn_and_the_one_that_works_is_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_secret_that_is_named_many_times_is_tried_once() {
+    let mut node = Node::new();
+    published(&node);
+    let pod = with_secrets("uid", "Always", &[vec!["s1", "s2", "none"], vec!["s1"; 100], vec!["none"]].concat());
+    let _registration = give_secrets(&mut node, &pod, &[("s1", "one"), ("s2", "two")]);
+    for _ in 0..2 {
+        node.runtime.fail("PullImage", Status::unknown("denied"));
+    }
+    started(&node, &pod).await.expect_err("no other credentials");
+    assert_eq!(pulls(&node), ["PullImage r.io/app:1 as one", "PullImage r.io/app:1 as two"], "in their order");
+    let events = node.events.take();
+    assert!(events.iter().any(|event| event.contains("image pull secrets (none);")), "{events:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn errors_of_several_credentials_are_joined() {
     let (a, b) = ("a", "RegistryUnavailable: b");
     for (errors, token, message) in [

@@ -14,6 +14,7 @@ use crate::objects::Strategy;
 use crate::runtime::HandlerOffer;
 use crate::runtime::RuntimeOffer;
 use crate::runtime::RuntimeState;
+use crate::workers::act::prerequisites;
 use crate::workers::generate::HandlerFeatures;
 
 #[tokio::test(start_paused = true)]
@@ -297,6 +298,42 @@ async fn a_pod_that_runs_without_its_cgroup_is_killed() {
     let outcome = execute(&node.ctx, &pod, &plan, &empty()).await;
     let expected = "failed to ensure that the pod: uid cgroups exist and are correctly applied: cannot create ";
     assert!(outcome.errors[0].to_string().starts_with(expected), "{outcome:?}");
+}
+
+/// An agent that ends between creating a cgroup and limiting it leaves one with the kernel's defaults.
+#[tokio::test(start_paused = true)]
+async fn a_cgroup_that_another_agent_has_left_is_limited_before_the_pod_starts() {
+    let tree = tempfile::tempdir().expect("a folder");
+    let controllers = ["memory", "pids"].map(|name| (name.to_owned(), tree.path().join(name))).into();
+    let layout = Layout::V1 { controllers, unified: None };
+    let cgroups = Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let files = ["memory/kubepods/burstable/poduid/memory.limit_in_bytes", "pids/kubepods/burstable/poduid/pids.max"]
+        .map(|file| tree.path().join(file));
+    let write = |values: [&str; 2]| {
+        for (file, value) in files.iter().zip(values) {
+            std::fs::create_dir_all(file.parent().expect("a cgroup")).expect("folders");
+            std::fs::write(file, value).expect("a value");
+        }
+    };
+    let read = || files.each_ref().map(|file| std::fs::read_to_string(file).expect("a value"));
+    let defaults = ["9223372036854771712", "max"];
+    write(defaults);
+    let mut node = Node::with_cgroups(Some(cgroups));
+    node.ctx.settings.resources.pod_pids_limit = Some(77);
+    let mut fields = container("c");
+    fields["resources"] = json!({"requests": {"memory": "64Mi"}, "limits": {"memory": "64Mi"}});
+    let pod = pod(json!({"containers": [fields]}));
+    let prepare = async |snapshot: &PodSnapshot| {
+        let prepared = prerequisites::prepare(&node.ctx, &pass(&pod, snapshot), std::future::pending()).await;
+        prepared.expect("prepared");
+        read()
+    };
+    assert_eq!(prepare(&running(&["c"])).await, defaults, "only a resize changes the cgroup of a pod that runs");
+    assert_eq!(prepare(&empty()).await, ["67108864", "77"]);
+    assert_eq!(node.runtime.take_calls(), [""; 0], "no sandbox is made before");
+    let resized = ["134217728", "77"];
+    write(resized);
+    assert_eq!(prepare(&empty()).await, resized, "this agent has limited it");
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,6 +4,7 @@ use tonic::Status;
 
 use super::*;
 use crate::model::RemoveContainer;
+use crate::volumes;
 
 const fn grace(seconds: i64) -> StopTerms {
     StopTerms { grace: Some(seconds), immediately: false }
@@ -225,6 +226,61 @@ async fn volumes_of_a_stopped_pod_are_torn_down() {
     assert!(node.path("root/pods/uid/etc-hosts").exists(), "the pod's directory stays");
     cleanup_orphan(&node.ctx, "uid").await.expect("gone");
     assert!(!node.path("root/pods/uid").exists());
+}
+
+/// As after the pods of a server that does not answer any more were deleted while the agent was down.
+#[tokio::test(start_paused = true)]
+async fn volumes_that_are_not_torn_down_keep_no_other_pod_from_being_removed() {
+    let mut node = Node::new();
+    node.ctx.volumes = volumes::testing::never_torn_down(&node.path("root"));
+    let of = |uid: &str| {
+        let mut snapshot = testing::snapshot(vec![status("c", 0, ContainerState::Exited)]);
+        snapshot.pod.uid = uid.into();
+        snapshot
+    };
+    let [one, two, other] = ["one", "two", "other"].map(of);
+    for uid in ["one", "two"] {
+        let volume = node.path(&format!("root/pods/{uid}/volumes/kubernetes.io~empty-dir/v"));
+        std::fs::create_dir_all(volume).expect("folders");
+    }
+    std::fs::create_dir_all(node.path("root/pods/other")).expect("folders");
+    tokio::select! {
+        biased;
+        _ = remove_content(&node.ctx, &one) => panic!("its volume stays"),
+        _ = remove_content(&node.ctx, &two) => panic!("its volume stays"),
+        done = tokio::time::timeout(Duration::from_secs(10), remove_content(&node.ctx, &other)) => {
+            assert_eq!(texts(&done.expect("it waits for no other pod")), [""; 0]);
+        }
+    }
+    let left = ["one", "two", "other"].map(|uid| node.path(&format!("root/pods/{uid}")).exists());
+    assert_eq!(left, [true, true, false]);
+}
+
+/// A static pod has the same UID whenever its manifest is there.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_comes_back_is_spared_or_waits_until_what_it_left_is_removed() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let volume = node.path("root/pods/uid/volumes/kubernetes.io~empty-dir/v");
+    std::fs::create_dir_all(&volume).expect("folders");
+    std::fs::write(volume.join("old"), "x").expect("a file");
+    let removed = remove_orphan(&node.ctx, "uid", |_| true).await.expect("nothing to do");
+    assert!(!removed && volume.join("old").exists(), "it came back before");
+
+    let pod = pod(json!({
+        "volumes": [{"name": "v", "emptyDir": {}}],
+        "containers": [{"name": "c", "image": "app:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+    }));
+    let (plan, pass) = (actions(create(), vec![regular(0, "c")]), pass(&pod, &empty()));
+    let mut removal = Box::pin(remove_orphan(&node.ctx, "uid", |_| false));
+    assert!(futures_util::poll!(&mut removal).is_pending(), "it has begun");
+    let terminated = std::future::ready(());
+    let outcome = execute_observed(&node.ctx, &pass, &plan, &|_| {}, terminated).await;
+    assert!(outcome.is_ok() && outcome.starts.is_empty(), "a terminated pod does not wait: {outcome:?}");
+    let (removed, outcome) = tokio::join!(removal, super::super::execute(&node.ctx, &pass, &plan));
+    assert!(removed.expect("removed") && outcome.is_ok() && outcome.starts.len() == 1, "{outcome:?}");
+    assert!(volume.is_dir() && !volume.join("old").exists());
+    assert!(node.path("root/pods/uid/etc-hosts").exists());
 }
 
 #[tokio::test(start_paused = true)]
