@@ -15,7 +15,8 @@ const OLDER: Duration = Duration::from_secs(10);
 /// What was known of a container before this agent saw it running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Known {
-    /// It was started well before the agent.
+    /// It was started well before the agent, or an earlier agent's status has it, whatever the clock says: it may have been
+    /// set back since.
     pub(super) older: bool,
     /// `started` in the last status of this very instance.
     pub(super) started: Option<bool>,
@@ -29,8 +30,9 @@ impl Known {
     pub(super) fn of(status: Option<&PodStatus>, id: &ContainerId, started_at: i64, agent: Option<SystemTime>) -> Self {
         let started = u64::try_from(started_at).ok().filter(|nanos| *nanos > 0);
         let started = started.and_then(|nanos| SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos)));
+        let older = is_older(started, agent);
         let Some(status) = status else {
-            return Self { older: is_older(started, agent), started: None, pod_ready: false };
+            return Self { older, started: None, pod_ready: false };
         };
         let lists = [&status.container_statuses, &status.init_container_statuses];
         let mut containers = lists.into_iter().flatten().flatten();
@@ -40,7 +42,7 @@ impl Known {
         });
         let mut conditions = status.conditions.iter().flatten();
         Self {
-            older: is_older(started, agent),
+            older: older || (agent.is_some() && of_instance.is_some()),
             started: of_instance.and_then(|container| container.started),
             pod_ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
         }
@@ -105,9 +107,12 @@ mod tests {
         for (id, started_at, expected) in [
             ("a", at(700), Known { older: true, started: Some(true), pod_ready: true }),
             ("b", at(700), Known { older: true, started: None, pod_ready: true }),
-            ("a", at(990), Known { older: false, started: Some(true), pod_ready: true }),
-            ("a", at(2000), Known { older: false, started: Some(true), pod_ready: true }),
-            ("a", 0, Known { older: false, started: Some(true), pod_ready: true }),
+            ("a", at(990), Known { older: true, started: Some(true), pod_ready: true }),
+            ("b", at(990), Known { older: false, started: None, pod_ready: true }),
+            ("a", at(2000), Known { older: true, started: Some(true), pod_ready: true }),
+            ("b", at(2000), Known { older: false, started: None, pod_ready: true }),
+            ("a", 0, Known { older: true, started: Some(true), pod_ready: true }),
+            ("b", 0, Known { older: false, started: None, pod_ready: true }),
         ] {
             assert_eq!(
                 Known::of(Some(&status), &ContainerId::from(id), started_at, agent),
@@ -115,6 +120,8 @@ mod tests {
                 "{id} {started_at}"
             );
         }
+        let new = Known { older: false, started: Some(true), pod_ready: true };
+        assert_eq!(Known::of(Some(&status), &ContainerId::from("a"), at(700), None), new);
         let unknown = Known { older: true, started: None, pod_ready: false };
         assert_eq!(Known::of(None, &ContainerId::from("a"), at(1), agent), unknown);
         assert_eq!(Known::of(None, &ContainerId::from("a"), at(1), None), Known { older: false, ..unknown });

@@ -175,7 +175,7 @@ impl Table {
         let gated = kind != ProbeKind::Startup
             && entry.target.has_startup_probe
             && known.initial(ProbeKind::Startup) != ProbeResult::Success;
-        let first_run = first_run(running, &entry.state, moment_of(&running.id));
+        let first_run = first_run(running, &entry.state, known, moment_of(&running.id));
         entry.state.begin(Beginning { id: running.id.clone(), first_run, gated, initial });
         self.results.set(&entry.uid, &running.id, kind, initial);
     }
@@ -321,13 +321,18 @@ fn probed(pod: &Pod) -> impl Iterator<Item = Target> {
 /// When an instance is probed first: after the initial delay; without one, a probe that may kill the container runs after a
 /// period, so that a server has as long to begin as a kubelet gives it at most. Instances that ran before the agent are
 /// spread over a period, since they would all be due at once.
-fn first_run(running: &ContainerStatus, state: &ProbeState, moment: Moment) -> Instant {
+fn first_run(running: &ContainerStatus, state: &ProbeState, known: Known, moment: Moment) -> Instant {
     let terms = state.terms();
     let started = u64::try_from(running.started_at).unwrap_or_default();
     let started = SystemTime::UNIX_EPOCH + Duration::from_nanos(started);
     let age = moment.wall.duration_since(started).unwrap_or_default();
-    let delay = terms.initial_delay.saturating_sub(age);
-    let wait = if moment.agent.is_some_and(|agent| started < agent) {
+    let delay = if started > moment.wall && known.older && known.pod_ready {
+        // The clock was set back and gives no age. A container that has served is past its delay.
+        Duration::ZERO
+    } else {
+        terms.initial_delay.saturating_sub(age)
+    };
+    let wait = if known.older || moment.agent.is_some_and(|agent| started < agent) {
         terms.period.mul_f64(fastrand::f64())
     } else if terms.initial_delay.is_zero() && state.first_failure_may_kill() {
         terms.period.saturating_sub(age)

@@ -24,7 +24,7 @@ pub(super) fn of_instance(instance: &ContainerStatus, runtime_type: &str) -> Opt
 }
 
 /// `state` with the reason that an earlier process of the agent reported for the same exit, if one of the two is an OOM
-/// kill: that process had the kernel's evidence, this one has only the runtime's word.
+/// kill: that process had the kernel's evidence, this one has only the runtime's report.
 pub(super) fn with_former_reason(
     mut state: ApiState,
     instance: &ContainerStatus,

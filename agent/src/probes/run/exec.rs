@@ -12,8 +12,7 @@ use super::duration;
 
 pub(super) async fn run(runner: &Runner, subject: &Subject<'_>, action: &ExecAction) -> Outcome {
     let env = subject.target.container.env.as_deref().unwrap_or_default();
-    let command = action.command.iter().flatten().map(|argument| (runner.expand)(argument, env));
-    let command = match command.collect::<Result<Vec<_>, _>>() {
+    let command = match (runner.expand)(action.command.as_deref().unwrap_or_default(), env) {
         Ok(command) => command,
         Err(length) => return Outcome::error(format!("an argument of the command has {length} bytes")),
     };

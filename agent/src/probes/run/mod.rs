@@ -33,7 +33,7 @@ pub(super) enum Outcome {
     Error {
         /// `unknown` or `failure`.
         state: &'static str,
-        /// Why.
+        /// The cause.
         message: String,
     },
 }
@@ -44,11 +44,11 @@ impl Outcome {
     }
 }
 
-/// Replaces `$(NAME)` in a text by the values of these variables.
+/// Replaces `$(NAME)` in the arguments of a command by the values of these variables.
 ///
 /// # Errors
-/// The length of the result, if it is too long.
-pub type Expand = fn(&str, &[EnvVar]) -> Result<String, usize>;
+/// The length of an argument, if it is too long.
+pub type Expand = fn(&[String], &[EnvVar]) -> Result<Vec<String>, usize>;
 
 /// What runs probes.
 pub(super) struct Runner {

@@ -43,6 +43,14 @@ fn pod(probes: &[&str]) -> Pod {
     Arc::new(pod)
 }
 
+/// The pod with this initial delay of the readiness probe of container `a`.
+fn delayed(pod: Pod, seconds: i32) -> Pod {
+    let mut pod = Pod::unwrap_or_clone(pod);
+    let spec = pod.spec.as_mut().expect("a spec");
+    spec.containers[0].readiness_probe.as_mut().expect("a probe").initial_delay_seconds = Some(seconds);
+    Arc::new(pod)
+}
+
 struct World {
     table: Table,
     results: ProbeResultStore,
@@ -206,6 +214,24 @@ async fn a_restart_of_the_agent_spreads_probes_over_a_period_and_keeps_what_was_
 }
 
 #[tokio::test]
+async fn a_restart_after_the_clock_was_set_back_keeps_what_the_status_has_of_an_instance() {
+    for (known, readiness, is_spread) in [("a-37", ProbeResult::Success, true), ("a-36", ProbeResult::Failure, false)] {
+        let (mut world, pod) = (World::new(), delayed(pod(&["readiness"]), 30));
+        let status = json!({
+            "conditions": [{ "type": "Ready", "status": "True" }],
+            "containerStatuses": [{ "name": "a", "containerID": format!("containerd://{known}"), "started": true,
+                "image": "", "imageID": "", "ready": true, "restartCount": 0 }],
+        });
+        world.last_status = Some(serde_json::from_value(status).expect("a status"));
+        // By its time it was started an hour after the agent.
+        world.observe(&pod, &snapshot(vec![running("a", 37)]), 0.0);
+        assert_eq!(world.result(ProbeKind::Readiness, "a-37"), Some(readiness), "{known}");
+        let due = world.table.next_due().expect("readiness is due");
+        assert_eq!(due < world.at(10.0), is_spread, "{known}: within a period, or after the initial delay");
+    }
+}
+
+#[tokio::test]
 async fn an_instance_that_appears_after_the_clock_was_set_back_is_new() {
     let (mut world, pod) = (World::new(), pod(&["startup", "readiness"]));
     world.last_status = serde_json::from_value(json!({ "conditions": [{ "type": "Ready", "status": "True" }] })).ok();
@@ -219,11 +245,8 @@ async fn an_instance_that_appears_after_the_clock_was_set_back_is_new() {
 
 #[tokio::test]
 async fn the_initial_delay_counts_from_the_start_of_the_instance() {
-    let (mut world, pod) = (World::new(), pod(&["readiness"]));
-    let mut delayed = Pod::unwrap_or_clone(pod);
-    let spec = delayed.spec.as_mut().expect("a spec");
-    spec.containers[0].readiness_probe.as_mut().expect("a probe").initial_delay_seconds = Some(30);
-    world.observe(&Arc::new(delayed), &snapshot(vec![running("a", 1)]), 12.0);
+    let (mut world, pod) = (World::new(), delayed(pod(&["readiness"]), 30));
+    world.observe(&pod, &snapshot(vec![running("a", 1)]), 12.0);
     assert_eq!(world.table.next_due(), Some(world.at(30.0)));
 }
 

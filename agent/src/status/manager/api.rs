@@ -30,6 +30,9 @@ pub enum PodApiError {
     /// The API server rejected it: nothing was changed.
     #[error("refused: {0}")]
     Refused(String),
+    /// It was executed; the pod in the answer cannot be decoded.
+    #[error("the pod cannot be decoded: {0}")]
+    Undecodable(String),
     /// It is unknown whether it was executed.
     #[error("no answer: {0}")]
     Unanswered(String),
@@ -87,7 +90,12 @@ impl PodApi for KubePods {
             preconditions: Some(preconditions),
             ..DeleteParams::default()
         };
-        Box::pin(async move { answered(pods.delete(&pod.name, &params)).await.map(drop) })
+        Box::pin(async move {
+            match answered(pods.delete(&pod.name, &params)).await {
+                Ok(_) | Err(PodApiError::Undecodable(_)) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
     }
 
     fn create<'a>(&'a self, pod: &'a Pod) -> Answer<'a, Pod> {
@@ -113,6 +121,8 @@ fn failure(error: &kube::Error) -> PodApiError {
             400..=499 => PodApiError::Refused(format!("{} {}", status.code, status.message)),
             code => PodApiError::Unanswered(format!("{code} {}", status.message)),
         },
+        // Well-formed, so that it is from an API server and complete.
+        kube::Error::SerdeError(error) if error.is_data() => PodApiError::Undecodable(error.to_string()),
         error => PodApiError::Unanswered(chain(error)),
     }
 }
@@ -140,5 +150,12 @@ mod tests {
         assert_eq!(of(429), PodApiError::Refused("429 why".into()));
         assert_eq!(of(500), PodApiError::Unanswered("500 why".into()));
         assert_eq!(of(504), PodApiError::Unanswered("504 why".into()));
+        let decoded = |text: &str| failure(&kube::Error::SerdeError(serde_json::from_str::<Pod>(text).unwrap_err()));
+        let beyond = decoded(r#"{"status": {"startTime": "9999-12-31T23:59:59Z"}}"#);
+        assert!(matches!(beyond, PodApiError::Undecodable(_)), "{beyond:?}");
+        for other in ["<html>", r#"{"status": {"#, ""] {
+            let lost = decoded(other);
+            assert!(matches!(lost, PodApiError::Unanswered(_)), "{lost:?}");
+        }
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct SyncState {
 #[derive(Debug)]
 struct Absence {
     uid: Option<String>,
+    /// Of the copy that was asked about.
+    revision: Option<u128>,
     /// Answers of this kind in a row.
     answers: u32,
     /// When the pod is read again.
@@ -95,6 +97,16 @@ impl SyncState {
         self.failures = 0;
     }
 
+    /// The API server answered with the pod, which cannot be decoded: `copy` is the newest that is known. A patch for the
+    /// status version `patched` was executed, and is not sent again.
+    pub(super) fn answered_undecodably(&mut self, patched: Option<u64>, copy: &ApiPod) {
+        self.answer_lost = false;
+        self.absent = None;
+        if let Some(version) = patched {
+            self.set_in_sync(version, copy);
+        }
+    }
+
     /// A patch for this status version was answered with `copy`.
     pub(super) fn set_patched(&mut self, version: u64, patch_hash: u64, copy: &ApiPod) {
         self.patched = Some((version, object_version(copy), patch_hash));
@@ -112,13 +124,13 @@ impl SyncState {
     }
 
     /// The API server says that it has no such pod. Most often the watch lags behind, and nothing more is to be asked; if it
-    /// still shows this UID after a while, it is read again. Returns that while, which grows.
+    /// still shows this UID after a while, or a newer copy of it, the pod is read again. Returns that while, which grows.
     pub(super) fn set_absent(&mut self, copy: &ApiPod, now: Instant) -> Duration {
         let uid = copy.metadata.uid.clone();
         let known = self.absent.as_ref().filter(|absent| absent.uid == uid);
         let answers = known.map_or(0, |absent| absent.answers).saturating_add(1);
         let wait = backoff::while_absent(answers);
-        let absent = Some(Absence { uid, answers, until: now + wait });
+        let absent = Some(Absence { uid, revision: revision(copy), answers, until: now + wait });
         *self = Self { absent, measured: self.measured, ..Self::default() };
         wait
     }
@@ -126,7 +138,7 @@ impl SyncState {
     /// Whether the pod must be read before the watch's copy is used.
     pub(super) fn reading(&self, watched: &ApiPod, now: Instant) -> Reading {
         match self.absent.as_ref().filter(|absent| absent.uid == watched.metadata.uid) {
-            Some(absent) if now < absent.until => Reading::Later,
+            Some(absent) if now < absent.until && revision(watched) <= absent.revision => Reading::Later,
             Some(_) => Reading::Due,
             None if self.answer_lost => Reading::Due,
             None => Reading::NotNeeded,
@@ -204,7 +216,9 @@ mod tests {
             let wait = state.set_absent(&known, now);
             assert_eq!(wait, Duration::from_secs(seconds));
             assert_eq!(state.reading(&known, now + wait - Duration::from_secs(1)), Reading::Later);
-            assert_eq!(state.reading(&pod("u", "9"), now + wait), Reading::Due);
+            assert_eq!(state.reading(&known, now + wait), Reading::Due);
+            assert_eq!(state.reading(&pod("u", "6"), now), Reading::Later, "the watch lags behind");
+            assert_eq!(state.reading(&pod("u", "10"), now), Reading::Due, "the watch shows a newer copy");
             assert_eq!(state.reading(&pod("new", "9"), now), Reading::NotNeeded, "another mirror pod");
             now += wait;
         }

@@ -279,6 +279,11 @@ impl Sending {
                 state.set_gone(&asked.copy);
                 tracing::info!(pod = %at, "pod deleted from the API server");
             }
+            Err(PodApiError::Undecodable(error)) => {
+                state.answered_undecodably(asked.carries.map(|carried| carried.version), &asked.copy);
+                tracing::warn!(pod = %at, error, "the API server answers with a pod that cannot be decoded");
+                self.queue.insert(uid);
+            }
             Err(error) => {
                 state.answer_lost |= !matches!(error, PodApiError::Refused(_));
                 state.failures = state.failures.saturating_add(1);

@@ -201,6 +201,21 @@ async fn after_a_lost_answer_the_copy_is_read_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_status_whose_answer_cannot_be_decoded_is_sent_once() {
+    let site = site();
+    let pod = site.pod("a");
+    site.server.script(&[Fault::Undecodable, Fault::LostAnswer, Fault::Undecodable, Fault::Undecodable]);
+    site.publish(&pod, "One");
+    site.until_sent("a", "One").await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(site.server.verbs(), ["patch"]);
+    site.publish(&pod, "Two");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(site.server.verbs(), ["patch", "patch", "get", "patch"], "after a lost answer it is sent again");
+    assert_eq!(reason_of(&site.server, "a"), "Two");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_status_reverted_during_a_lost_answer_is_sent() {
     let site = site();
     let pod = site.pod("a");
@@ -288,7 +303,26 @@ async fn a_pod_that_is_gone_costs_few_requests_however_long_the_watch_shows_it()
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let calls = site.server.calls().len();
-    assert!((4..=7).contains(&calls), "{calls} requests in ten minutes");
+    assert!((10..=14).contains(&calls), "{calls} requests in ten minutes");
+}
+
+/// As while a proxy answers for an API server that it does not reach.
+#[tokio::test(start_paused = true)]
+async fn after_minutes_of_404s_a_newer_copy_is_read_at_once_and_any_within_a_minute() {
+    for (has_newer_copy, limit) in [(true, 11), (false, 61)] {
+        let site = site();
+        let pod = site.pod("a");
+        site.server.script(&[Fault::NotFound; 6]);
+        site.publish(&pod, "One");
+        site.server.until(|server| server.calls().len() == 6).await;
+        if has_newer_copy {
+            site.server.put(pod);
+        }
+        let recovered = tokio::time::Instant::now();
+        site.until_sent("a", "One").await;
+        assert!(recovered.elapsed() <= Duration::from_secs(limit), "{has_newer_copy} {:?}", recovered.elapsed());
+        assert_eq!(site.server.verbs()[6..], ["get", "patch"], "{has_newer_copy}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -27,6 +27,8 @@ pub(super) enum Fault {
     None,
     /// The call is executed, its answer is lost.
     LostAnswer,
+    /// The call is executed, its answer cannot be decoded.
+    Undecodable,
     /// The call is lost.
     LostCall,
     /// 409 without being executed.
@@ -172,6 +174,7 @@ impl Server {
         let result = match fault {
             Fault::None | Fault::Slow(_) => work(&mut inner),
             Fault::LostAnswer => work(&mut inner).and(Err(PodApiError::Unanswered("lost".into()))),
+            Fault::Undecodable => work(&mut inner).and(Err(PodApiError::Undecodable("startTime".into()))),
             Fault::LostCall => Err(PodApiError::Unanswered("refused".into())),
             Fault::Conflict => Err(PodApiError::Conflict("changed".into())),
             Fault::Refused => Err(PodApiError::Refused("403".into())),
