@@ -30,7 +30,7 @@ use crate::oom::verdict::Owner;
 /// Records that wait for a snapshot; beyond that the oldest is reported as it is.
 const MAX_WAITING: usize = 1024;
 /// How long a record waits.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ATTRIBUTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Earlier kills, and records of containers that no snapshot contains yet.
 #[derive(Default)]
@@ -57,7 +57,7 @@ impl PlegTask {
             return self.conclude(record, Some(snapshot));
         }
         let uid = record.pod().cloned();
-        self.ooms.waiting.push_back((Instant::now() + PATIENCE, record));
+        self.ooms.waiting.push_back((Instant::now() + ATTRIBUTION_TIMEOUT, record));
         if self.ooms.waiting.len() > MAX_WAITING {
             self.conclude_oldest();
         }

@@ -104,7 +104,9 @@ impl PlegTask {
                 Pinned::Gone if is_proof => self.record_death(uid, container, None),
                 Pinned::Gone => self.record_exit_hint(uid, id),
                 // The kernel itself has recorded the end of this container's init.
-                Pinned::NotFound(_) | Pinned::Ineligible(_) if is_proof && self.exits.get(container).is_some() => {
+                Pinned::NotFound(_) | Pinned::Ineligible(_) | Pinned::Failed(_)
+                    if is_proof && self.exits.get(container).is_some() =>
+                {
                     self.record_death(uid, container, None);
                 }
                 Pinned::NotFound(reason) => {
@@ -113,6 +115,13 @@ impl PlegTask {
                 }
                 Pinned::Ineligible(reason) => {
                     tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process is not watched");
+                }
+                Pinned::Failed(reason) => {
+                    tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process is not watched yet");
+                    // Tried again with the next snapshot; that of a relist is the last resort.
+                    if let Some(record) = self.records.get_mut(uid) {
+                        record.pins.remove(&id);
+                    }
                 }
             }
         }
@@ -184,12 +193,12 @@ impl PlegTask {
         self.recheck_later(&pinned.uid, recheck_delay(attempt, self.events_up()));
     }
 
-    /// A probe's record. Adds code and time to an exit that a pidfd proves; proves nothing alone, because the process may
-    /// still hold its files.
+    /// A probe's record. Adds code and time to an exit that a pidfd proves, or corrects what an earlier record of it had;
+    /// proves nothing alone, because the process may still hold its files.
     pub(super) fn on_exit_facts(&mut self, facts: ExitFacts) {
         let (id, pid, code) = (facts.container.clone(), facts.pid, facts.exit_code);
         let owner = self.records.iter().find(|(_, record)| {
-            record.deaths.get(&id).is_some_and(|death| death.exit_code.is_none())
+            record.deaths.contains_key(&id)
                 && record.snapshot.as_ref().and_then(|s| s.by_id(&id)).is_some_and(|c| c.pid == Some(pid))
         });
         let owner = owner.map(|(uid, _)| uid.clone());
@@ -197,11 +206,12 @@ impl PlegTask {
         let Some(uid) = owner else { return self.recheck_reason(&id) };
         let Some(known) = self.records.get(&uid).and_then(|record| record.snapshot.clone()) else { return };
         let is_oom = known.by_id(&id).is_some_and(|container| self.is_oom_killed(container, Some(code)));
-        if let Some(death) = self.records.get_mut(&uid).and_then(|record| record.deaths.get_mut(&id)) {
+        let Some(death) = self.records.get_mut(&uid).and_then(|record| record.deaths.get_mut(&id)) else { return };
+        if (death.exit_code, death.oom_killed) != (Some(code), is_oom) {
             death.exit_code = Some(code);
             death.oom_killed = is_oom;
+            self.republish(&uid, &known);
         }
-        self.republish(&uid, &known);
     }
 
     /// Publishes the cached snapshot with the exits known by now.

@@ -7,6 +7,7 @@
 //! ```
 
 pub mod act;
+mod active_deadline;
 pub mod backoff;
 pub mod generate;
 pub mod mailbox;

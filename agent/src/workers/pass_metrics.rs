@@ -1,13 +1,16 @@
-//! Metrics of one worker's passes: remembers what was observed already, so that nothing is observed twice.
+//! Metrics of one worker's passes: remembers what was observed already, so that nothing is observed twice, also after a
+//! restart of the agent.
 
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::PodStatus;
 
 use super::worker::WorkerObserver;
 use crate::model::ContainerClass;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
+use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::model::spec;
 
@@ -16,23 +19,60 @@ use crate::model::spec;
 pub(super) struct PassMetrics {
     /// The first pass has begun.
     pub(super) begun: bool,
-    /// Exited containers that were observed and still exist in the runtime.
-    exited: HashSet<ContainerId>,
+    /// Exited containers that were observed and still exist in the runtime; `None` before the first observation.
+    exited: Option<HashSet<ContainerId>>,
 }
 
 impl PassMetrics {
     /// Observes containers that exited since the last call. A proven death is observed once the runtime has given its
-    /// reason.
-    pub(super) fn observe_exits(&mut self, pod: Option<&Pod>, view: &PodSnapshot, observer: &dyn WorkerObserver) {
-        self.exited.retain(|id| view.by_id(id).is_some());
-        for container in &view.containers {
-            let exited = container.state == ContainerState::Exited && container.proven.is_none();
-            let Some(code) = container.exit_code.filter(|_| exited) else { continue };
-            if self.exited.insert(container.id.clone()) {
+    /// reason. `known` is the last known status of the pod, asked for once.
+    pub(super) fn observe_exits(
+        &mut self,
+        pod: Option<&Pod>,
+        known: impl FnOnce(&Pod) -> Option<PodStatus>,
+        view: &PodSnapshot,
+        observer: &dyn WorkerObserver,
+    ) {
+        let observed = self.exited.get_or_insert_with(|| match pod {
+            Some(pod) => observed_before(known(pod).as_ref(), view),
+            // Its exits were observed while a source had it.
+            None => dead(view).map(|container| container.id.clone()).collect(),
+        });
+        observed.retain(|id| view.by_id(id).is_some());
+        for container in dead(view) {
+            let Some(code) = container.exit_code else { continue };
+            if observed.insert(container.id.clone()) {
                 observer.died(class_of(pod, &container.name), code, &container.reason);
             }
         }
     }
+}
+
+/// Exited containers of which the runtime has given the reason.
+fn dead(view: &PodSnapshot) -> impl Iterator<Item = &ContainerStatus> {
+    view.containers.iter().filter(|container| container.state == ContainerState::Exited && container.proven.is_none())
+}
+
+/// Exited containers that an earlier agent or worker has observed: those that the last known status shows as terminated,
+/// and those that ended before another container of the pod was created, since the agent that created it knew of the exit.
+/// An exit while no agent ran is neither. Without a status, as on a standalone node, the last exit of a pod is observed
+/// again.
+fn observed_before(known: Option<&PodStatus>, view: &PodSnapshot) -> HashSet<ContainerId> {
+    let shown: HashSet<&str> = known.into_iter().flat_map(terminated).collect();
+    let has_successor = |ended: &ContainerStatus| {
+        view.containers.iter().any(|other| other.id != ended.id && other.created_at >= ended.finished_at)
+    };
+    let observed = dead(view).filter(|ended| shown.contains(ended.id.as_str()) || has_successor(ended));
+    observed.map(|ended| ended.id.clone()).collect()
+}
+
+/// Ids of the containers that a status shows as terminated, now or before their last restart.
+fn terminated(status: &PodStatus) -> impl Iterator<Item = &str> {
+    let lists = [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    let containers = lists.into_iter().flatten().flatten();
+    let states = containers.flat_map(|container| [&container.state, &container.last_state]).flatten();
+    let ids = states.filter_map(|state| state.terminated.as_ref()?.container_id.as_deref());
+    ids.map(|id| id.split_once("://").map_or(id, |(_, id)| id))
 }
 
 /// The list of the spec that names the container; a container that none names counts as regular.
@@ -51,6 +91,8 @@ fn class_of(pod: Option<&Pod>, name: &str) -> ContainerClass {
 mod tests {
     use std::sync::Mutex;
     use std::time::Duration;
+
+    use serde_json::json;
 
     use super::*;
     use crate::model::Pod as DesiredPod;
@@ -74,18 +116,31 @@ mod tests {
         fn preempted(&self, _: &str) {}
     }
 
-    fn exited(name: &str, code: i32, reason: &str) -> crate::model::ContainerStatus {
-        let status = testing::exited(name, 0, code);
-        crate::model::ContainerStatus { reason: reason.into(), ..status }
+    impl Observed {
+        fn take(&self) -> Vec<String> {
+            std::mem::take(&mut *self.0.lock().expect("not poisoned"))
+        }
+    }
+
+    fn exited(name: &str, code: i32, reason: &str) -> ContainerStatus {
+        ContainerStatus { reason: reason.into(), ..testing::exited(name, 0, code) }
+    }
+
+    /// Of a pod whose first pass has seen no containers.
+    fn begun(pod: &Pod, observer: &Observed) -> PassMetrics {
+        let mut pass_metrics = PassMetrics::default();
+        pass_metrics.observe_exits(Some(pod), |_| None, &testing::snapshot(Vec::new()), observer);
+        pass_metrics
     }
 
     #[test]
     fn an_exit_is_observed_once_with_the_class_of_its_container() {
         let pod = testing::pod("Always", &["init", "side"], &["a", "b"]);
-        let (mut pass_metrics, observed) = (PassMetrics::default(), Observed::default());
+        let observed = Observed::default();
+        let mut pass_metrics = begun(&pod, &observed);
         let mut observe = |containers| {
-            pass_metrics.observe_exits(Some(&pod), &testing::snapshot(containers), &observed);
-            std::mem::take(&mut *observed.0.lock().expect("not poisoned"))
+            pass_metrics.observe_exits(Some(&pod), |_| None, &testing::snapshot(containers), &observed);
+            observed.take()
         };
         let all = || vec![exited("init", 0, "Completed"), exited("side", 137, "OOMKilled"), exited("a", 3, "Error")];
         assert_eq!(observe(all()), ["Init 0 Completed", "Sidecar 137 OOMKilled", "Regular 3 Error"]);
@@ -96,10 +151,49 @@ mod tests {
     #[test]
     fn a_proven_death_is_observed_once_its_reason_is_known() {
         let pod = testing::pod("Always", &[], &["a"]);
-        let (mut pass_metrics, observed) = (PassMetrics::default(), Observed::default());
-        pass_metrics.observe_exits(Some(&pod), &testing::snapshot(vec![testing::proven("a", 0, Some(3))]), &observed);
-        assert_eq!(observed.0.lock().expect("not poisoned").len(), 0);
-        pass_metrics.observe_exits(Some(&pod), &testing::snapshot(vec![exited("a", 3, "Error")]), &observed);
-        assert_eq!(*observed.0.lock().expect("not poisoned"), ["Regular 3 Error"]);
+        let observed = Observed::default();
+        let mut pass_metrics = begun(&pod, &observed);
+        let mut observe = |container| {
+            pass_metrics.observe_exits(Some(&pod), |_| None, &testing::snapshot(vec![container]), &observed);
+            observed.take()
+        };
+        assert_eq!(observe(testing::proven("a", 0, Some(3))), Vec::<String>::new());
+        assert_eq!(observe(exited("a", 3, "Error")), ["Regular 3 Error"]);
+    }
+
+    #[test]
+    fn an_exit_that_an_earlier_agent_has_observed_is_not_observed_again() {
+        let pod = testing::pod("Always", &["init"], &["a"]);
+        let shown = |list: &str, field: &str, id: &str| -> Option<PodStatus> {
+            let terminated = json!({"terminated": {"exitCode": 1, "containerID": format!("containerd://{id}")}});
+            let container = json!({"name": "a", "image": "", "imageID": "", "ready": false, "restartCount": 1});
+            let mut status = json!({list: [container]});
+            status[list][0][field] = terminated;
+            Some(serde_json::from_value(status).expect("a status"))
+        };
+        let regular = |field, id| shown("containerStatuses", field, id);
+        let old = || testing::exited("a", 0, 1);
+        let nothing: &[&str] = &[];
+        let table = [
+            ("an exit while no agent ran", None, vec![old()], &["Regular 1 Error"][..]),
+            ("the status shows another one", regular("state", "a-1"), vec![old()], &["Regular 1 Error"]),
+            ("the status shows it", regular("state", "a-0"), vec![old()], nothing),
+            ("as the last one", regular("lastState", "a-0"), vec![old()], nothing),
+            ("init", shown("initContainerStatuses", "state", "init-0"), vec![exited("init", 0, "")], nothing),
+            ("it was replaced", None, vec![testing::running("a", 1), old()], nothing),
+            ("its successor exited", None, vec![testing::exited("a", 1, 2), old()], &["Regular 2 Error"]),
+            ("init before main", None, vec![testing::running("a", 1), exited("init", 0, "")], nothing),
+        ];
+        for (what, known, containers, expected) in table {
+            let (mut pass_metrics, observed) = (PassMetrics::default(), Observed::default());
+            let view = testing::snapshot(containers);
+            pass_metrics.observe_exits(Some(&pod), |_| known, &view, &observed);
+            assert_eq!(observed.take(), expected, "{what}");
+            pass_metrics.observe_exits(Some(&pod), |_| None, &view, &observed);
+            assert_eq!(observed.take(), nothing, "{what}");
+        }
+        let (mut orphan, observed) = (PassMetrics::default(), Observed::default());
+        orphan.observe_exits(None, |_| None, &testing::snapshot(vec![old()]), &observed);
+        assert_eq!(observed.take(), nothing, "of a pod without a source");
     }
 }

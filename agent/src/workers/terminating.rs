@@ -115,6 +115,7 @@ impl Worker {
     fn inspection_failed(&mut self, pod: Option<&Pod>, error: &InspectError) -> Next {
         match pod {
             Some(pod) => self.failed_sync(pod, error),
+            None if matches!(error, InspectError::Stopped) => Next::Wait(None),
             None => self.retry(Operation::KillPod, &error.to_string()),
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use k8s_openapi::api::core::v1::Pod as ApiPod;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +25,7 @@ use super::static_pod_start_queue::StaticPodStartQueue;
 use super::syncing::SyncState;
 use super::terminating::Stopped;
 use super::volume_refresh::earliest;
+use super::volume_refresh::refresh_ended;
 use crate::model::Clock;
 use crate::model::ContainerClass;
 use crate::model::ContainerId;
@@ -94,7 +96,7 @@ pub trait WorkerObserver: Send + Sync + 'static {
     fn pass(&self, operation: &'static str, took: Duration);
     /// The first pass over a pod begins, so long after its source brought it, if that is known.
     fn begun(&self, pod: &Pod, since_seen: Option<Duration>);
-    /// A container has exited with a known reason. Once per container and agent.
+    /// A container has exited with a known reason. Once per container, also across restarts of the agent.
     fn died(&self, class: ContainerClass, exit_code: i32, reason: &str);
     /// A pod (`fixed`: a static one) is started again under a finished UID.
     fn restarted(&self, fixed: bool);
@@ -262,8 +264,8 @@ impl Worker {
 
     async fn next_work(&mut self, mut due: Option<Instant>) -> Phase {
         loop {
-            let (refresh, look) = self.look_at_clock();
-            due = earliest(due, refresh);
+            let (sooner, look) = self.look_at_clock();
+            due = earliest(due, sooner);
             let quiet_until = self.failing.as_ref().and_then(|failing| failing.quiet_until);
             let quiet_until = quiet_until.filter(|until| *until > Instant::now());
             let work = match quiet_until {
@@ -281,6 +283,7 @@ impl Worker {
                         return self.mailbox.state().phase();
                     }
                 }
+                refreshed = refresh_ended(&mut self.phase) => due = earliest(due, self.refreshed(refreshed)),
                 () = self.interest.changed() => {
                     let phase = self.mailbox.state().phase();
                     if phase == Phase::Syncing {
@@ -357,7 +360,8 @@ impl Worker {
             }
         };
         let (view, pod) = (viewed?, self.pod());
-        self.pass_metrics.observe_exits(pod.as_deref(), &view, &*self.context.observer);
+        let known = |pod: &ApiPod| self.context.statuses.last_known(pod);
+        self.pass_metrics.observe_exits(pod.as_deref(), known, &view, &*self.context.observer);
         Ok(self.messages.complete(view, self.message_source()).await)
     }
 
@@ -421,6 +425,10 @@ impl Worker {
     }
 
     pub(super) fn failed_sync(&mut self, pod: &Pod, error: &InspectError) -> Next {
+        // The agent ends, and the next one inspects the pod again.
+        if matches!(error, InspectError::Stopped) {
+            return Next::Wait(None);
+        }
         let message = format!("error determining status: {error}");
         self.context.recorder.pod_event(pod, "", EventType::Warning, "FailedSync", &message);
         self.retry(Operation::SyncPod, &message)

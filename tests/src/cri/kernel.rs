@@ -173,7 +173,8 @@ impl Kernel {
         }
     }
 
-    pub(super) fn publish(&self, fact: KernelFact) {
+    /// Reports a record, which changes no process.
+    pub fn publish(&self, fact: KernelFact) {
         // Sending fails only without subscribers, which is a node without probes.
         let _ = self.facts.send(fact);
     }

@@ -1,5 +1,7 @@
 //! A pod's resolver configuration by `dnsPolicy` and `dnsConfig`. Pure: the node's file is passed as text.
 
+use indexmap::IndexMap;
+use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1::DnsConfig;
 
@@ -133,27 +135,18 @@ fn append_own(pod: &Pod, config: &mut DnsConfig) {
     merge_options(&mut config.options, options);
 }
 
-/// A later option replaces an earlier one of the same name.
+/// A later option replaces an earlier one of the same name, in its place.
 fn merge_options(options: &mut Vec<String>, more: impl Iterator<Item = String>) {
-    fn name(option: &str) -> &str {
-        option.split_once(':').map_or(option, |(name, _)| name)
-    }
-    for option in more {
-        match options.iter_mut().find(|known| name(known) == name(&option)) {
-            Some(known) => *known = option,
-            None => options.push(option),
-        }
-    }
+    let named = |option: String| {
+        let name = option.split_once(':').map_or(option.as_str(), |(name, _)| name);
+        (name.to_owned(), option)
+    };
+    let merged: IndexMap<String, String> = std::mem::take(options).into_iter().chain(more).map(named).collect();
+    options.extend(merged.into_values());
 }
 
 fn deduplicated(list: Vec<String>) -> Vec<String> {
-    let mut out: Vec<String> = Vec::with_capacity(list.len());
-    for item in list {
-        if !out.contains(&item) {
-            out.push(item);
-        }
-    }
-    out
+    list.into_iter().collect::<IndexSet<String>>().into_iter().collect()
 }
 
 fn fit_limits(dns: &mut PodDns) {
@@ -235,6 +228,16 @@ mod tests {
 
     fn joined(config: &DnsConfig) -> String {
         format!("{} | {} | {}", config.servers.join(" "), config.searches.join(" "), config.options.join(" "))
+    }
+
+    #[test]
+    fn many_options_are_merged_in_time() {
+        let many = || (0..400_000).map(|number| format!("o{number}:x"));
+        let mut options = vec!["o7".to_owned(), "ndots:5".to_owned()];
+        merge_options(&mut options, many());
+        assert_eq!((options.len(), options[0].as_str(), options[1].as_str()), (400_001, "o7:x", "ndots:5"));
+        let (once, twice) = (many().collect::<Vec<_>>(), many().chain(many()).collect());
+        assert!(deduplicated(twice) == once, "in pairs: 160 billion comparisons");
     }
 
     #[test]

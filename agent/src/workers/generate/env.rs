@@ -234,10 +234,12 @@ fn from_source(
     }
 }
 
-/// The value of a key in a file. An empty one counts as missing; a file that cannot be used is an error in any case.
+/// The value of a key in a file. An empty one counts as missing; a file that cannot be used is an error in any case. While
+/// the feature gate is off the variable is empty, as upstream.
 fn file_value(reference: &FileKeySelector, objects: &EnvObjects) -> Result<Option<Vec<u8>>, GenerateError> {
     let FileKeySelector { key, path, volume_name, optional } = reference;
-    let content = objects.files.get(&(volume_name.clone(), path.clone())).and_then(Option::as_ref);
+    let Some(files) = &objects.files else { return Ok(Some(Vec::new())) };
+    let content = files.get(&(volume_name.clone(), path.clone())).and_then(Option::as_ref);
     let found = env_file::value(content.ok_or(GenerateError::EnvFile)?, key).map_err(|_| GenerateError::EnvFile)?;
     match found.filter(|value| !value.is_empty()) {
         Some(value) => Ok(Some(value.as_bytes().to_vec())),

@@ -1,4 +1,4 @@
-//! Files of environment variables (KEP-5307): `KEY='value'` in lines. Pure.
+//! Files of environment variables (KEP-3721): `KEY='value'` in lines. Pure.
 //!
 //! A value is in single quotes, may span lines and is taken as it is. Blank lines and comments (`#`) are skipped.
 

@@ -19,6 +19,9 @@ pub enum ObjectLookup<T> {
     Failed(String),
 }
 
+/// Contents of files by volume and path; `None`: the file cannot be read.
+pub type EnvFiles = BTreeMap<(String, String), Option<String>>;
+
 /// The objects and files of one container's environment, by name, and the variables of services.
 #[derive(Clone, Debug, Default)]
 pub struct EnvObjects {
@@ -28,8 +31,8 @@ pub struct EnvObjects {
     pub secrets: BTreeMap<String, ObjectLookup<Secret>>,
     /// Service variables.
     pub services: BTreeMap<String, String>,
-    /// Files that `fileKeyRef` refers to, by volume and path; `None`: they cannot be read.
-    pub files: BTreeMap<(String, String), Option<String>>,
+    /// Files that `fileKeyRef` refers to; `None` while the feature gate EnvFiles is off.
+    pub files: Option<EnvFiles>,
 }
 
 impl EnvObjects {

@@ -24,14 +24,17 @@ pub fn expand<'a>(
 
 /// Passes the expanded text to `take`, piece by piece.
 fn pieces<'a>(text: &str, lookup: &mut impl FnMut(&str) -> Option<&'a [u8]>, mut take: impl FnMut(&[u8])) {
+    // No reference begins behind the last parenthesis: looking for its end would read the rest once for each `$(`.
+    let last = text.rfind(')').unwrap_or_default();
     let mut rest = text;
     while let Some(dollar) = rest.find('$') {
         take(&rest.as_bytes()[..dollar]);
         let after = &rest[dollar + 1..];
+        let reference = after.strip_prefix('(').filter(|inner| text.len() - inner.len() <= last);
         if let Some(tail) = after.strip_prefix('$') {
             take(b"$");
             rest = tail;
-        } else if let Some((name, tail)) = after.strip_prefix('(').and_then(|inner| inner.split_once(')')) {
+        } else if let Some((name, tail)) = reference.and_then(|inner| inner.split_once(')')) {
             take(lookup(name).unwrap_or(&rest.as_bytes()[dollar..dollar + name.len() + 3]));
             rest = tail;
         } else {
@@ -80,6 +83,12 @@ mod tests {
         for (text, expected) in table {
             assert_eq!(expand(text, lookup, expected.len()).as_deref(), Ok(expected.as_bytes()), "{text:?}");
         }
+    }
+
+    #[test]
+    fn references_without_an_end_are_read_once() {
+        let text = "$(".repeat(1 << 22);
+        assert_eq!(expand(&text, lookup, text.len()).as_deref(), Ok(text.as_bytes()), "quadratic: some hours");
     }
 
     #[test]

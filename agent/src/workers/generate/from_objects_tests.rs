@@ -24,11 +24,11 @@ fn objects() -> EnvObjects {
             ("none".to_owned(), ObjectLookup::Absent("secret \"none\" not found".to_owned())),
         ]),
         services: BTreeMap::from([("WEB_PORT".to_owned(), "80".to_owned()), ("A".to_owned(), "service".to_owned())]),
-        files: BTreeMap::from([
+        files: Some(BTreeMap::from([
             (("v".to_owned(), "env".to_owned()), Some("KEY='from a file'\nEMPTY=''\n".to_owned())),
             (("v".to_owned(), "malformed".to_owned()), Some("KEY=unquoted".to_owned())),
             (("v".to_owned(), "unreadable".to_owned()), None),
-        ]),
+        ])),
     }
 }
 
@@ -56,6 +56,16 @@ fn variables_from_files() {
     for path in ["malformed", "unreadable", "not looked up"] {
         assert_eq!(of(path, "KEY", true), unusable, "{path}");
     }
+}
+
+#[test]
+fn variables_from_files_are_empty_while_the_gate_is_off() {
+    let source = json!({"volumeName": "v", "path": "env", "key": "KEY"});
+    let pod = with_container(json!({"env": [{"name": "X", "valueFrom": {"fileKeyRef": source}}]}));
+    let spec = ContainerSpec::named(&pod, "c").expect("the container");
+    let without = EnvObjects { files: None, ..objects() };
+    let found = environment(&pod, &spec, &[], &without, &settings()).expect("valid");
+    assert!(found["X"].is_empty(), "{found:?}");
 }
 
 #[test]

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::model::spec;
+
 /// Labels and annotations of containers and sandboxes.
 pub mod key {
     /// Label: the pod's name.
@@ -15,6 +17,9 @@ pub mod key {
     pub const POD_UID: &str = "io.kubernetes.pod.uid";
     /// Label: the container's name in the spec.
     pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+    /// Annotation of this agent's sandboxes of static pods: the UID that it derived from the manifest, or adopted. Another
+    /// kubelet's sandboxes have none.
+    pub const STATIC_UID: &str = "keblet.dev/static-pod-uid";
     /// Annotation: hash of the container's definition, hexadecimal.
     pub const HASH: &str = "io.kubernetes.container.hash";
     /// Annotation: how often the container was restarted.
@@ -70,6 +75,15 @@ pub fn sandbox_labels(pod: &Pod) -> BTreeMap<String, String> {
     let mut labels = pod.metadata.labels.clone().unwrap_or_default();
     labels.extend(identity_labels(pod));
     labels
+}
+
+/// Annotations of a sandbox: the pod's own. That of a static pod tells which agent has derived its UID.
+pub fn sandbox_annotations(pod: &Pod) -> BTreeMap<String, String> {
+    let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
+    if spec::is_static(pod) {
+        annotations.insert(key::STATIC_UID.to_owned(), pod_uid(pod).to_owned());
+    }
+    annotations
 }
 
 /// Labels of a container.
@@ -163,6 +177,18 @@ mod tests {
         let labels = container_labels(&pod(), "c");
         assert_eq!(labels["io.kubernetes.container.name"], "c");
         assert!(!labels.contains_key("app"));
+    }
+
+    #[test]
+    fn sandboxes_of_static_pods_are_marked() {
+        let annotated = |source: &str| {
+            let mut pod = pod();
+            pod.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), source.to_owned())].into());
+            sandbox_annotations(&pod)
+        };
+        assert_eq!(annotated("file").get(key::STATIC_UID).map(String::as_str), Some("u1"));
+        assert_eq!(annotated("api").get(key::STATIC_UID), None);
+        assert_eq!((annotated("file").len(), annotated("api").len()), (2, 1), "with the pod's own");
     }
 
     #[test]

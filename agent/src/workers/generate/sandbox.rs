@@ -63,7 +63,7 @@ pub fn sandbox_config(
         dns_config: Some(dns.config),
         port_mappings: port_mappings(pod),
         labels: names::sandbox_labels(pod),
-        annotations: pod.metadata.annotations.clone().unwrap_or_default(),
+        annotations: names::sandbox_annotations(pod),
         linux: Some(linux),
         windows: None,
     };

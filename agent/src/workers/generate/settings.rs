@@ -22,6 +22,8 @@ pub struct NodeSettings {
     pub security: SecuritySettings,
     /// Feature gate ContainerStopSignals (KEP-4960): `lifecycle.stopSignal` is passed to the runtime.
     pub stop_signals: bool,
+    /// Feature gate EnvFiles (KEP-3721): variables with a `fileKeyRef` are read from files. Without it they are empty.
+    pub env_files: bool,
     /// The Kubernetes version that requests of hooks name (`v1.36.3`).
     pub kubernetes_version: String,
 }

@@ -68,7 +68,8 @@ fn image(user: ImageUser) -> ResolvedImage {
 fn generate(pod: &Pod, user: ImageUser) -> Result<cri::ContainerConfig, GenerateError> {
     let spec = ContainerSpec::named(pod, "c").expect("the container");
     let settings = settings();
-    let environment = environment(pod, &spec, &["10.0.0.5".into()], &EnvObjects::default(), &settings)?;
+    let objects = EnvObjects { files: Some(BTreeMap::new()), ..EnvObjects::default() };
+    let environment = environment(pod, &spec, &["10.0.0.5".into()], &objects, &settings)?;
     let instance = Instance {
         image: &image(user),
         restarts: 2,
@@ -216,7 +217,8 @@ fn non_root_is_verified() {
 #[test]
 fn security_contexts() {
     let of_pod = json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3, "supplementalGroups": [4, 5],
-        "supplementalGroupsPolicy": "Strict", "seccompProfile": {"type": "RuntimeDefault"}});
+        "supplementalGroupsPolicy": "Strict", "seccompProfile": {"type": "RuntimeDefault"},
+        "seLinuxOptions": {"user": "u", "role": "r", "type": "t", "level": "s0:c1"}});
     let inherited = pod(json!({"securityContext": of_pod, "hostNetwork": true, "shareProcessNamespace": true}));
     let context = security(&inherited, ImageUser::Name("app".into()));
     assert_eq!(context.run_as_user, Some(cri::Int64Value { value: 1 }));
@@ -225,6 +227,8 @@ fn security_contexts() {
     assert_eq!(context.supplemental_groups, [3, 4, 5]);
     assert_eq!(context.supplemental_groups_policy(), cri::SupplementalGroupsPolicy::Strict);
     assert_eq!(context.seccomp.expect("a profile").profile_type(), ProfileType::RuntimeDefault);
+    let label = context.selinux_options.expect("a label");
+    assert_eq!([label.user, label.role, label.r#type, label.level], ["u", "r", "t", "s0:c1"]);
     let namespaces = context.namespace_options.expect("namespaces");
     assert_eq!(namespaces.network(), cri::NamespaceMode::Node);
     assert_eq!(namespaces.pid(), cri::NamespaceMode::Pod);

@@ -53,6 +53,27 @@ async fn kernel_exit_is_reported_before_the_runtime_event() {
     assert_eq!((confirmed.containers[0].reason.as_str(), confirmed.containers[0].exit_code), ("Error", Some(7)));
 }
 
+/// Where threads of a process end at the same time, only its last record has the exit code for certain.
+#[tokio::test(start_paused = true)]
+async fn a_further_record_corrects_the_code_of_a_proven_exit() {
+    let (sim, mut client) = node();
+    let harness = awake(&sim, SensorSet::ALL).await;
+    sim.set_exit_report(secs(5));
+    let (_, id) = run(&mut client, "web", "exit 0 2s").await;
+    harness.pleg.inspect(&uid("web")).await.expect("view");
+    let mut facts = sim.kernel().subscribe();
+    assert!(harness.seen.until(secs(3), |seen| seen.exit_count(&id) == 1).await);
+    let cached = || harness.pleg.cached(&uid("web")).expect("cached").containers[0].clone();
+    assert!(cached().proven.is_some() && cached().exit_code == Some(0), "{:?}", cached());
+    assert_eq!(harness.pleg.changed_pods().await, [uid("web")]);
+    let inspections = harness.seen.inspections();
+    let KernelFact::Exit(first) = facts.recv().await.expect("fact") else { panic!("no OOM here") };
+    sim.kernel().publish(KernelFact::Exit(ExitRecord { exit: Exit::Signal(9), ..first }));
+    let changed = tokio::time::timeout(secs(1), harness.pleg.changed_pods()).await.expect("a change");
+    assert_eq!((changed, cached().exit_code), (vec![uid("web")], Some(137)));
+    assert_eq!(harness.seen.inspections(), inspections, "before the runtime is asked");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_caller_waits_for_an_exit_no_longer_than_the_kernel_needs_to_prove_it() {
     let (sim, mut client) = node();
