@@ -11,6 +11,7 @@ use futures_util::StreamExt;
 use keblet_proto::cri::v1;
 use keblet_proto::cri::v1::ContainerEventType;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Expect;
@@ -32,9 +33,10 @@ use crate::runtime::RuntimeError;
 const UNIMPLEMENTED_RETRY: Duration = Duration::from_secs(60);
 
 /// containerd keeps up to 1000 events without a subscriber and replays them to the next one. Those older than the
-/// subscription by this much cause one relist instead of single inspections. They are not dropped, since time stamps can
-/// be wrong (another unit, a clock set back).
+/// subscription by this much cause one relist instead of single inspections.
 const STALE: Duration = Duration::from_secs(5);
+/// For how long a subscription may begin with such events. Later ones have the time of a clock that was set back.
+const BACKLOG: Duration = Duration::from_secs(30);
 
 /// Follows the event stream until `shutdown`.
 pub async fn follow(
@@ -53,7 +55,7 @@ pub async fn follow(
                     sensor_states.set(Sensor::RuntimeEvents, SensorState::Up);
                     send(&hints, Hint::Gap(RelistReason::Reconnect)).await;
                     metrics.pleg.stream(true);
-                    let opened = tokio::time::Instant::now();
+                    let opened = Instant::now();
                     let error = read(events, &hints, clock, &metrics).await;
                     // A stream that ends at once is a failure: each new one costs a relist.
                     if opened.elapsed() >= crate::runtime::LAST_RETRY {
@@ -91,10 +93,10 @@ async fn read(
     clock: Clock,
     metrics: &Metrics,
 ) -> Option<RuntimeError> {
-    let stale = clock.wall_nanos_before(STALE);
+    let mut backlog = Backlog::of_new_subscription(clock);
     while let Some(event) = events.next().await {
         match event {
-            Ok(event) if event.created_at != 0 && event.created_at < stale => {
+            Ok(event) if backlog.contains(event.created_at) => {
                 send(hints, Hint::Gap(RelistReason::Backlog)).await;
             }
             Ok(event) => {
@@ -109,6 +111,29 @@ async fn read(
         }
     }
     None
+}
+
+/// Events from before the subscription, which the runtime sends first.
+struct Backlog {
+    /// Nanoseconds since the Unix epoch.
+    stale: i64,
+    /// `None` once it was read.
+    until: Option<Instant>,
+}
+
+impl Backlog {
+    fn of_new_subscription(clock: Clock) -> Self {
+        Self { stale: clock.wall_nanos_before(STALE), until: Some(Instant::now() + BACKLOG) }
+    }
+
+    /// The next event, created at this time, is part of it. A runtime that does not tell the time reports 0.
+    fn contains(&mut self, created_at: i64) -> bool {
+        let is_read = created_at >= self.stale || self.until.is_none_or(|until| Instant::now() >= until);
+        if is_read && created_at != 0 {
+            self.until = None;
+        }
+        !is_read && created_at != 0
+    }
 }
 
 /// The hint of an event. Creations give none: the worker that creates a container inspects its pod itself. An event
@@ -141,6 +166,20 @@ mod tests {
             pod_sandbox_status: Some(v1::PodSandboxStatus { metadata: Some(metadata), ..Default::default() }),
             ..Default::default()
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_first_events_of_a_subscription_can_be_from_before_it() {
+        let clock = Clock::derived(std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
+        let (old, now) = (clock.wall_nanos_before(Duration::from_secs(3600)), clock.wall_nanos());
+        let mut backlog = Backlog::of_new_subscription(clock);
+        for (created_at, is_part) in [(old, true), (0, false), (old, true), (now, false), (old, false)] {
+            assert_eq!(backlog.contains(created_at), is_part, "the clock was set back after the first new event");
+        }
+        let mut backlog = Backlog::of_new_subscription(clock);
+        assert!(backlog.contains(old));
+        tokio::time::advance(BACKLOG).await;
+        assert!(!backlog.contains(old), "the clock was set back before the first new event");
     }
 
     #[test]

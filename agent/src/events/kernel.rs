@@ -84,6 +84,7 @@ pub async fn start(
     };
     report(&sensor_states, &status);
     let mut follower = Follower {
+        exits: probes_state(&status, "process"),
         records,
         probes: probes.clone(),
         index: ContainerIndex::new(),
@@ -110,9 +111,14 @@ fn report(sensor_states: &SensorStates, status: &[ProbeStatus]) {
     for (sensor, prefix) in
         [(Sensor::Exits, "process"), (Sensor::Oom, "oom"), (Sensor::Cgroups, "cgroup"), (Sensor::Reclaim, "reclaim")]
     {
-        let programs = status.iter().filter(|probe| probe.program.starts_with(prefix));
-        sensor_states.set(sensor, state(&programs.collect::<Vec<_>>()));
+        sensor_states.set(sensor, probes_state(status, prefix));
     }
+}
+
+/// The state of a sensor whose programs have this prefix.
+fn probes_state(status: &[ProbeStatus], prefix: &str) -> SensorState {
+    let programs = status.iter().filter(|probe| probe.program.starts_with(prefix));
+    state(&programs.collect::<Vec<_>>())
 }
 
 /// Up with all its programs, down without any, degraded in between.
@@ -137,6 +143,8 @@ struct Follower {
     hierarchy: Hierarchy,
     hints: mpsc::Sender<Hint>,
     sensor_states: SensorStates,
+    /// The state of that sensor while all cgroups of pods are watched.
+    exits: SensorState,
     options: KernelOptions,
 }
 
@@ -171,10 +179,15 @@ impl Follower {
         }
     }
 
-    /// Watches the cgroups of all pods, and adds them to the index.
+    /// Watches the cgroups of all pods, adds them to the index, and notes as removed those whose removal was not recorded.
     fn watch_pods(&mut self) {
+        // From before the walk: what is created meanwhile has a record.
+        let known = self.index.existing();
         match self.probes.watch_tree(&self.hierarchy, &self.options.cgroup_root) {
-            Ok(found) => found.iter().for_each(|(id, path)| self.index.cgroup_created(*id, None, path)),
+            Ok(found) => {
+                self.index.found(&known, &found);
+                self.sensor_states.set(Sensor::Exits, self.exits.clone());
+            }
             Err(error) => self.sensor_states.set(Sensor::Exits, SensorState::Degraded(error.to_string())),
         }
     }

@@ -75,7 +75,7 @@ pub struct ExitFacts {
     pub signalled: bool,
     /// The OOM killer had chosen it.
     pub oom_victim: bool,
-    /// When.
+    /// When the process exited.
     pub at: KernelMoment,
 }
 

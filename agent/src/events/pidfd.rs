@@ -32,13 +32,21 @@ pub struct PidfdWatch {
     /// The runtime's pids were seen to be pids of the agent's own PID namespace. Until then "no such process" proves
     /// nothing.
     trusted: AtomicBool,
+    /// The last process could not be watched, for a reason of the system.
+    has_failed: AtomicBool,
 }
 
 impl PidfdWatch {
     /// A watch that checks cgroups in `hierarchy`.
     pub fn new(hierarchy: Hierarchy, sensor_states: SensorStates, codes_from_probe: bool) -> Self {
         sensor_states.set(Sensor::Pidfd, SensorState::Up);
-        Self { hierarchy, sensor_states, codes_from_probe, trusted: AtomicBool::new(false) }
+        Self {
+            hierarchy,
+            sensor_states,
+            codes_from_probe,
+            trusted: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
+        }
     }
 
     fn watch(&self, process: PinnedProcess, id: &ContainerId) -> Pinned {
@@ -74,12 +82,18 @@ async fn exit_code(process: &PinnedProcess) -> Option<i32> {
 impl ProcessWatch for PidfdWatch {
     fn pin(&self, pid: u32, id: &ContainerId) -> Pinned {
         match pidfd::pin(pid) {
-            Ok(process) => self.watch(process, id),
+            Ok(process) => {
+                if self.has_failed.swap(false, Relaxed) {
+                    self.sensor_states.set(Sensor::Pidfd, SensorState::Up);
+                }
+                self.watch(process, id)
+            }
             Err(PinError::AlreadyGone { .. }) if self.trusted.load(Relaxed) => Pinned::Gone,
             Err(error @ PinError::AlreadyGone { .. }) => Pinned::NotFound(error.to_string()),
             Err(error @ PinError::System { .. }) => {
+                self.has_failed.store(true, Relaxed);
                 self.sensor_states.set(Sensor::Pidfd, SensorState::Degraded(error.to_string()));
-                Pinned::Ineligible(error.to_string())
+                Pinned::Failed(error.to_string())
             }
             Err(error) => Pinned::Ineligible(error.to_string()),
         }

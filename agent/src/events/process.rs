@@ -29,6 +29,8 @@ pub enum Pinned {
     NotFound(String),
     /// It cannot be watched.
     Ineligible(String),
+    /// The system refused for a reason that may pass, such as too many open files.
+    Failed(String),
 }
 
 /// Watches processes. Implemented by the machine's kernel and by simulations.

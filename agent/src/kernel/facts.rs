@@ -13,6 +13,9 @@ use super::proc;
 use crate::cgroups::Hierarchy;
 use crate::cgroups::HierarchyKind;
 
+/// What takes the place of the probes.
+const WITHOUT_PROBES: &str = "no probes: exits come from pidfds, OOM kills from the kernel log and counters of cgroups";
+
 /// Effective capabilities of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities(u64);
@@ -137,11 +140,7 @@ impl NodeFacts {
         let fact = |topic, found: String, cost: Option<&str>| Fact { topic, found, cost: cost.map(str::to_owned) };
         vec![
             fact("kernel", self.kernel.clone(), self.kernel_cost()),
-            fact(
-                "type information (BTF)",
-                self.yes_no(self.btf),
-                (!self.btf).then_some("no probes: exits come from pidfd, OOM kills only from the runtime"),
-            ),
+            fact("type information (BTF)", self.yes_no(self.btf), (!self.btf).then_some(WITHOUT_PROBES)),
             fact(
                 "capabilities",
                 self.capabilities.to_string(),
@@ -151,7 +150,7 @@ impl NodeFacts {
             fact(
                 "bpf()",
                 self.bpf_refused.clone().unwrap_or_else(|| "allowed".to_owned()),
-                self.bpf_refused.as_ref().map(|_| "no probes: exits come from pidfd, OOM kills only from the runtime"),
+                self.bpf_refused.as_ref().map(|_| WITHOUT_PROBES),
             ),
             fact(
                 "pidfd",
@@ -363,6 +362,17 @@ mod tests {
             let mut facts = good();
             remove(&mut facts);
             assert_eq!(costs(&facts), vec![topic]);
+        }
+    }
+
+    #[test]
+    fn without_probes_other_sources_of_oom_kills_are_named() {
+        for facts in [
+            NodeFacts { btf: false, ..good() },
+            NodeFacts { bpf_refused: Some("Operation not permitted".to_owned()), ..good() },
+        ] {
+            let costs: Vec<_> = facts.judge().into_iter().filter_map(|fact| fact.cost).collect();
+            assert!(costs.concat().ends_with("OOM kills from the kernel log and counters of cgroups"), "{costs:?}");
         }
     }
 

@@ -5,6 +5,7 @@
 //! are attributed: the kernel does not reuse an id before the next boot.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::collections::VecDeque;
 
 use crate::cgroups::CgroupId;
@@ -52,6 +53,19 @@ impl ContainerIndex {
                 self.cgroups.remove(&oldest);
             }
         }
+    }
+
+    /// A walk has found these cgroups: those that were known before it and are not among them were removed.
+    pub fn found(&mut self, known_before: &HashSet<CgroupId>, found: &[(CgroupId, String)]) {
+        let ids: HashSet<CgroupId> = found.iter().map(|(id, _)| *id).collect();
+        found.iter().for_each(|(id, path)| self.cgroup_created(*id, None, path));
+        known_before.difference(&ids).for_each(|id| self.cgroup_removed(*id));
+    }
+
+    /// Ids of the cgroups that are known and were not removed.
+    pub fn existing(&self) -> HashSet<CgroupId> {
+        let removed: HashSet<&CgroupId> = self.removed.iter().collect();
+        self.cgroups.keys().filter(|id| !removed.contains(id)).copied().collect()
     }
 
     /// A cgroup by its id, also for a while after its removal.

@@ -91,6 +91,19 @@ fn a_removed_cgroup_stays_known_for_a_while() {
     assert_eq!(index.len(), 0);
 }
 
+#[test]
+fn a_walk_finds_what_was_removed_without_a_record() {
+    let mut index = ContainerIndex::new();
+    let pod = |number: u64| (CgroupId(number), format!("/kubepods/pod{number}"));
+    [pod(1), pod(2)].iter().for_each(|(id, path)| index.cgroup_created(*id, None, path));
+    let before = index.existing();
+    index.cgroup_created(CgroupId(3), None, "/kubepods/pod3");
+    index.found(&before, &[pod(2), pod(4)]);
+    let ids = |ids: &[u64]| ids.iter().copied().map(CgroupId).collect();
+    assert_eq!(index.existing(), ids(&[2, 3, 4]), "3 was created during the walk");
+    assert!(index.by_cgroup(CgroupId(1)).is_some(), "its last records are attributed");
+}
+
 proptest! {
     /// Every id found is 64 hexadecimal digits of the path.
     #[test]

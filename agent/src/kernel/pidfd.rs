@@ -44,7 +44,7 @@ pub enum PinError {
     System {
         /// The pid asked for.
         pid: u32,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

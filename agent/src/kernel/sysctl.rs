@@ -34,7 +34,7 @@ pub enum TunableError {
     Read {
         /// Path below `/proc/sys`.
         name: &'static str,
-        /// Why not.
+        /// The cause.
         cause: io::Error,
     },
     /// Its file cannot be written.
@@ -46,7 +46,7 @@ pub enum TunableError {
         expected: i64,
         /// The value found.
         actual: i64,
-        /// Why not.
+        /// The cause.
         cause: io::Error,
     },
 }

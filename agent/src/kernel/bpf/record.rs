@@ -168,7 +168,7 @@ pub struct CgroupEvent {
     pub id: CgroupId,
     /// Its parent.
     pub parent: CgroupId,
-    /// When.
+    /// When it happened, since the machine booted.
     pub at: BootTime,
     /// Path from the root of the hierarchy with a leading slash; if it was too long for a record, the last component
     /// alone, without a slash.

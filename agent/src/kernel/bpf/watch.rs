@@ -41,7 +41,7 @@ pub enum WatchError {
     Refused {
         /// The pid or cgroup.
         what: String,
-        /// Why.
+        /// The cause.
         source: MapError,
     },
     /// A cgroup's directory cannot be read.
@@ -49,7 +49,7 @@ pub enum WatchError {
     Unreadable {
         /// Path in the hierarchy.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -76,7 +76,7 @@ pub struct Losses {
 /// Direct memory reclaim by processes of a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
-    /// How often.
+    /// Number of times that a process had to reclaim memory itself.
     pub count: u64,
     /// How long in all.
     pub time: Duration,
