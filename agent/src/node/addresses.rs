@@ -47,7 +47,7 @@ pub enum AddressError {
     NotFound {
         /// Name of the node.
         node: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }

@@ -43,6 +43,11 @@ impl CallError {
         self.code().is_none()
     }
 
+    /// It was executed, and what the API server answered cannot be decoded.
+    pub(super) fn is_undecodable(&self) -> bool {
+        matches!(self, Self::Api(kube::Error::SerdeError(error)) if error.is_data())
+    }
+
     pub(super) fn is_not_found(&self) -> bool {
         self.code() == Some(404)
     }

@@ -321,9 +321,16 @@ impl<H: Host> StatusLoop<H> {
         let Some(body) = patch::between(&known, &node) else { return Ok(()) };
         let (params, body) = (PatchParams::default(), Patch::Strategic(&body));
         let patched = self.nodes.heartbeat.patch_status(&self.inputs.config.name, &params, &body);
-        let answer = call::within(self.nodes.timeout, patched).await?;
+        let answer = match call::within(self.nodes.timeout, patched).await {
+            // The watch logs that the Node cannot be decoded.
+            Err(error) if error.is_undecodable() => None,
+            answer => Some(answer?),
+        };
         self.reported(&node, changed);
-        self.inputs.cache.offer(answer);
+        match answer {
+            Some(answer) => self.inputs.cache.offer(answer),
+            None => self.inputs.cache.sent(node),
+        }
         Ok(())
     }
 

@@ -112,13 +112,24 @@ impl Logind {
 
     async fn max_delay(&self) -> Result<Duration, LogindError> {
         let what = "reading InhibitDelayMaxUSec";
-        let properties = Some("org.freedesktop.DBus.Properties");
-        let arguments = (MANAGER, "InhibitDelayMaxUSec");
-        let called = self.connection.call_method(Some(SERVICE), OBJECT, properties, "Get", &arguments).await;
-        let answer = called.map_err(during(what))?;
-        let value: OwnedVariant = answer.body().deserialize().map_err(during(what))?;
+        let value = self.property("InhibitDelayMaxUSec", what).await?;
         let micros = u64::try_from(value).map_err(during(what))?;
         Ok(Duration::from_micros(micros))
+    }
+
+    async fn property(&self, name: &str, what: &'static str) -> Result<OwnedVariant, LogindError> {
+        let (properties, arguments) = (Some("org.freedesktop.DBus.Properties"), (MANAGER, name));
+        let called = self.connection.call_method(Some(SERVICE), OBJECT, properties, "Get", &arguments).await;
+        called.map_err(during(what))?.body().deserialize().map_err(during(what))
+    }
+
+    /// A shutdown has begun and was not cancelled.
+    ///
+    /// # Errors
+    /// logind returned an error.
+    pub async fn is_shutting_down(&self) -> Result<bool, LogindError> {
+        let what = "reading PreparingForShutdown";
+        bool::try_from(self.property("PreparingForShutdown", what).await?).map_err(during(what))
     }
 
     async fn configure(&self, needed: Duration) -> Result<(), LogindError> {

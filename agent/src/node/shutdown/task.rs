@@ -106,14 +106,19 @@ impl<P: PodTerminator> Shutdown<P> {
         if let Err(error) = logind.allow_delay(plan::needed(&self.groups)).await {
             return ConnectionEnd::Refused(error);
         }
-        let (signals, lock) = match (logind.shutdowns().await, logind.inhibit().await) {
-            (Ok(signals), Ok(lock)) => (signals, lock),
-            (Err(error), _) | (_, Err(error)) => return ConnectionEnd::Refused(error),
+        let signals = match logind.shutdowns().await {
+            Ok(signals) => signals,
+            Err(error) => return ConnectionEnd::Refused(error),
         };
-        tracing::info!(delay = ?plan::needed(&self.groups), "holding the shutdown inhibitor lock");
+        let mut lock = match self.catch_up(logind).await {
+            Ok(lock) => lock,
+            Err(error) => return ConnectionEnd::Refused(error),
+        };
         let mut signals = std::pin::pin!(signals);
-        let mut lock = Some(lock);
         while let Some(down) = signals.next().await {
+            if down == *self.down.borrow() {
+                continue;
+            }
             if down {
                 self.shut_down(&mut lock).await;
             } else if let Err(error) = self.cancel_shutdown(logind, &mut lock).await {
@@ -121,6 +126,23 @@ impl<P: PodTerminator> Shutdown<P> {
             }
         }
         ConnectionEnd::Lost
+    }
+
+    /// Takes the lock, which logind refuses during a shutdown. A shutdown that was begun or cancelled without a connection
+    /// is handled now.
+    async fn catch_up(&self, logind: &Logind) -> Result<Option<DelayLock>, LogindError> {
+        let mut lock = None;
+        let (is_down, was_down) = (logind.is_shutting_down().await?, *self.down.borrow());
+        match (is_down, was_down) {
+            (true, true) => {}
+            (true, false) => self.shut_down(&mut lock).await,
+            (false, true) => self.cancel_shutdown(logind, &mut lock).await?,
+            (false, false) => lock = Some(logind.inhibit().await?),
+        }
+        if lock.is_some() {
+            tracing::info!(delay = ?plan::needed(&self.groups), "holding the shutdown inhibitor lock");
+        }
+        Ok(lock)
     }
 
     async fn shut_down(&self, lock: &mut Option<DelayLock>) {

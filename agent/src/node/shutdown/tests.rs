@@ -32,6 +32,8 @@ use crate::recorder::testing::listening;
 struct Recorded {
     calls: Vec<String>,
     lock: Option<UnixStream>,
+    /// The property `PreparingForShutdown`.
+    preparing: bool,
 }
 
 /// The other end of a private connection: responds like logind and systemd's manager.
@@ -90,8 +92,13 @@ async fn answer(
             "Get" => {
                 let (_, property): (String, String) = body.deserialize().expect("arguments");
                 let micros = u64::try_from(delay.lock().expect("unpoisoned").as_micros()).expect("fits");
-                recorded.lock().expect("unpoisoned").calls.push(format!("get {property}"));
-                connection.reply(&header, &Variant::from(micros)).await.expect("an answer");
+                let value = {
+                    let mut recorded = recorded.lock().expect("unpoisoned");
+                    recorded.calls.push(format!("get {property}"));
+                    let is_down = property == "PreparingForShutdown";
+                    if is_down { Variant::from(recorded.preparing) } else { Variant::from(micros) }
+                };
+                connection.reply(&header, &value).await.expect("an answer");
             }
             "KillUnit" => {
                 let (unit, whom, signal): (String, String, i32) = body.deserialize().expect("arguments");
@@ -115,6 +122,7 @@ async fn answer(
     }
 }
 
+const PREPARING: &str = "get PreparingForShutdown";
 const INHIBIT: &str = "inhibit shutdown kubelet delay: Kubelet needs time to handle node shutdown";
 
 /// Pods that terminate when the test decides.
@@ -213,7 +221,7 @@ async fn pods_are_terminated_before_the_lock_is_released() {
     let pods = [("critical", 2_000_000_000), ("first", 0), ("second", 5)];
     let mut bench = Bench::start(60, 60, two_groups(), &pods).await;
     bench.until_locked().await;
-    assert_eq!(bench.imitation.calls(), ["get InhibitDelayMaxUSec", INHIBIT]);
+    assert_eq!(bench.imitation.calls(), ["get InhibitDelayMaxUSec", PREPARING, INHIBIT]);
     bench.imitation.signal(true).await;
     let mut normal = BTreeMap::new();
     normal.extend([bench.next_asked().await, bench.next_asked().await]);
@@ -263,11 +271,51 @@ async fn a_cancelled_shutdown_takes_the_lock_again() {
 }
 
 #[tokio::test]
+async fn a_shutdown_that_is_cancelled_without_a_connection_is_noticed() {
+    let ((recorder, _events), (down, downs)) = (listening(), watch::channel(false));
+    let (asked, _asked) = mpsc::unbounded_channel();
+    let (_ended, ended) = watch::channel(true);
+    let shutdown = Shutdown {
+        groups: two_groups(),
+        pods: Pods { all: Vec::new(), asked, ended },
+        down,
+        state_file_dir: None,
+        recorder,
+        metrics: Metrics::new(),
+        clock: Clock::System,
+    };
+    let (folder, ending) = (tempfile::tempdir().expect("a folder"), CancellationToken::new());
+    let (root, minute) = (folder.path().to_owned(), Duration::from_secs(60));
+    let (connections, next) = mpsc::unbounded_channel::<Connection>();
+    let next = Arc::new(tokio::sync::Mutex::new(next));
+    let connect = move || {
+        let (next, root) = (next.clone(), root.clone());
+        async move { Ok(Logind::over(next.lock().await.recv().await.expect("a connection"), root)) }
+    };
+    tokio::spawn(shutdown.run(connect, ending.clone()));
+    let until = async |preparing: bool, is_met: &dyn Fn(&Imitation) -> bool| {
+        let (imitation, client) = Imitation::start(minute, minute).await;
+        imitation.recorded.lock().expect("unpoisoned").preparing = preparing;
+        connections.send(client).expect("the task lives");
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while !is_met(&imitation) {
+            assert!(std::time::Instant::now() < deadline, "never, with preparing = {preparing}");
+            tokio::task::yield_now().await;
+        }
+        imitation.connection.close().await.expect("closed");
+    };
+    until(false, &|imitation| imitation.holds_lock() && !*downs.borrow()).await;
+    until(true, &|_| *downs.borrow()).await;
+    until(false, &|imitation| imitation.holds_lock() && !*downs.borrow()).await;
+    ending.cancel();
+}
+
+#[tokio::test]
 async fn the_delay_of_logind_is_extended() {
     let bench = Bench::start(5, 30, two_groups(), &[]).await;
     bench.until_locked().await;
-    let expected = ["get InhibitDelayMaxUSec", "kill systemd-logind.service all 1", "get InhibitDelayMaxUSec", INHIBIT];
-    assert_eq!(bench.imitation.calls(), expected);
+    let delay = "get InhibitDelayMaxUSec";
+    assert_eq!(bench.imitation.calls(), [delay, "kill systemd-logind.service all 1", delay, PREPARING, INHIBIT]);
     let file = bench.root.path().join("etc/systemd/logind.conf.d/99-kubelet.conf");
     let text = std::fs::read_to_string(file).expect("a drop-in");
     assert!(text.ends_with("[Login]\nInhibitDelayMaxSec=30\n"), "{text}");
