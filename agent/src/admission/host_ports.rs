@@ -1,5 +1,7 @@
 //! Ports on the host that pods ask for. Pure.
 
+use std::collections::HashSet;
+
 use k8s_openapi::api::core::v1::Pod;
 
 use super::needs::lasting;
@@ -17,10 +19,8 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// The same port and protocol, and the same address or one of them on all.
-    fn conflicts(&self, other: &Self) -> bool {
-        let is_same_ip = self.ip == other.ip || self.ip == ANY || other.ip == ANY;
-        self.port == other.port && self.protocol == other.protocol && is_same_ip
+    fn number(&self) -> (i32, &str) {
+        (self.port, &self.protocol)
     }
 }
 
@@ -39,9 +39,20 @@ pub(super) fn host_ports(pod: &Pod) -> Vec<HostPort> {
     host_port.collect()
 }
 
-/// None of the ports is taken.
+/// None of the ports is taken: the same number and protocol at the same address, or one of the two at all addresses. The time it
+/// takes grows with the sum of both lists, since a pod may list any number of ports.
 pub(super) fn are_free(wanted: &[HostPort], taken: &[HostPort]) -> bool {
-    !wanted.iter().any(|port| taken.iter().any(|other| port.conflicts(other)))
+    if wanted.is_empty() {
+        return true;
+    }
+    let at_any: HashSet<_> = taken.iter().filter(|port| port.ip == ANY).map(HostPort::number).collect();
+    let numbers: HashSet<_> = taken.iter().map(HostPort::number).collect();
+    let with_address: HashSet<_> = taken.iter().map(|port| (port.number(), port.ip.as_str())).collect();
+    let is_taken = |port: &HostPort| match port.ip.as_str() {
+        ANY => numbers.contains(&port.number()),
+        ip => at_any.contains(&port.number()) || with_address.contains(&(port.number(), ip)),
+    };
+    !wanted.iter().any(is_taken)
 }
 
 #[cfg(test)]
@@ -76,6 +87,17 @@ mod tests {
         let local = |ip: &str| of(json!({ "containerPort": 1, "hostPort": 80, "hostIP": ip }));
         assert!(are_free(&local("127.0.0.1"), &local("127.0.0.2")));
         assert!(!are_free(&local("127.0.0.1"), &local("127.0.0.1")));
+    }
+
+    #[test]
+    fn many_ports_are_compared_in_time() {
+        let of = |protocol: &str| -> Vec<HostPort> {
+            let addresses = (0..40).flat_map(|low| (1..10_000).map(move |port| (format!("10.0.0.{low}"), port)));
+            addresses.map(|(ip, port)| HostPort { ip, protocol: protocol.to_owned(), port }).collect()
+        };
+        let (tcp, udp) = (of("TCP"), of("UDP"));
+        assert!(are_free(&tcp, &udp), "in pairs: 160 billion comparisons");
+        assert!(!are_free(&tcp, &tcp));
     }
 
     #[test]
