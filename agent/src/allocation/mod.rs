@@ -13,6 +13,7 @@ mod checkpoint;
 mod conditions;
 mod feasibility;
 mod queue;
+mod records;
 mod report;
 mod store;
 

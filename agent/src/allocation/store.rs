@@ -1,17 +1,17 @@
 //! The records of all pods, shared by the sync loop and the workers, with the files that they are kept in.
 //!
-//! No caller waits for a file: one task at a time writes the newest content. An agent that is killed before that finds the
-//! pod's previous record, or none, and then goes by what the runtime reports.
+//! No caller waits for a file: one task at a time writes the newest content, again after a while if it fails. An agent that is
+//! killed before that finds the pod's previous record, or none, and then goes by what the runtime reports.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::path::Path;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
+use std::time::Duration;
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::PodCondition;
@@ -24,6 +24,7 @@ use super::Pending;
 use super::checkpoint;
 use super::checkpoint::Entries;
 use super::conditions::ResizeConditions;
+use super::records::Records;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
@@ -78,39 +79,6 @@ struct State {
     unseen: HashSet<PodUid>,
     /// Pods whose resizes were applied, or of which it is known now what runs.
     applied: Vec<PodUid>,
-}
-
-/// One record and its file.
-#[derive(Debug, Default)]
-struct Records {
-    entries: Entries,
-    /// `None` without a file.
-    path: Option<PathBuf>,
-    /// Checksum of the content that was last read or written.
-    stored: Option<u64>,
-    changed: bool,
-    /// A task writes the file.
-    writing: bool,
-}
-
-impl Records {
-    fn open(path: PathBuf) -> Result<Self, CheckpointError> {
-        let (entries, stored) = checkpoint::read(&path)?;
-        Ok(Self { entries, path: Some(path), stored, ..Self::default() })
-    }
-
-    /// The content to write, if it is another than the stored one.
-    fn take_content(&mut self) -> Option<(PathBuf, String, u64)> {
-        let path = self.path.clone().filter(|_| std::mem::take(&mut self.changed))?;
-        match checkpoint::encode(&self.entries) {
-            Ok((content, checksum)) if self.stored != Some(checksum) => Some((path, content, checksum)),
-            Ok(_) => None,
-            Err(error) => {
-                tracing::error!(file = %path.display(), %error, "cannot encode a record of resources");
-                None
-            }
-        }
-    }
 }
 
 /// Picks one of the records.
@@ -224,8 +192,13 @@ impl Allocations {
 
     /// Has the file of a record written that was changed.
     fn store(&self, mut state: MutexGuard<'_, State>, which: Which) {
+        which(&mut state).changed = true;
+        self.write_soon(state, which);
+    }
+
+    /// Has the file of a record written, unless a task does that already.
+    fn write_soon(&self, mut state: MutexGuard<'_, State>, which: Which) {
         let records = which(&mut state);
-        records.changed = true;
         if records.path.is_none() || std::mem::replace(&mut records.writing, true) {
             return;
         }
@@ -253,15 +226,33 @@ impl Allocations {
             let mut state = self.state();
             let records = which(&mut state);
             match written {
-                Ok(()) => records.stored = Some(checksum),
+                Ok(()) => records.written(&path, checksum),
                 Err(error) => {
-                    tracing::error!(file = %path.display(), %error, "cannot store a record of resources");
-                    // With the next change.
-                    (records.changed, records.writing) = (true, false);
+                    let pause = records.failed(&path, &error);
+                    drop(state);
+                    if let Some(pause) = pause {
+                        self.write_again(pause, which);
+                    }
                     return;
                 }
             }
         }
+    }
+
+    /// Has a record written again after a pause, if no change has done that by then. Without a runtime the next change does.
+    fn write_again(&self, pause: Duration, which: Which) {
+        let Ok(handle) = tokio::runtime::Handle::try_current() else { return };
+        let shared = Arc::downgrade(&self.0);
+        handle.spawn(async move {
+            tokio::time::sleep(pause).await;
+            let Some(this) = shared.upgrade().map(Self) else { return };
+            let mut state = this.state();
+            let records = which(&mut state);
+            records.retrying = false;
+            if records.changed {
+                this.write_soon(state, which);
+            }
+        });
     }
 
     /// The conditions of a pod's resizes, in the order of its status.
@@ -379,128 +370,5 @@ impl Allocations {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use serde_json::json;
-
-    use super::*;
-    use crate::model::testing;
-
-    fn pod(cpu: &str, generation: i64) -> Pod {
-        let mut pod = testing::pod("Always", &[], &["c"]);
-        pod.metadata.generation = Some(generation);
-        let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
-        container.resources = serde_json::from_value(json!({ "requests": { "cpu": cpu } })).expect("resources");
-        Arc::new(pod)
-    }
-
-    fn cpu(pod: &Pod) -> String {
-        let resources = pod.spec.as_ref().expect("a spec").containers[0].resources.clone();
-        resources.expect("resources").requests.expect("requests")["cpu"].0.clone()
-    }
-
-    #[test]
-    fn records_survive_a_restart() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let open = || Allocations::open(folder.path(), true).expect("opened");
-        let allocations = open();
-        allocations.allocate(&pod("1", 1));
-        allocations.container_actuated(&"uid".into(), "c", ResourceRequirements::default());
-        allocations.pod_actuated(&"other".into(), None);
-        let again = open();
-        assert_eq!(cpu(&again.allocated_form(pod("2", 2))), "1");
-        assert!(again.actuated(&"uid".into()).expect("a record").containers.contains_key("c"));
-        assert_eq!(again.actuated(&"other".into()), None);
-        // Removals reach the file with the next other change.
-        again.free(&"uid".into());
-        assert!(open().is_allocated(&"uid".into()));
-        again.retain_actuated(&HashSet::new());
-        again.pod_actuated(&"new".into(), Some(ResourceRequirements::default()));
-        assert!(open().actuated(&"uid".into()).is_none() && open().is_allocated(&"uid".into()));
-    }
-
-    #[test]
-    fn an_unchanged_record_is_not_written() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join(ALLOCATED);
-        let allocations = Allocations::open(folder.path(), true).expect("opened");
-        allocations.allocate(&pod("1", 1));
-        fs::remove_file(&path).expect("it was written");
-        allocations.allocate(&pod("1", 1));
-        assert!(!path.exists());
-        allocations.allocate(&pod("2", 1));
-        assert!(path.exists());
-    }
-
-    #[test]
-    fn a_damaged_file_is_named() {
-        let table = [
-            (ALLOCATED, "failed to initialize allocation checkpoint: could not restore state"),
-            (ACTUATED, "failed to initialize actuated state checkpoint: could not restore state"),
-        ];
-        for (name, text) in table {
-            let folder = tempfile::tempdir().expect("a folder");
-            fs::write(folder.path().join(name), "{}").expect("written");
-            let error = Allocations::open(folder.path(), true).expect_err("damaged").to_string();
-            assert!(error.starts_with(text) && error.contains(name), "{error}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_resize_is_completed_by_the_newest_allocation() {
-        let (allocations, now) = (Allocations::default(), SystemTime::UNIX_EPOCH);
-        let (first, second) = (pod("1", 1), pod("2", 2));
-        allocations.allocate(&first);
-        allocations.container_actuated(&"uid".into(), "c", PodResources::of(&first).containers["c"].clone());
-        let running = testing::snapshot(vec![testing::running("c", 0)]);
-        assert_eq!(allocations.track(&first, &running, false, now), Progress::None);
-        allocations.accept(&second, now);
-        assert_eq!(allocations.track(&first, &running, false, now), Progress::InProgress, "the pass is an older one");
-        assert!(allocations.failed(&second, "refused", now));
-        assert_eq!(allocations.counts(), ([("Deferred", 0), ("Infeasible", 0)].into(), 1));
-        allocations.container_actuated(&"uid".into(), "c", PodResources::of(&second).containers["c"].clone());
-        assert_eq!(allocations.track(&second, &running, true, now), Progress::InProgress, "the pod's cgroup is behind");
-        assert_eq!(allocations.track(&second, &running, false, now), Progress::Completed(Some(2)));
-        assert_eq!(allocations.applied().await, [PodUid::from("uid")]);
-        assert_eq!(allocations.conditions(&"uid".into()), []);
-    }
-
-    #[test]
-    fn a_resize_is_not_completed_while_it_is_accepted() {
-        let (first, second, now) = (pod("1", 1), pod("2", 2), SystemTime::UNIX_EPOCH);
-        let running = testing::snapshot(vec![testing::running("c", 0)]);
-        for _ in 0..500 {
-            let allocations = Allocations::default();
-            allocations.allocate(&first);
-            allocations.container_actuated(&"uid".into(), "c", PodResources::of(&first).containers["c"].clone());
-            let barrier = std::sync::Barrier::new(2);
-            let track = || {
-                barrier.wait();
-                let mut progress = std::iter::repeat_with(|| allocations.track(&first, &running, false, now));
-                progress.find(|progress| *progress != Progress::None)
-            };
-            std::thread::scope(|scope| {
-                let worker = scope.spawn(track);
-                barrier.wait();
-                allocations.accept(&second, now);
-                assert_eq!(worker.join().expect("no panic"), Some(Progress::InProgress));
-            });
-        }
-    }
-
-    #[tokio::test]
-    async fn a_pod_that_was_counted_unseen_is_counted_again() {
-        let (allocations, now) = (Allocations::default(), SystemTime::UNIX_EPOCH);
-        let pod = pod("1", 1);
-        allocations.allocate(&pod);
-        allocations.count_again(&"uid".into());
-        let exited = testing::snapshot(vec![testing::exited("c", 0, 1)]);
-        assert_eq!(allocations.track(&pod, &exited, false, now), Progress::None);
-        assert_eq!(allocations.applied().await, [PodUid::from("uid")]);
-        allocations.count_again(&"uid".into());
-        allocations.free(&"uid".into());
-        assert_eq!(allocations.track(&pod, &exited, false, now), Progress::None);
-        assert!(allocations.state().applied.is_empty());
-    }
-}
+#[path = "store_tests.rs"]
+mod tests;

@@ -6,11 +6,11 @@ use keblet_proto::cri::v1 as cri;
 
 /// The images of the node by use.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ImageUsage {
+pub(super) struct ImageUsage {
     /// Images of containers in any state, and images that the runtime has pinned (the sandbox image).
-    pub in_use: Vec<cri::Image>,
+    pub(super) in_use: Vec<cri::Image>,
     /// All others: candidates for garbage collection.
-    pub unused: Vec<cri::Image>,
+    pub(super) unused: Vec<cri::Image>,
 }
 
 impl ImageUsage {

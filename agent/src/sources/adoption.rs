@@ -3,7 +3,8 @@
 //! A kubelet derives the UID of a static pod from its own representation of the manifest, which cannot be computed here.
 //! Without more, taking over a node would replace every static pod. A pod of the runtime is therefore adopted, with its
 //! UID, for a manifest that has not changed since the pod's sandbox was created. What is adopted is recorded, so that
-//! the UID stays the same over restarts of the agent; a changed manifest has a new UID as always.
+//! the UID stays the same over restarts of the agent; a changed manifest has a new UID as always. This agent's own sandboxes
+//! name their UID, so that times do not count for them: after a clock correction an edited manifest may seem older.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -35,6 +36,8 @@ pub struct StaticSandbox {
     pub ready: bool,
     /// Creation of the sandbox, in nanoseconds since the Unix epoch.
     pub created_at: i64,
+    /// The UID by which this agent has marked it; `None` for one that another kubelet created.
+    pub marked: Option<String>,
     /// Name and hash (annotation `io.kubernetes.container.hash`) of its containers, whatever their state.
     pub containers: Vec<(String, u64)>,
 }
@@ -76,7 +79,7 @@ impl Adoptions {
         if let Some(uid) = adopted.get(content_uid) {
             return Some(uid.clone());
         }
-        let decided = decide(&self.sandboxes, pod, changed_at?, self.listed_at);
+        let decided = decide(&self.sandboxes, pod, content_uid, changed_at?, self.listed_at);
         let uid = decided.filter(|uid| *uid != content_uid)?.to_owned();
         adopted.insert(content_uid.to_owned(), uid.clone());
         let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -92,11 +95,21 @@ impl Adoptions {
 
 /// The UID of the newest sandbox with the pod's name, if that sandbox is of this manifest: created after the last
 /// change of the file, and without a container that the pod does not define by name and image. A sandbox with a creation in
-/// the future tells nothing about the file: the clock was set back in between. Pure.
-fn decide<'a>(sandboxes: &'a [StaticSandbox], pod: &Pod, changed_at: i64, listed_at: i64) -> Option<&'a str> {
+/// the future tells nothing about the file: the clock was set back in between. A marked one is of the content that its mark
+/// names, whatever the times say. Pure.
+fn decide<'a>(
+    sandboxes: &'a [StaticSandbox],
+    pod: &Pod,
+    content_uid: &str,
+    changed_at: i64,
+    listed_at: i64,
+) -> Option<&'a str> {
     let (name, namespace) = (pod.metadata.name.as_deref()?, pod.metadata.namespace.as_deref()?);
     let same_name = sandboxes.iter().filter(|sandbox| sandbox.name == name && sandbox.namespace == namespace);
     let newest = same_name.max_by_key(|sandbox| sandbox.created_at)?;
+    if let Some(marked) = &newest.marked {
+        return (marked == content_uid).then_some(newest.uid.as_str());
+    }
     let spec = pod.spec.as_ref()?;
     let defined: BTreeMap<&str, u64> = spec
         .init_containers
@@ -153,6 +166,7 @@ mod tests {
             name: "web-n".to_owned(),
             ready: true,
             created_at,
+            marked: None,
             containers: containers
                 .iter()
                 .map(|(name, image)| ((*name).to_owned(), container_hash(name, image)))
@@ -166,7 +180,7 @@ mod tests {
         let new = sandbox("new", 20, &[("first", "init"), ("main", "1")]);
         let both = [new.clone(), old];
         let decide = |sandboxes: &[StaticSandbox], pod: &Pod, changed_at: i64| {
-            super::decide(sandboxes, pod, changed_at, 30).map(ToOwned::to_owned)
+            super::decide(sandboxes, pod, "ours", changed_at, 30).map(ToOwned::to_owned)
         };
         let is = |uid: &str| Some(uid.to_owned());
         assert_eq!(decide(&both, &pod("1"), 20), is("new"));
@@ -176,6 +190,9 @@ mod tests {
         assert_eq!(decide(&both, &pod("2"), 5), None, "another image");
         assert_eq!(decide(&[sandbox("u", 20, &[("gone", "1")])], &pod("1"), 5), None, "a container it does not define");
         assert_eq!(decide(&[sandbox("u", 20, &[])], &pod("1"), 5), is("u"), "nothing is created yet");
+        let marked = |uid: &str| StaticSandbox { uid: uid.to_owned(), marked: Some(uid.to_owned()), ..new.clone() };
+        assert_eq!(decide(&[marked("edited")], &pod("1"), 5), None, "of another content, though it seems newer");
+        assert_eq!(decide(&[marked("ours")], &pod("1"), 25), is("ours"), "of this content, though it seems older");
         let other = |namespace: &str, name: &str| StaticSandbox {
             namespace: namespace.to_owned(),
             name: name.to_owned(),

@@ -40,7 +40,7 @@ impl Path {
 /// One thing wrong with an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
-    /// Where.
+    /// Path of the field.
     pub path: Path,
     /// What, as the API server words it.
     pub problem: String,

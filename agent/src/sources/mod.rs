@@ -35,6 +35,7 @@ pub mod validate;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
+use std::time::SystemTime;
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -46,6 +47,7 @@ use crate::model::Clock;
 use crate::model::ConfigSource;
 use crate::model::Pod;
 use crate::model::PodUpdate;
+use crate::proxy::Proxies;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 
@@ -80,6 +82,13 @@ pub struct SourcesConfig {
 pub enum SourceUpdate {
     /// The complete set of pods: earlier pods that are not in it are removed.
     Set(Vec<Pod>),
+    /// As a set, of which some pods cannot be decoded.
+    List {
+        /// The pods that can be.
+        pods: Vec<Pod>,
+        /// UIDs of the others: those that are known stay as they are.
+        kept: Vec<String>,
+    },
     /// The difference to the state after the last update. Only after a set.
     Change {
         /// New and changed pods.
@@ -124,6 +133,7 @@ pub fn start(
             check_frequency: config.http_check_frequency,
             node_name: config.node_name.clone(),
             prevent_api_references: config.prevent_static_pod_api_references,
+            proxies: Proxies::from_env(),
         };
         tokio::spawn(http.run(sets.clone(), cancel.clone()));
     }
@@ -139,6 +149,18 @@ pub fn start(
         }
     });
     (receiver, handle)
+}
+
+/// Brings `map` up to date.
+fn apply(map: &mut merge::PodMap, source: ConfigSource, update: SourceUpdate, now: SystemTime) -> merge::MergeResult {
+    match update {
+        SourceUpdate::Set(set) => merge::merge(map, source, set, now),
+        SourceUpdate::List { mut pods, kept } => {
+            pods.extend(map.known(&kept));
+            merge::merge(map, source, pods, now)
+        }
+        SourceUpdate::Change { changed, removed } => merge::change(map, source, changed, &removed, now),
+    }
 }
 
 struct Merger {
@@ -161,10 +183,7 @@ impl Merger {
                 },
             };
             let (map, now) = (maps.entry(source).or_default(), self.clock.wall());
-            let result = match update {
-                SourceUpdate::Set(set) => merge::merge(map, source, set, now),
-                SourceUpdate::Change { changed, removed } => merge::change(map, source, changed, &removed, now),
-            };
+            let result = apply(map, source, update, now);
             result.duplicates.iter().for_each(|pod| self.duplicate(source, pod));
             // Delivered means merged: the loop may see the update before this task runs again.
             self.handle.mark_delivered(source);

@@ -108,18 +108,30 @@ fn an_equal_toleration_is_not_doubled() {
 }
 
 #[test]
-fn documents_and_lists() {
+fn of_several_documents_only_the_first_is_read() {
     let second = WEB.replace("name: web", "name: db");
-    assert_eq!(read(&format!("---{WEB}---\n# nothing\n---{second}")).pods.len(), 2);
+    for rest in ["---\napiVersion: v1\nkind: Service\n", "---\na: [", &format!("---{second}"), &format!("---{WEB}")] {
+        let manifest = read(&format!("---{WEB}{rest}"));
+        let names: Vec<_> = manifest.pods.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect();
+        assert_eq!((names, manifest.ignores_documents), (vec!["web-node-1"], true), "{rest}");
+    }
+    assert!(!read(&format!("# nothing\n---{WEB}---\n# nothing\n")).ignores_documents);
+    assert_eq!(uid(&format!("{WEB}---{second}"), &ORIGIN), uid(WEB, &ORIGIN), "the UID is that of the pod");
+    assert_eq!(refused(&format!("---\n# nothing\n---{WEB}")), "has an empty first document");
+    assert!(
+        refused(&format!("apiVersion: v1\nkind: Service\n---{WEB}")).starts_with("line 2: kind: Unsupported value")
+    );
+}
+
+#[test]
+fn lists() {
     let list = r#"{"apiVersion":"v1","kind":"PodList","items":[
         {"metadata":{"name":"a"},"spec":{"containers":[{"name":"c","image":"i"}]}},
         {"apiVersion":"v1","kind":"Pod","metadata":{"name":"b"},"spec":{"containers":[{"name":"c","image":"i"}]}}]}"#;
     assert_eq!(read(list).pods.len(), 2);
     assert_eq!(read("{\"apiVersion\":\"v1\",\"kind\":\"PodList\",\"items\":[]}").pods.len(), 0);
-    assert_eq!(
-        refused(&format!("{WEB}---{WEB}")),
-        "document 2: line 14: metadata.name: Duplicate value: \"web-node-1\""
-    );
+    let twice = list.replace("\"b\"", "\"a\"");
+    assert_eq!(refused(&twice), "line 3: items[1].metadata.name: Duplicate value: \"a-node-1\"");
 }
 
 #[test]
@@ -131,43 +143,34 @@ fn bare_numbers_are_quantities() {
 }
 
 #[test]
-fn errors_name_document_line_and_field() {
+fn errors_name_line_and_field() {
     for (text, expected) in [
         (String::new(), "holds no document"),
         ("# only a comment\n".into(), "holds no document"),
-        ("- a\n".into(), "document 1: line 1: kind: Required value: must be Pod or PodList"),
-        (WEB.replace("kind: Pod", "kind: Deployment"), "document 1: line 3: kind: Unsupported value: \"Deployment\""),
-        (WEB.replace("v1", "v2"), "document 1: line 2: apiVersion: Unsupported value: \"v2\""),
+        ("- a\n".into(), "line 1: kind: Required value: must be Pod or PodList"),
+        (WEB.replace("kind: Pod", "kind: Deployment"), "line 3: kind: Unsupported value: \"Deployment\""),
+        (WEB.replace("v1", "v2"), "line 2: apiVersion: Unsupported value: \"v2\""),
         (
             WEB.replace("name: web\nspec", "namespace: x\nspec"),
-            "document 1: line 5: metadata.name: Required value: name is needed for the pod",
+            "line 5: metadata.name: Required value: name is needed for the pod",
         ),
-        (WEB.replace("image: nginx:1", "image: [1]"), "document 1: line 9: spec.containers[0].image: invalid type"),
-        (
-            WEB.replace("image: nginx:1", "tty: maybe"),
-            "document 1: line 9: spec.containers[0].tty: invalid type: string",
-        ),
-        (WEB.replace("image: nginx:1", ""), "document 1: line 8: spec.containers[0].image: Required value"),
-        (
-            WEB.replace("- name: web", "- name: Web_1"),
-            "document 1: line 8: spec.containers[0].name: Invalid value: \"Web_1\"",
-        ),
+        (WEB.replace("image: nginx:1", "image: [1]"), "line 9: spec.containers[0].image: invalid type"),
+        (WEB.replace("image: nginx:1", "tty: maybe"), "line 9: spec.containers[0].tty: invalid type: string"),
+        (WEB.replace("image: nginx:1", ""), "line 8: spec.containers[0].image: Required value"),
+        (WEB.replace("- name: web", "- name: Web_1"), "line 8: spec.containers[0].name: Invalid value: \"Web_1\""),
         (
             WEB.replace("spec:", "spec:\n  serviceAccountName: x"),
-            "document 1: line 7: spec: Forbidden: static pods may not reference serviceaccounts",
+            "line 7: spec: Forbidden: static pods may not reference serviceaccounts",
         ),
         (WEB.replace("  - name", "\t- name"), "line 8: is neither YAML nor JSON"),
-        (
-            format!("{WEB}---\n{}", WEB.replace("nginx:1", "''")),
-            "document 2: line 19: spec.containers[0].image: Required value",
-        ),
         ("{\"apiVersion\": \"v1\",\n oops".into(), "line 2: is neither YAML nor JSON"),
+        ("{\"kind\": \"Pod\"}\n---\n{}".into(), "line 2: is neither YAML nor JSON"),
     ] {
         let error = refused(&text);
         assert!(error.starts_with(expected), "{expected:?} is not the start of {error:?}");
     }
     let list = r#"{"apiVersion":"v1","kind":"PodList","items":[{"metadata":{"name":"a"},"spec":{"containers":[]}}]}"#;
-    assert!(refused(list).starts_with("document 1: line 1: items[0].spec.containers: Required value"));
+    assert!(refused(list).starts_with("line 1: items[0].spec.containers: Required value"));
 }
 
 #[test]
@@ -196,7 +199,7 @@ fn a_megabyte_of_environment_is_fine_ten_of_anything_are_not() {
 #[test]
 fn a_copy_of_a_mirror_pod_is_refused() {
     let text = WEB.replacen("name: web", "name: web\n  annotations: {kubernetes.io/config.mirror: x}", 1);
-    assert!(refused(&text).starts_with("document 1: line 6: metadata.annotations: Forbidden"));
+    assert!(refused(&text).starts_with("line 6: metadata.annotations: Forbidden"));
 }
 
 #[test]

@@ -69,6 +69,7 @@ fn convert(sandbox: cri::PodSandbox, containers: &[cri::Container]) -> StaticSan
         name: label_of(key::POD_NAME),
         ready: sandbox.state == cri::PodSandboxState::SandboxReady as i32,
         created_at: sandbox.created_at,
+        marked: sandbox.annotations.get(key::STATIC_UID).cloned(),
         containers: newest.into_iter().map(|(name, container)| (name.to_owned(), hash(container))).collect(),
     }
 }

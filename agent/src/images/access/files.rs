@@ -82,10 +82,16 @@ impl Files {
 
     fn rewrite_old<T: Stored>(&self) -> io::Result<()> {
         for path in paths(T::folder(self))? {
+            let file = path.display();
             match read::<T>(&path) {
-                Ok((stored, true)) => self.write(&stored)?,
+                Ok((stored, true)) => {
+                    // The old version is read as well.
+                    if let Err(error) = self.write(&stored) {
+                        tracing::warn!(%file, %error, "cannot rewrite a record of image pulls of an older version");
+                    }
+                }
                 Ok((_, false)) => {}
-                Err(error) => tracing::warn!(file = %path.display(), %error, "cannot read a record of image pulls"),
+                Err(error) => tracing::warn!(%file, %error, "cannot read a record of image pulls"),
             }
         }
         Ok(())
@@ -129,6 +135,7 @@ impl Files {
         line.push(b'\n');
         let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
         file.write_all(&line)?;
+        file.sync_all()?;
         fs::rename(&partial, &path)
     }
 
@@ -206,5 +213,22 @@ mod tests {
         assert!(broken.exists());
         let error = files.get::<PulledRecord>("id").expect_err("broken");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn an_old_version_that_cannot_be_rewritten_is_used_as_it_is() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let files = Files::open(dir.path()).expect("opened");
+        for image in ["a", "b"] {
+            files.write(&Intent::new(image)).expect("written");
+            let path = files.intents.join(name(image));
+            let old = fs::read_to_string(&path).expect("read").replace("v1beta1", "v1alpha1");
+            fs::write(&path, &old).expect("written");
+        }
+        fs::create_dir(files.intents.join(name("a") + PARTIAL)).expect("made");
+        let files = Files::open(dir.path()).expect("opened again");
+        let text = |image: &str| fs::read_to_string(files.intents.join(name(image))).expect("read");
+        assert!(text("a").contains("v1alpha1") && text("b").contains("v1beta1"));
+        assert_eq!(files.get::<Intent>("a").expect("read"), Some(Intent::new("a")));
     }
 }

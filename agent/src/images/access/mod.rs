@@ -204,7 +204,7 @@ impl AccessRecords {
     /// name was pulled by this agent, with unknown credentials. To be called before the first pull.
     ///
     /// # Errors
-    /// Files cannot be read or written. What remains intended counts as pulled by the agent.
+    /// The intents cannot be listed. What remains intended counts as pulled by the agent.
     pub async fn recover(&self, images: Vec<cri::Image>) -> io::Result<()> {
         let _changing = self.pulling.lock().await;
         let (files, metrics) = (self.files.clone(), self.metrics.clone());
@@ -212,12 +212,7 @@ impl AccessRecords {
             let intents: HashSet<String> = files.all::<Intent>()?.into_iter().map(|intent| intent.image).collect();
             for image in images {
                 for name in image.repo_tags.iter().chain(&image.repo_digests).filter(|name| intents.contains(*name)) {
-                    if files.get::<PulledRecord>(&image.id)?.is_none() {
-                        let mut record = PulledRecord::new(&image.id);
-                        record.updated(SystemTime::now());
-                        files.write(&record)?;
-                    }
-                    files.remove::<Intent>(name)?;
+                    recover_one(&files, name, &image.id);
                 }
             }
             count(&files, &metrics);
@@ -244,6 +239,28 @@ impl AccessRecords {
         if let Err(error) = pruned.await {
             tracing::warn!(%error, "cannot remove records of images that are gone");
         }
+    }
+}
+
+/// Replaces an intent by a record without credentials, if the image has none. What is wrong with the files of one image
+/// must not keep the others from being recovered. Blocks.
+fn recover_one(files: &Files, name: &str, image_ref: &str) {
+    let known = files.get::<PulledRecord>(image_ref).unwrap_or_else(|error| {
+        tracing::warn!(image = name, image_ref, %error, "replacing an unreadable record of who may use an image");
+        None
+    });
+    let written = if known.is_some() {
+        Ok(())
+    } else {
+        let mut record = PulledRecord::new(image_ref);
+        record.updated(SystemTime::now());
+        files.write(&record)
+    };
+    if let Err(error) = written {
+        // The intent stays: the image counts as pulled by the agent.
+        tracing::warn!(image = name, image_ref, %error, "cannot record that an earlier run has pulled an image");
+    } else if let Err(error) = files.remove::<Intent>(name) {
+        tracing::warn!(image = name, %error, "cannot remove the record of an intended pull");
     }
 }
 

@@ -137,6 +137,29 @@ async fn intents_of_an_earlier_run_become_records() {
 }
 
 #[tokio::test]
+async fn a_record_that_cannot_be_read_is_replaced_and_the_other_pulls_are_recovered() {
+    let room = Room::new(VerificationPolicy::default());
+    room.pull("a:1", &secret("u", "ns", "s", "A")).await;
+    let folder = room.dir.path().join("image_manager/pulled");
+    let path = fs::read_dir(folder).expect("listed").next().expect("a record").expect("an entry").path();
+    fs::write(&path, "{").expect("written");
+    for image in ["a:1", "b:1"] {
+        room.records.begin(image).await.expect("written");
+    }
+    let listed = |id: &str, tag: &str| cri::Image {
+        id: id.to_owned(),
+        repo_tags: vec![tag.to_owned()],
+        ..cri::Image::default()
+    };
+    room.records.recover(vec![listed("id", "a:1"), listed("other", "b:1")]).await.expect("recovered");
+    for id in ["id", "other"] {
+        let record = room.records.files.get::<PulledRecord>(id).expect("readable").expect("a record");
+        assert!(record.credentials.is_empty(), "{id}");
+    }
+    assert_eq!(room.intents(), 0);
+}
+
+#[tokio::test]
 async fn records_of_images_that_are_gone_are_removed() {
     let room = Room::new(VerificationPolicy::default());
     room.pull("a:1", &CredentialSource::Node).await;

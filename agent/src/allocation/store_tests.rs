@@ -1,0 +1,150 @@
+use std::fs;
+
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::*;
+use crate::model::testing;
+
+fn pod(cpu: &str, generation: i64) -> Pod {
+    let mut pod = testing::pod("Always", &[], &["c"]);
+    pod.metadata.generation = Some(generation);
+    let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
+    container.resources = serde_json::from_value(json!({ "requests": { "cpu": cpu } })).expect("resources");
+    Arc::new(pod)
+}
+
+fn cpu(pod: &Pod) -> String {
+    let resources = pod.spec.as_ref().expect("a spec").containers[0].resources.clone();
+    resources.expect("resources").requests.expect("requests")["cpu"].0.clone()
+}
+
+#[test]
+fn records_survive_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = || Allocations::open(folder.path(), true).expect("opened");
+    let allocations = open();
+    allocations.allocate(&pod("1", 1));
+    allocations.container_actuated(&"uid".into(), "c", ResourceRequirements::default());
+    allocations.pod_actuated(&"other".into(), None);
+    let again = open();
+    assert_eq!(cpu(&again.allocated_form(pod("2", 2))), "1");
+    assert!(again.actuated(&"uid".into()).expect("a record").containers.contains_key("c"));
+    assert_eq!(again.actuated(&"other".into()), None);
+    // Removals reach the file with the next other change.
+    again.free(&"uid".into());
+    assert!(open().is_allocated(&"uid".into()));
+    again.retain_actuated(&HashSet::new());
+    again.pod_actuated(&"new".into(), Some(ResourceRequirements::default()));
+    assert!(open().actuated(&"uid".into()).is_none() && open().is_allocated(&"uid".into()));
+}
+
+#[test]
+fn an_unchanged_record_is_not_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join(ALLOCATED);
+    let allocations = Allocations::open(folder.path(), true).expect("opened");
+    allocations.allocate(&pod("1", 1));
+    fs::remove_file(&path).expect("it was written");
+    allocations.allocate(&pod("1", 1));
+    assert!(!path.exists());
+    allocations.allocate(&pod("2", 1));
+    assert!(path.exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_failed_is_tried_again_without_another_change() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let in_the_way = folder.path().join(format!(".{ALLOCATED}"));
+    fs::create_dir(&in_the_way).expect("made");
+    let open = || Allocations::open(folder.path(), true).expect("opened");
+    let allocations = open();
+    allocations.accept(&pod("2", 2), SystemTime::UNIX_EPOCH);
+    until("the write fails", || {
+        let state = allocations.state();
+        state.allocated.changed && !state.allocated.writing
+    })
+    .await;
+    fs::remove_dir(&in_the_way).expect("removed");
+    until("it is written", || open().is_allocated(&"uid".into())).await;
+    assert_eq!(cpu(&open().allocated_form(pod("1", 1))), "2");
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(120), "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[test]
+fn a_damaged_file_is_named() {
+    let table = [
+        (ALLOCATED, "failed to initialize allocation checkpoint: could not restore state"),
+        (ACTUATED, "failed to initialize actuated state checkpoint: could not restore state"),
+    ];
+    for (name, text) in table {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join(name), "{}").expect("written");
+        let error = Allocations::open(folder.path(), true).expect_err("damaged").to_string();
+        assert!(error.starts_with(text) && error.contains(name), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_resize_is_completed_by_the_newest_allocation() {
+    let (allocations, now) = (Allocations::default(), SystemTime::UNIX_EPOCH);
+    let (first, second) = (pod("1", 1), pod("2", 2));
+    allocations.allocate(&first);
+    allocations.container_actuated(&"uid".into(), "c", PodResources::of(&first).containers["c"].clone());
+    let running = testing::snapshot(vec![testing::running("c", 0)]);
+    assert_eq!(allocations.track(&first, &running, false, now), Progress::None);
+    allocations.accept(&second, now);
+    assert_eq!(allocations.track(&first, &running, false, now), Progress::InProgress, "the pass is an older one");
+    assert!(allocations.failed(&second, "refused", now));
+    assert_eq!(allocations.counts(), ([("Deferred", 0), ("Infeasible", 0)].into(), 1));
+    allocations.container_actuated(&"uid".into(), "c", PodResources::of(&second).containers["c"].clone());
+    assert_eq!(allocations.track(&second, &running, true, now), Progress::InProgress, "the pod's cgroup is behind");
+    assert_eq!(allocations.track(&second, &running, false, now), Progress::Completed(Some(2)));
+    assert_eq!(allocations.applied().await, [PodUid::from("uid")]);
+    assert_eq!(allocations.conditions(&"uid".into()), []);
+}
+
+#[test]
+fn a_resize_is_not_completed_while_it_is_accepted() {
+    let (first, second, now) = (pod("1", 1), pod("2", 2), SystemTime::UNIX_EPOCH);
+    let running = testing::snapshot(vec![testing::running("c", 0)]);
+    for _ in 0..500 {
+        let allocations = Allocations::default();
+        allocations.allocate(&first);
+        allocations.container_actuated(&"uid".into(), "c", PodResources::of(&first).containers["c"].clone());
+        let barrier = std::sync::Barrier::new(2);
+        let track = || {
+            barrier.wait();
+            let mut progress = std::iter::repeat_with(|| allocations.track(&first, &running, false, now));
+            progress.find(|progress| *progress != Progress::None)
+        };
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(track);
+            barrier.wait();
+            allocations.accept(&second, now);
+            assert_eq!(worker.join().expect("no panic"), Some(Progress::InProgress));
+        });
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_was_counted_unseen_is_counted_again() {
+    let (allocations, now) = (Allocations::default(), SystemTime::UNIX_EPOCH);
+    let pod = pod("1", 1);
+    allocations.allocate(&pod);
+    allocations.count_again(&"uid".into());
+    let exited = testing::snapshot(vec![testing::exited("c", 0, 1)]);
+    assert_eq!(allocations.track(&pod, &exited, false, now), Progress::None);
+    assert_eq!(allocations.applied().await, [PodUid::from("uid")]);
+    allocations.count_again(&"uid".into());
+    allocations.free(&"uid".into());
+    assert_eq!(allocations.track(&pod, &exited, false, now), Progress::None);
+    assert!(allocations.state().applied.is_empty());
+}
