@@ -46,6 +46,9 @@ pub(super) enum SelfSigned {
 /// Only certificate or key exists, or the pair cannot be generated or written.
 pub(super) fn pair(folder: &Path, host: &str, now: SystemTime) -> Result<SelfSigned, CertificateError> {
     let (certificate, key) = (folder.join("kubelet.crt"), folder.join("kubelet.key"));
+    if key.exists() && !certificate.exists() {
+        complete(folder, &certificate, &key)?;
+    }
     match (certificate.exists(), key.exists()) {
         (true, true) => return Ok(SelfSigned::Kept(certificate, key)),
         (true, false) => return Err(CertificateError::Half { present: certificate, missing: key }),
@@ -74,7 +77,24 @@ fn is_full(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Both files are complete on disk before either is renamed, since half a pair is an error at the next start.
+/// Renames the certificate of a pair whose key alone has its name, since the agent was killed in between. Any other lone
+/// key is left to the administrator.
+fn complete(folder: &Path, certificate: &Path, key: &Path) -> Result<(), CertificateError> {
+    let written = partial_path(certificate);
+    let (Ok(chain), Ok(private)) = (fs::read(&written), fs::read(key)) else { return Ok(()) };
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    if serving::pair((&written, &chain), (key, &private), &provider).is_err() {
+        return Ok(());
+    }
+    let path = certificate.to_owned();
+    fs::rename(&written, certificate).map_err(|cause| CertificateError::Write { path, cause })?;
+    sync(folder);
+    tracing::info!(certificate = %certificate.display(), "finished storing a self-signed serving certificate");
+    Ok(())
+}
+
+/// Both files are complete on disk before either is renamed, and neither stays if one cannot be, since half a pair is an
+/// error at the next start.
 fn keep(folder: &Path, certificate: (&Path, &str), key: (&Path, &str)) -> Result<(), CertificateError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -86,13 +106,30 @@ fn keep(folder: &Path, certificate: (&Path, &str), key: (&Path, &str)) -> Result
         let _ = fs::remove_file(&private);
     });
     let chain = chain.map_err(failed(certificate.0))?;
-    fs::rename(private, key.0).map_err(failed(key.0))?;
-    fs::rename(chain, certificate.0).map_err(failed(certificate.0))
+    let renamed = fs::rename(&private, key.0)
+        .map_err(failed(key.0))
+        .and_then(|()| fs::rename(&chain, certificate.0).map_err(failed(certificate.0)));
+    match &renamed {
+        Ok(()) => sync(folder),
+        Err(_) => [key.0, private.as_path(), chain.as_path()].into_iter().for_each(|left| _ = fs::remove_file(left)),
+    }
+    renamed
+}
+
+/// Has the names of the files written to the disk. Without that a crash of the machine may undo a rename, no more.
+fn sync(folder: &Path) {
+    if let Err(error) = fs::File::open(folder).and_then(|opened| opened.sync_all()) {
+        tracing::warn!(folder = %folder.display(), %error, "cannot sync the folder of a serving certificate");
+    }
+}
+
+fn partial_path(path: &Path) -> PathBuf {
+    path.with_added_extension("partial")
 }
 
 /// Writes the text to a temporary file beside `path`, which is removed on failure.
 fn partial(path: &Path, text: &str, mode: u32) -> io::Result<PathBuf> {
-    let partial = path.with_added_extension("partial");
+    let partial = partial_path(path);
     let _ = fs::remove_file(&partial);
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
@@ -186,5 +223,37 @@ mod tests {
         fs::write(folder.path().join("kubelet.key"), "x").expect("written");
         let error = pair(folder.path(), "n1", SystemTime::now()).expect_err("half a pair");
         assert!(matches!(error, CertificateError::Half { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_pair_whose_key_alone_has_its_name_is_completed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let of = |name: &str| folder.path().join(name);
+        let (certificate, key, partial) = (of("kubelet.crt"), of("kubelet.key"), of("kubelet.crt.partial"));
+        let now = SystemTime::now();
+        pair(folder.path(), "n1", now).expect("a pair");
+        let before = [&certificate, &key].map(|path| fs::read(path).expect("readable"));
+        fs::rename(&certificate, &partial).expect("renamed");
+        let again = pair(folder.path(), "n1", now).expect("the same pair");
+        assert!(matches!(again, SelfSigned::Kept(..)));
+        assert_eq!([&certificate, &key].map(|path| fs::read(path).expect("readable")), before);
+        assert!(!partial.exists());
+
+        fs::rename(&certificate, &partial).expect("renamed");
+        fs::write(&key, make("n1", now).expect("a pair").1).expect("written");
+        let error = pair(folder.path(), "n1", now).expect_err("the key of another certificate");
+        assert!(matches!(error, CertificateError::Half { .. }), "{error}");
+        assert!(!certificate.exists());
+    }
+
+    #[test]
+    fn no_key_stays_without_its_certificate() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (certificate, key) = (folder.path().join("kubelet.crt"), folder.path().join("kubelet.key"));
+        fs::create_dir(&certificate).expect("made");
+        let error = keep(folder.path(), (&certificate, "chain"), (&key, "private")).expect_err("a folder in the way");
+        assert!(matches!(&error, CertificateError::Write { path, .. } if *path == certificate), "{error}");
+        let left: Vec<_> = fs::read_dir(folder.path()).expect("listed").map(|one| one.expect("read").path()).collect();
+        assert_eq!(left, [certificate]);
     }
 }

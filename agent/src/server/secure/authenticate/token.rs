@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -205,12 +206,9 @@ fn into_user(outcome: Outcome) -> Result<User, TokenError> {
 fn spawn_lookup(state: Arc<State>, key: Key, peer: Option<IpAddr>, token: SecretString) -> Lookup {
     let task = tokio::spawn(async move {
         let _reviewing = GaugeGuard::new(&state.metrics.access, Access::token_reviews_in_flight);
-        let reviewed = retried(|| state.reviews.token(token.expose_secret()));
-        let outcome = match tokio::time::timeout(DEADLINE, reviewed).await {
-            Ok(Ok(status)) => interpret(status),
-            Ok(Err(error)) => Err(error.message),
-            Err(_) => Err(format!("the API server did not review the token within {DEADLINE:?}")),
-        };
+        // Also a review that panics leaves its place.
+        let outcome = AssertUnwindSafe(state.review(&token)).catch_unwind().await;
+        let outcome = outcome.unwrap_or_else(|_| Err("the token review panicked".to_owned()));
         state.metrics.access.token_review_ended(outcome.is_ok());
         let mut cache = state.cache();
         cache.ended(&key, peer);
@@ -242,6 +240,15 @@ fn interpret(status: TokenReviewStatus) -> Outcome {
 }
 
 impl State {
+    async fn review(&self, token: &SecretString) -> Outcome {
+        let reviewed = retried(|| self.reviews.token(token.expose_secret()));
+        match tokio::time::timeout(DEADLINE, reviewed).await {
+            Ok(Ok(status)) => interpret(status),
+            Ok(Err(error)) => Err(error.message),
+            Err(_) => Err(format!("the API server did not review the token within {DEADLINE:?}")),
+        }
+    }
+
     fn cache(&self) -> MutexGuard<'_, Cache> {
         // Each change is one insertion or removal: a panic elsewhere leaves the maps usable.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
@@ -294,6 +301,18 @@ mod tests {
         tokio::time::advance(TTL).await;
         assert!(tokens.user(&"good".into(), None).await.is_ok());
         assert_eq!(script.asked(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_review_that_panics_leaves_its_place() {
+        let script =
+            Script::tokens(|token| if token == "good" { Ok(named("ann")) } else { panic!("as the test wants") });
+        let tokens = tokens_of(&script, TTL);
+        for number in 0..2 * MAX_IN_FLIGHT {
+            let error = tokens.user(&number.to_string().into(), None).await.expect_err("no user");
+            assert_eq!(error, rejected("the token review panicked"));
+        }
+        assert!(tokens.user(&"good".into(), None).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
