@@ -103,7 +103,6 @@ impl RotationManager {
         let rotating = async {
             loop {
                 let Some(template) = self.known_template().await else { return };
-                self.measure(template.purpose, pair.as_deref());
                 self.wait_until_due(pair.as_deref(), &template, &current).await;
                 let wanted = self.template.borrow_and_update().clone();
                 if wanted.as_ref() != Some(&template) {
@@ -157,7 +156,6 @@ impl RotationManager {
                 Ok(_) = other => return,
             }
             self.drop_expired(current);
-            self.measure(template.purpose, pair);
         }
     }
 
@@ -248,6 +246,7 @@ impl RotationManager {
     }
 
     fn publish(&self, current: &watch::Sender<Option<Arc<Pair>>>, pair: Option<&Arc<Pair>>) {
+        self.measure(pair.map(|pair| &**pair));
         let now = self.clock.wall();
         let good = pair.filter(|pair| !pair.leaf.expired(now)).cloned();
         if pair.is_some() && good.is_none() {
@@ -271,16 +270,12 @@ impl RotationManager {
         }
     }
 
-    /// Metric: the remaining lifetime.
-    fn measure(&self, purpose: Purpose, pair: Option<&Pair>) {
-        let now = self.clock.wall();
-        let left = pair.map_or(f64::INFINITY, |pair| match pair.leaf.not_after.duration_since(now) {
-            Ok(left) => left.as_secs_f64(),
-            Err(over) => -over.duration().as_secs_f64(),
-        });
-        match purpose {
-            Purpose::Client => self.metrics.certificates.client_left(left),
-            Purpose::Serving => self.metrics.certificates.serving_left(left),
+    /// Metric: when the certificate expires. An expired one is measured until it is replaced, so that alerts last.
+    fn measure(&self, pair: Option<&Pair>) {
+        let end = pair.map(|pair| pair.leaf.not_after);
+        match self.store.purpose() {
+            Purpose::Client => self.metrics.certificates.client_expires(end, self.clock),
+            Purpose::Serving => self.metrics.certificates.serving_expires(end, self.clock),
         }
     }
 

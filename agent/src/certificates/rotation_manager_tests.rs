@@ -192,6 +192,7 @@ struct Bench {
     templates: watch::Sender<Option<Template>>,
     server_health: ServerHealth,
     clock: Clock,
+    metrics: Arc<Metrics>,
     /// The argument of each call for a client.
     used: Arc<Mutex<Vec<bool>>>,
 }
@@ -202,17 +203,18 @@ fn start(purpose: Purpose, template: Option<Template>, first: Option<Pair>, scri
     let (templates, template) = watch::channel(template);
     let (sender, current) = watch::channel(first.map(Arc::new));
     let (used, server_health) = (Arc::new(Mutex::new(Vec::new())), ServerHealth::default());
+    let metrics = Metrics::new();
     let manager = RotationManager {
         store: Store::new(folder.path(), purpose, None),
         template,
         clients: Box::new(NotingClients { client: signer.client(), signer: signer.clone(), used: used.clone() }),
         clock,
-        metrics: Metrics::new(),
+        metrics: metrics.clone(),
         server_health: server_health.clone(),
         at_once: false,
     };
     tokio::spawn(manager.run(sender, CancellationToken::new()));
-    Bench { signer, folder, current, templates, server_health, clock, used }
+    Bench { signer, folder, current, templates, server_health, clock, metrics, used }
 }
 
 impl Bench {
@@ -223,6 +225,14 @@ impl Bench {
 
     fn wall(&self, second: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + second)
+    }
+
+    /// The remaining lifetime that the metrics show of the `client` or `server` certificate.
+    fn left(&self, whose: &str) -> f64 {
+        let name = format!("kubelet_certificate_manager_{whose}_ttl_seconds ");
+        let text = self.metrics.render().expect("metrics");
+        let value = text.lines().find_map(|line| line.strip_prefix(&name)).expect("a gauge");
+        value.parse().expect("a number")
     }
 }
 
@@ -321,6 +331,27 @@ async fn an_expired_pair_counts_as_missing_until_it_is_replaced() {
         Some(&false),
         "an expired certificate is not used for requests"
     );
+}
+
+/// Also of a certificate whose template is not known yet.
+#[tokio::test(start_paused = true)]
+async fn the_remaining_lifetime_is_shown_while_no_other_certificate_is_issued() {
+    let table = [(Purpose::Client, Some(Template::client("n")), "client"), (Purpose::Serving, None, "server")];
+    for (purpose, template, whose) in table {
+        // Due for renewal since long.
+        let first = pair("system:node:n", 990_000, 1_000_600);
+        let bench = start(purpose, template, Some(first), &[Does::Refuse(503)]);
+        for (after, expected) in [(300, 300.0), (400, -100.0)] {
+            tokio::time::sleep(Duration::from_secs(after)).await;
+            let left = bench.left(whose);
+            assert!((left - expected).abs() <= 1.0, "{whose} after {after} s: {left}");
+        }
+    }
+    let script = [Does::Sign { seconds: 1000 }];
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
+    assert_eq!(bench.left("client"), f64::INFINITY);
+    bench.until(|pair| pair.is_some()).await;
+    assert!((bench.left("client") - 1000.0).abs() <= 1.0, "{}", bench.left("client"));
 }
 
 #[tokio::test(start_paused = true)]

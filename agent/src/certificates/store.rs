@@ -25,7 +25,7 @@ pub enum StoreError {
     File {
         /// What was tried.
         verb: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -44,7 +44,7 @@ pub enum StoreError {
 #[derive(Clone, Debug)]
 pub struct Store {
     folder: PathBuf,
-    prefix: &'static str,
+    purpose: Purpose,
     /// The pair of the configuration, used as long as none was issued.
     configured: Option<(PathBuf, PathBuf)>,
 }
@@ -60,16 +60,21 @@ impl Store {
     /// Pairs in `folder` (`--cert-dir`). `configured` names certificate and key files that are used until one is
     /// issued.
     pub fn new(folder: &Path, purpose: Purpose, configured: Option<(PathBuf, PathBuf)>) -> Self {
-        Self { folder: folder.to_owned(), prefix: purpose.prefix(), configured }
+        Self { folder: folder.to_owned(), purpose, configured }
+    }
+
+    /// What the pairs are for.
+    pub fn purpose(&self) -> Purpose {
+        self.purpose
     }
 
     /// The link to the newest pair.
     pub fn current_path(&self) -> PathBuf {
-        self.folder.join(format!("{}-current.pem", self.prefix))
+        self.folder.join(format!("{}-current.pem", self.purpose.prefix()))
     }
 
     fn updated_path(&self) -> PathBuf {
-        self.folder.join(format!("{}-updated.pem", self.prefix))
+        self.folder.join(format!("{}-updated.pem", self.purpose.prefix()))
     }
 
     /// The initial pair; finishes an interrupted replacement. Blocks.
@@ -90,8 +95,8 @@ impl Store {
         if exists(&current)? {
             return Ok(Some((current.clone(), current)));
         }
-        let plain =
-            (self.folder.join(format!("{}.crt", self.prefix)), self.folder.join(format!("{}.key", self.prefix)));
+        let prefix = self.purpose.prefix();
+        let plain = (self.folder.join(format!("{prefix}.crt")), self.folder.join(format!("{prefix}.key")));
         for (certificate, key) in self.configured.iter().chain([&plain]) {
             if exists(certificate)? && exists(key)? {
                 return Ok(Some((certificate.clone(), key.clone())));
@@ -113,7 +118,7 @@ impl Store {
     pub fn replace(&self, pair: &Pair, now: SystemTime) -> Stored<()> {
         let folder = &self.folder;
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(failed("create", folder))?;
-        let file = folder.join(format!("{}-{}.pem", self.prefix, stamp(now)));
+        let file = folder.join(format!("{}-{}.pem", self.purpose.prefix(), stamp(now)));
         write_private(&file, pair.text().expose_secret())?;
         let (current, updated) = (self.current_path(), self.updated_path());
         remove_if_there(&updated)?;

@@ -1,20 +1,22 @@
 //! Certificates of this node.
 
 use std::time::Duration;
+use std::time::SystemTime;
 
-use prometheus::Gauge;
 use prometheus::Histogram;
 use prometheus::IntCounter;
 
 use super::buckets;
 use super::register::Register;
+use super::time_left::TimeLeft;
+use crate::model::Clock;
 
 /// Certificates of this node.
 #[derive(Debug)]
 pub struct Certificates {
-    client_left: Gauge,
+    client_left: TimeLeft,
     client_failures: IntCounter,
-    serving_left: Gauge,
+    serving_left: TimeLeft,
     serving_ages: Histogram,
     serving_failures: IntCounter,
 }
@@ -46,14 +48,14 @@ impl Certificates {
         }
     }
 
-    /// Seconds until the client certificate expires.
-    pub fn client_left(&self, seconds: f64) {
-        self.client_left.set(seconds);
+    /// When the client certificate expires, by this clock; `None`: there is none.
+    pub fn client_expires(&self, end: Option<SystemTime>, clock: Clock) {
+        self.client_left.set(end, clock);
     }
 
-    /// Seconds until the serving certificate expires.
-    pub fn serving_left(&self, seconds: f64) {
-        self.serving_left.set(seconds);
+    /// When the serving certificate expires, by this clock; `None`: there is none.
+    pub fn serving_expires(&self, end: Option<SystemTime>, clock: Clock) {
+        self.serving_left.set(end, clock);
     }
 
     /// The client certificate could not be renewed.

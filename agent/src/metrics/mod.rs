@@ -1,7 +1,7 @@
 //! Metric families: upstream's under their names, and keblet's own. Each file declares the families of one module with
 //! [`register::Register`].
 //!
-//! One value holds every family; there is no global registry. Each room gets small typed methods, so that a wrong label
+//! One value holds every family; there is no global registry. Each module gets small typed methods, so that a wrong label
 //! does not compile. Nothing is decided by these numbers, and nothing here waits.
 
 mod access;
@@ -28,6 +28,7 @@ mod retries;
 mod runtime;
 mod sensors;
 mod slis;
+mod time_left;
 mod values;
 mod volumes;
 mod workers;
@@ -85,7 +86,7 @@ use register::Register;
 /// Content type of [`Metrics::render`].
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Every family. Shared by all rooms.
+/// Every family. Shared by all modules.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,

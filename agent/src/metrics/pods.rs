@@ -41,6 +41,7 @@ pub struct Pods {
     started_containers: IntCounterVec,
     container_start_errors: IntCounterVec,
     hook_fallbacks: IntCounter,
+    sleeps_cut: IntCounter,
     terminated_containers: IntCounterVec,
     rejections: IntCounterVec,
     logs: IntGaugeVec,
@@ -111,7 +112,11 @@ impl Working {
 impl Pods {
     pub(super) fn new(register: &Register<'_>) -> Self {
         Self {
-            desired: register.gauges("kubelet_desired_pods", "[ALPHA] Pods the sources want here.", &["static"]),
+            desired: register.gauges(
+                "kubelet_desired_pods",
+                "[ALPHA] Pods that the agent is instructed to run.",
+                &["static"],
+            ),
             active: register.gauges("kubelet_active_pods", "[ALPHA] Pods that count for admission.", &["static"]),
             working: register.gauges(
                 "kubelet_working_pods",
@@ -130,7 +135,7 @@ impl Pods {
                 .gauge("kubelet_managed_ephemeral_containers", "[ALPHA] Ephemeral containers of desired pods."),
             restarted: register.counters(
                 "kubelet_restarted_pods_total",
-                "[ALPHA] Pods removed and wanted again under the same UID.",
+                "[ALPHA] Pods that were deleted and created again with the same UID.",
                 &["static"],
             ),
             orphaned: register.counter(
@@ -191,6 +196,10 @@ impl Pods {
                 "kubelet_lifecycle_handler_http_fallbacks_total",
                 "[ALPHA] HTTPS requests of lifecycle hooks that were answered over HTTP.",
             ),
+            sleeps_cut: register.counter(
+                "kubelet_sleep_action_terminated_early_total",
+                "[ALPHA] Sleeps of lifecycle hooks that were ended before their time.",
+            ),
             terminated_containers: register.counters(
                 "kubelet_terminated_containers_total",
                 "[ALPHA] Containers that ended.",
@@ -198,7 +207,7 @@ impl Pods {
             ),
             rejections: register.counters(
                 "kubelet_admission_rejections_total",
-                "[ALPHA] Pods that were not let in, by reason.",
+                "[ALPHA] Pods that were rejected at admission, by reason.",
                 &["reason"],
             ),
             logs: register.gauges(
@@ -217,6 +226,11 @@ impl Pods {
     /// The server of an HTTPS hook responded without TLS.
     pub fn hook_fell_back(&self) {
         self.hook_fallbacks.inc();
+    }
+
+    /// The sleep of a hook was ended before its time.
+    pub fn sleep_cut(&self) {
+        self.sleeps_cut.inc();
     }
 
     /// Pods that count for admission.

@@ -61,7 +61,7 @@ pub struct PodStalls {
     pub pod: String,
     /// How often its tasks had to reclaim memory.
     pub count: u64,
-    /// For how long.
+    /// Time that its tasks spent in reclaim.
     pub time: Duration,
 }
 

@@ -18,6 +18,8 @@ use prometheus::Opts;
 use prometheus::Registry;
 use prometheus::core::Collector;
 
+use super::time_left::TimeLeft;
+
 /// Why making a family cannot fail.
 const UNIQUE: &str = "names and labels are constants, each used once, which the tests show";
 
@@ -75,11 +77,9 @@ impl<'a> Register<'a> {
         self.add(Gauge::new(name, help))
     }
 
-    /// Seconds that are left; infinitely many until a value is set.
-    pub(super) fn time_left(&self, name: &str, help: &str) -> Gauge {
-        let gauge = self.float_gauge(name, help);
-        gauge.set(f64::INFINITY);
-        gauge
+    /// Seconds that are left; infinitely many until a moment is set.
+    pub(super) fn time_left(&self, name: &str, help: &str) -> TimeLeft {
+        self.add(TimeLeft::new(name, help))
     }
 
     pub(super) fn float_gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {

@@ -1,8 +1,8 @@
 //! Requests to the API server.
 
 use std::time::Duration;
+use std::time::SystemTime;
 
-use prometheus::Gauge;
 use prometheus::Histogram;
 use prometheus::HistogramVec;
 use prometheus::IntCounterVec;
@@ -10,7 +10,9 @@ use prometheus::IntGauge;
 
 use super::buckets;
 use super::register::Register;
+use super::time_left::TimeLeft;
 use super::values::code;
+use crate::model::Clock;
 
 const PLACE: [&str; 2] = ["host", "verb"];
 
@@ -24,7 +26,7 @@ pub struct RestClient {
     request_sizes: HistogramVec,
     response_sizes: HistogramVec,
     plugin_calls: IntCounterVec,
-    plugin_left: Gauge,
+    plugin_left: TimeLeft,
     plugin_ages: Histogram,
     transports: IntGauge,
     transport_calls: IntCounterVec,
@@ -131,9 +133,9 @@ impl RestClient {
         self.plugin_calls.with_label_values(&[status, &code.to_string()]).inc();
     }
 
-    /// Remaining validity of its certificate in seconds.
-    pub fn plugin_left(&self, seconds: f64) {
-        self.plugin_left.set(seconds);
+    /// When its certificate expires; `None`: it has issued none.
+    pub fn plugin_expires(&self, end: Option<SystemTime>) {
+        self.plugin_left.set(end, Clock::System);
     }
 
     /// Its certificate was replaced at this age.

@@ -87,7 +87,7 @@ impl Runtime {
             ),
             cgroups: register.histograms(
                 "kubelet_cgroup_manager_duration_seconds",
-                "[ALPHA] Duration of operations on pod cgroups.",
+                "[ALPHA] Duration of operations on cgroups of pods and QoS classes.",
                 buckets::USUAL,
                 &["operation_type"],
             ),
@@ -159,7 +159,7 @@ impl Runtime {
         self.pull.with_label_values(&[image_size(bytes)]).observe(took.as_secs_f64());
     }
 
-    /// An operation (`create`, `update`, `destroy`) on a pod's cgroup ended.
+    /// An operation (`create`, `update`, `destroy`) on a cgroup ended.
     pub fn cgroup(&self, operation: &'static str, took: Duration) {
         self.cgroups.with_label_values(&[operation]).observe(took.as_secs_f64());
     }

@@ -117,6 +117,6 @@ impl Endpoints {
 
     fn configz(&self) -> Response {
         let headers = [(header::CONTENT_TYPE, "application/json"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
-        (headers, self.handles.configz.to_string()).into_response()
+        (headers, self.handles.configz.text()).into_response()
     }
 }

@@ -46,11 +46,16 @@ pub(super) fn strict_encoded(
         }
     };
     let kind = if protobuf { PROTOBUF_FORMAT } else { TEXT_FORMAT };
-    let head = [(header::CONTENT_TYPE, kind.to_owned()), (PROCESS_START, metrics.process_start.to_string())];
+    let head = [(header::CONTENT_TYPE, kind.to_owned()), (PROCESS_START, whole_seconds(metrics.process_start))];
     match compressed(request.headers(), &body) {
         Some(body) => (head, [(header::CONTENT_ENCODING, "gzip")], body).into_response(),
         None => (head, body).into_response(),
     }
+}
+
+/// As upstream writes a time in a header.
+fn whole_seconds(time: f64) -> String {
+    time.floor().to_string()
 }
 
 /// All families in one format. Each is encoded and dropped before the next one is taken.
@@ -142,6 +147,11 @@ mod tests {
         assert!(!wants("application/vnd.google.protobuf;proto=other;encoding=delimited"));
         assert!(!wants("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"));
         assert!(!wants_protobuf(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn the_start_of_the_process_is_a_whole_number() {
+        assert_eq!(whole_seconds(1_767_225_600.87), "1767225600");
     }
 
     #[test]

@@ -12,6 +12,7 @@
 
 mod answer;
 mod checks;
+mod configz;
 mod connections;
 mod containers;
 mod debug;
@@ -38,9 +39,9 @@ use std::time::Duration;
 use axum::Router;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+pub use self::configz::Configz;
 pub use self::containers::Containers;
 pub use self::containers::PodLookup;
 use crate::config::Feature;
@@ -106,8 +107,8 @@ pub trait AgentState: Send + Sync + 'static {
 pub struct Handles {
     /// The agent as it is now.
     pub agent: Arc<dyn AgentState>,
-    /// The configuration as it was at start.
-    pub configz: Arc<Value>,
+    /// The effective configuration.
+    pub configz: Configz,
     /// The Kubernetes version that the agent implements, such as `v1.36.3`.
     pub version: &'static str,
     /// The flags with their values.

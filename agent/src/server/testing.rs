@@ -24,6 +24,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::AgentState;
+use super::Configz;
 use super::Handles;
 use super::Metrics;
 use super::Mounted;
@@ -83,7 +84,7 @@ impl AgentState for TestAgent {
 pub(super) fn handles(pods: Vec<Arc<Pod>>, sync_loop_seconds: Arc<AtomicU64>) -> Handles {
     Handles {
         agent: Arc::new(TestAgent { pods, sync_loop_seconds }),
-        configz: Arc::new(json!({"kubeletconfig": {"port": 10250}})),
+        configz: Configz::new(json!({"kubeletconfig": {"port": 10250}})),
         version: "v1.36.3",
         flags: Arc::new([("v".to_owned(), "2".to_owned())].into()),
         metrics: Metrics::new(),

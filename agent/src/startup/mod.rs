@@ -1,7 +1,7 @@
-//! Pod start latencies, as the SLI of Kubernetes defines them.
+//! Pod start latencies: until the agent finds a pod running, and as the SLI of Kubernetes defines them.
 //!
 //! Collects the times of creation, pulls, init containers and the running state, and of the watch event with the
-//! running status, which other modules report. Static pods and standalone nodes have no SLI and are not measured.
+//! running status, which other modules report. Static pods have no SLI: only when they run is measured.
 
 mod record;
 #[cfg(test)]
@@ -64,7 +64,13 @@ impl Startups {
         }
     }
 
-    /// The pod's object was removed from the API server.
+    /// A file or URL has a new pod, which an earlier agent may have started.
+    pub fn added(&self, uid: PodUid) {
+        let Some((_, mut pods)) = self.pods() else { return };
+        pods.records.insert(uid, Record::of_static_pod());
+    }
+
+    /// The source no longer has the pod.
     pub fn gone(&self, uid: &PodUid) {
         let Some((_, mut pods)) = self.pods() else { return };
         pods.records.remove(uid);

@@ -21,9 +21,15 @@ pub(super) struct Record {
     /// Set when a running status was published: the duration of init containers.
     running: Option<Duration>,
     measured: bool,
+    /// Only the first view tells whether an earlier agent has started the pod.
+    awaits_view: bool,
 }
 
 impl Record {
+    pub(super) fn of_static_pod() -> Self {
+        Self { awaits_view: true, ..Self::default() }
+    }
+
     pub(super) fn pulled(&mut self, began: SystemTime, ended: SystemTime) {
         if self.running.is_none() {
             let at = self.pulls.partition_point(|(earlier, _)| *earlier <= began);
@@ -31,8 +37,12 @@ impl Record {
         }
     }
 
-    /// Returns, the first time that all containers run, the time since the agent first saw the pod.
+    /// Returns, the first time that all containers run, the time since the agent first saw the pod, unless an earlier agent
+    /// has started it.
     pub(super) fn published(&mut self, pod: &Pod, view: &PodSnapshot, now: SystemTime) -> Option<Duration> {
+        if std::mem::take(&mut self.awaits_view) && !view.containers.is_empty() {
+            self.running = Some(Duration::ZERO);
+        }
         if self.running.is_some() {
             return None;
         }

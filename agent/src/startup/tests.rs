@@ -23,6 +23,14 @@ fn pod(spec: &Value, status: &Value) -> Pod {
     .unwrap()
 }
 
+/// As its source delivers it, half a second after its creation.
+fn desired(spec: &Value) -> Pod {
+    let mut desired = pod(spec, &json!({}));
+    let seen = ("kubernetes.io/config.seen".to_owned(), "2023-11-14T22:13:20.5Z".to_owned());
+    desired.metadata.annotations = Some([seen].into());
+    desired
+}
+
 fn running() -> Value {
     let running = json!({ "running": { "startedAt": "2023-11-14T22:13:26Z" } });
     json!({ "startTime": "2023-11-14T22:13:21Z", "containerStatuses": [
@@ -55,9 +63,7 @@ fn measured(spec: &Value, first_status: &Value) -> (Option<f64>, Option<f64>, f6
     // Two pulls that overlap: three seconds.
     startups.pulled("uid", at(1.0), at(3.0));
     startups.pulled("uid", at(2.0), at(4.0));
-    let mut desired = pod(spec, &json!({}));
-    let seen = ("kubernetes.io/config.seen".to_owned(), "2023-11-14T22:13:20.5Z".to_owned());
-    desired.metadata.annotations = Some([seen].into());
+    let desired = desired(spec);
     startups.published(&desired, &view(None), at(4.5));
     startups.observed(&pod(spec, &running()), at(5.0));
     startups.published(&desired, &view(Some(testing::running("c", 0))), at(7.0));
@@ -100,6 +106,23 @@ fn pods_seen_too_late_or_unschedulable_are_not_measured() {
     assert_eq!(measured(&json!({}), &json!({ "startTime": "2023-11-14T22:13:20Z" })), none);
     let condition = json!({ "type": "PodScheduled", "status": "False" });
     assert_eq!(measured(&json!({}), &json!({ "conditions": [condition] })), none);
+}
+
+#[test]
+fn static_pods_are_found_running_unless_an_earlier_agent_has_started_them() {
+    let table = [(vec![], Some(6.5)), (vec![testing::running("c", 0)], None), (vec![testing::exited("c", 0, 1)], None)];
+    for (first, expected) in table {
+        let metrics = Metrics::new();
+        let (startups, desired) = (Startups::counting(metrics.clone()), desired(&json!({})));
+        startups.added("uid".into());
+        startups.published(&desired, &testing::snapshot(first), at(1.0));
+        startups.published(&desired, &view(Some(testing::running("c", 0))), at(7.0));
+        startups.published(&desired, &view(Some(testing::running("c", 0))), at(8.0));
+        assert_eq!(sum(&metrics, "kubelet_pod_start_duration_seconds"), expected);
+        assert_eq!(sum(&metrics, "kubelet_pod_start_total_duration_seconds"), None);
+        startups.gone(&"uid".into());
+        assert_eq!(startups.pods().unwrap().1.records.len(), 0);
+    }
 }
 
 #[test]

@@ -45,10 +45,12 @@ pub(super) fn serving(
     let configured = configured.iter().all(|path| !path.as_os_str().is_empty()).then(|| configured.clone().into());
     let store = Store::new(&settings.flags.cert_dir, Purpose::Serving, configured);
     let first = store.load().context("serving certificate")?.map(Arc::new);
+    let expires = first.as_ref().map(|pair| pair.leaf.not_after);
     let (current, seen) = watch::channel(first);
     let (shown, serving) = watch::channel(None);
     tokio::spawn(hand_on(seen, shown, shutdown.clone()));
     let Some(api) = api else {
+        metrics.certificates.serving_expires(expires, Clock::System);
         let forever = shutdown.clone();
         tokio::spawn(async move {
             forever.cancelled().await;
@@ -111,4 +113,29 @@ async fn hand_on(
         }
     };
     shutdown.run_until_cancelled(handing).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::apiserver::test_server::Authority;
+
+    #[tokio::test]
+    async fn without_an_api_server_the_remaining_lifetime_is_that_of_the_existing_pair() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (certificate, key) = Authority::new().issue("n");
+        for (name, text) in [("kubelet-server.crt", certificate), ("kubelet-server.key", key)] {
+            std::fs::write(folder.path().join(name), text).expect("written");
+        }
+        let place = folder.path().to_string_lossy();
+        let flags = [("cert-dir", &*place), ("rotate-server-certificates", "true")];
+        let settings = crate::config::load(&flags.into_iter().collect()).expect("valid settings");
+        let (metrics, shutdown) = (Metrics::new(), CancellationToken::new());
+        let served = serving(&settings, "n", None, watch::channel(None).1, &metrics, &shutdown).expect("a pair");
+        assert!(served.is_some());
+        let text = metrics.render().expect("metrics");
+        let left = text.lines().find_map(|line| line.strip_prefix("kubelet_certificate_manager_server_ttl_seconds "));
+        let left: f64 = left.expect("a gauge").parse().expect("a number");
+        assert!(left > 1e6 && left.is_finite(), "{left}");
+    }
 }

@@ -36,8 +36,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures_util::FutureExt as _;
+use futures_util::TryFutureExt as _;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
+use tokio::task::JoinError;
 use tokio::task::JoinHandle;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -47,9 +50,9 @@ use crate::allocation::Allocations;
 use crate::apiserver::ApiServer;
 use crate::cgroups::Cgroups;
 use crate::cgroups::Hierarchies;
+use crate::cli::endpoints::Endpoints;
 use crate::cli::logging::Verbosity;
 use crate::config::Feature;
-use crate::config::Origin;
 use crate::config::Settings;
 use crate::events;
 use crate::events::sensors::RelistPeriods;
@@ -75,7 +78,6 @@ use crate::pleg::PlegHandle;
 use crate::pressure::ReclaimStalls;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
-use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
@@ -173,6 +175,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let Some((probes, (pleg, pleg_task))) = observing.await else {
         return serving.await.context("ending the servers")?;
     };
+    let pleg_task = pleg_task.map_err(Arc::new).shared();
     let Bootstrap { settings, metrics, recorder, volumes_in_use, .. } = &bootstrap;
     let volumes = volumes::on_disk(settings, metrics, recorder, volumes_in_use).await?;
     let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
@@ -197,9 +200,23 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         () = connection.lost() => {
             anyhow::bail!("no client certificate for too long although the API server works; a new start may bootstrap")
         }
+        // Without one of them the agent would manage its pods by half.
+        Err(error) = pleg_task.clone() => return Err(error).context("running the PLEG"),
+        error = panicked(&mut tasks) => return Err(error).context("running a task of the agent"),
     }
     pleg_task.await.context("ending the PLEG")?;
     serving.await.context("ending the servers")?
+}
+
+/// Waits until one of the tasks panics. Tasks may end otherwise.
+async fn panicked(tasks: &mut JoinSet<()>) -> JoinError {
+    loop {
+        match tasks.join_next().await {
+            Some(Err(error)) if error.is_panic() => return error,
+            Some(_) => {}
+            None => std::future::pending().await,
+        }
+    }
 }
 
 impl Bootstrap {
@@ -295,7 +312,7 @@ impl Bootstrap {
         let parts = server::Parts {
             node: node.clone(),
             mounted: streams::mounted(settings, stats, shared, later, &self.runtime, metrics),
-            handles: read.handles(self.state.clone(), later.clone()),
+            handles: read.handles(self.node.configz.clone(), self.state.clone(), later.clone()),
             reviews: api.map(|api| api.reviews.clone()),
             serving: certificates::serving(settings, node, api, own_node.node.clone(), metrics, shutdown)?,
         };
@@ -306,7 +323,7 @@ impl Bootstrap {
     async fn cgroups(&self, shutdown: &CancellationToken) -> anyhow::Result<Option<Cgroups>> {
         let services = cgroups::Services {
             settings: &self.settings,
-            root_fs: &self.node.root_fs,
+            node: &self.node,
             runtime: &self.runtime,
             metrics: &self.metrics,
             layout: self.hierarchies.layout.clone(),
@@ -384,7 +401,7 @@ impl Bootstrap {
             read_node: api.map(|api| admission::read_node(api, &self.node.name)),
             recorder: recorder.clone(),
             observer: self.observers.clone(),
-            startups: api.map_or_else(Startups::default, |_| Startups::counting(metrics.clone())),
+            startups: Startups::counting(metrics.clone()),
             pacing: self.pacing.clone(),
             restarts: restart_gates(settings),
             max_backoff: max_backoff(settings),
@@ -428,20 +445,10 @@ impl Bootstrap {
 }
 
 fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Runtime> {
-    let field = &settings.kubelet.container_runtime_endpoint;
-    let unset = matches!(settings.origin("containerRuntimeEndpoint"), Origin::Default | Origin::LegacyDefault);
-    let endpoint = match RuntimeEndpoint::discover(Path::new("/")) {
-        Some(found) if unset => found,
-        _ => field.parse().with_context(|| format!("containerRuntimeEndpoint {field:?}"))?,
-    };
-    let images = &settings.kubelet.image_service_endpoint;
-    let images: Option<RuntimeEndpoint> = match images.as_str() {
-        "" => None,
-        text => Some(text.parse().with_context(|| format!("imageServiceEndpoint {text:?}"))?),
-    };
+    let endpoints = Endpoints::choose(settings, Path::new("/"))?;
     let options =
         RuntimeOptions { request_timeout: settings.kubelet.runtime_request_timeout.std(), observer: observers.clone() };
-    Ok(Runtime::new(&endpoint, images.as_ref(), options))
+    Ok(Runtime::new(&endpoints.runtime, endpoints.images.as_ref(), options))
 }
 
 fn relist_periods(settings: &Settings) -> RelistPeriods {

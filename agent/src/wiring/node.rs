@@ -24,6 +24,7 @@ use crate::node::RootFs;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::allocatable;
 use crate::runtime::RuntimeState;
+use crate::server::Configz;
 use crate::status::NodeAddresses;
 use crate::workers::act::NodeFiles;
 use crate::workers::generate::DnsSettings;
@@ -41,13 +42,15 @@ pub(super) struct Node {
     pub name: String,
     /// The size of the root directory's file system, the same for all readers of the machine.
     pub root_fs: RootFs,
+    /// Its configuration as `/configz` shows it.
+    pub configz: Configz,
 }
 
 /// Reads the node's name and makes the agent's directories.
 pub(super) fn describe(settings: &Settings) -> anyhow::Result<Node> {
     let name = host::node_name(&settings.flags.hostname_override)?;
     make_directories(settings)?;
-    Ok(Node { name, root_fs: RootFs::default() })
+    Ok(Node { name, root_fs: RootFs::default(), configz: Configz::new(settings.configz()) })
 }
 
 /// The agent's own directories, with the modes and in the order of a kubelet.
@@ -162,6 +165,7 @@ impl Node {
                 handlers: HandlerFeatures::new(runtime),
             },
             stop_signals: settings.gates.enabled(Feature::ContainerStopSignals),
+            env_files: settings.gates.enabled(Feature::EnvFiles),
             kubernetes_version: KUBERNETES.to_owned(),
         }
     }

@@ -33,6 +33,7 @@ use crate::pipeline::Running;
 use crate::runtime::RuntimeState;
 use crate::server;
 use crate::server::AgentState;
+use crate::server::Configz;
 use crate::server::Handles;
 use crate::server::SensorReport;
 use crate::stats::ClaimUsage;
@@ -68,14 +69,14 @@ pub(super) type Later = watch::Receiver<Option<Running>>;
 
 impl Server<'_> {
     /// Handles for the servers.
-    pub(super) fn handles(&self, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
+    pub(super) fn handles(&self, configz: Configz, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
         let (stats, layout) = (self.stats.clone(), self.layout.clone());
         let (metrics, shared) = (self.metrics.clone(), self.shared.clone());
         let gauges = Arc::new(Gauges { metrics, shared, later, stats, layout, turns: Turns::default() });
         let (sensor_states, verbosity) = (self.sensor_states.clone(), self.verbosity.clone());
         Handles {
             agent: Arc::new(Agent { gauges, sensor_states, runtime, verbosity }),
-            configz: Arc::new(self.settings.configz()),
+            configz,
             version: KUBERNETES,
             flags: Arc::new(self.settings.flag_values()),
             metrics: self.metrics.clone(),

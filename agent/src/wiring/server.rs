@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Settings;
 use crate::server;
+use crate::server::Configz;
 use crate::server::Handles;
 use crate::server::Mounted;
 use crate::server::secure;
@@ -60,12 +61,12 @@ async fn main(
     parts: Parts,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let Parts { node, mut handles, mounted, reviews, serving } = parts;
+    let Parts { node, handles, mounted, reviews, serving } = parts;
     let source = match serving {
         Some(serving) => ServingSource::Given(serving),
         None => files(settings.clone(), node.clone()).await?,
     };
-    show_pair(&mut handles, &source);
+    show_pair(&handles.configz, &source);
     let metrics = handles.metrics.clone();
     let reviews = reviews.map(|client| Arc::new(ApiReviews { client, metrics: metrics.clone() }) as Arc<dyn Reviews>);
     let opening = Secure::open(&settings.kubelet, &settings.gates, &node, source, reviews, &metrics);
@@ -86,10 +87,8 @@ async fn files(settings: Settings, node: String) -> anyhow::Result<ServingSource
 }
 
 /// Those who look at the configuration see the pair that was made.
-fn show_pair(handles: &mut Handles, source: &ServingSource) {
+fn show_pair(configz: &Configz, source: &ServingSource) {
     let ServingSource::Files { certificate, key, .. } = source else { return };
-    let mut configz = serde_json::Value::clone(&handles.configz);
-    configz["kubeletconfig"]["tlsCertFile"] = certificate.to_string_lossy().into();
-    configz["kubeletconfig"]["tlsPrivateKeyFile"] = key.to_string_lossy().into();
-    handles.configz = Arc::new(configz);
+    configz.set("tlsCertFile", certificate.to_string_lossy());
+    configz.set("tlsPrivateKeyFile", key.to_string_lossy());
 }

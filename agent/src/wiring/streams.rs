@@ -101,11 +101,8 @@ struct Pods {
 
 impl PodLookup for Pods {
     fn pod(&self, namespace: &str, name: &str) -> Option<Pod> {
-        let mut all = self.shared.all().into_iter();
-        all.find(|pod| {
-            let pod = pod_ref(pod);
-            &*pod.namespace == namespace && &*pod.name == name
-        })
+        // Another one with this name may still be terminating.
+        self.shared.named(&format!("{name}_{namespace}")).0
     }
 
     fn status(&self, pod: &Pod) -> PodStatus {
@@ -157,9 +154,31 @@ fn system_cgroups(settings: &Settings) -> anyhow::Result<SystemCgroups> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::watch;
+
     use super::*;
     use crate::config::FlagValues;
     use crate::config::load;
+
+    #[test]
+    fn of_pods_with_one_name_the_newest_is_reached() {
+        let pod = |uid: &String| {
+            let mut pod = k8s_openapi::api::core::v1::Pod::default();
+            pod.metadata.name = Some("web".to_owned());
+            pod.metadata.namespace = Some("ns".to_owned());
+            pod.metadata.uid = Some(uid.clone());
+            Arc::new(pod)
+        };
+        let mut uids: Vec<String> = (0..16).map(|n| format!("uid-{n}")).collect();
+        for _ in 0..uids.len() {
+            uids.rotate_left(1);
+            let shared = SharedPods::holding(uids.iter().map(pod));
+            let pods = Pods { shared, later: watch::channel(None).1 };
+            let found = pods.pod("ns", "web").expect("a pod");
+            assert_eq!(found.metadata.uid.as_ref(), uids.last());
+            assert!(pods.pod("ns", "other").is_none() && pods.pod("other", "web").is_none());
+        }
+    }
 
     #[test]
     fn the_kubelets_cgroup_is_the_agents_own_unless_it_is_configured() {
