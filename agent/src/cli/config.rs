@@ -9,6 +9,7 @@ use super::host;
 use super::output;
 use super::output::Format;
 use super::run_args::RunArgs;
+use crate::config::ConfigError;
 use crate::config::Settings;
 use crate::config::explain;
 use crate::config::explain::Row;
@@ -19,7 +20,7 @@ use crate::config::load;
 pub enum Command {
     /// Say whether files and flags are acceptable, on this machine too
     Check(CheckArgs),
-    /// Show effective values, where each was set, and what has no effect
+    /// Show the values that were set, where, and what has no effect
     Explain(ExplainArgs),
 }
 
@@ -65,11 +66,11 @@ pub fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn check(args: &CheckArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let settings = load(&args.run.flags)?;
-    settings.check_supported()?;
+    let mut checks = vec![settings.check_supported()];
     if !args.ignore_host {
-        settings.check_host(&host::facts())?;
-        host::check_tunables(&settings)?;
+        checks.extend([settings.check_host(&host::facts()), host::check_tunables(&settings)]);
     }
+    ConfigError::together(checks)?;
     for notice in settings.notices() {
         writeln!(out, "note: {notice}")?;
     }

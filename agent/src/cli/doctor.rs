@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde::Serialize;
 
+use super::endpoints::Endpoints;
 use super::host;
 use super::output;
 use super::output::Format;
@@ -17,6 +18,7 @@ use crate::cgroups::Hierarchies;
 use crate::config;
 use crate::config::ConfigError;
 use crate::config::Feature;
+use crate::config::HostFacts;
 use crate::config::Settings;
 use crate::config::keblet::MemoryAvailable;
 use crate::config::load;
@@ -36,6 +38,7 @@ use crate::runtime::RuntimeOptions;
 
 /// How long the runtime may take to answer.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
+const RUNTIME: &str = "container runtime";
 /// Has volumes counted by their file system.
 const QUOTA_GATE: Feature = Feature::LocalStorageCapacityIsolationFSQuotaMonitoring;
 
@@ -91,7 +94,7 @@ pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let mut findings: Vec<Finding> = NodeFacts::observe().judge().into_iter().map(Finding::from).collect();
     match load(&args.run.flags) {
         Ok(settings) => {
-            findings.push(configuration(&settings));
+            findings.push(configuration(&settings, &host::facts()));
             findings.extend(missing_protections(&settings));
             findings.push(node_allocatable(&settings));
             findings.push(oom_score(settings.kubelet.oom_score_adj, Capabilities::of_this_process()));
@@ -104,9 +107,9 @@ pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
     report(&findings, args.output, out).context("cannot print the findings")
 }
 
-fn configuration(settings: &Settings) -> Finding {
-    let checks = [settings.check_supported(), settings.check_host(&host::facts()), host::check_tunables(settings)];
-    match checks.into_iter().collect::<Result<(), ConfigError>>() {
+fn configuration(settings: &Settings, facts: &HostFacts) -> Finding {
+    let checks = [settings.check_supported(), settings.check_host(facts), host::check_tunables(settings)];
+    match ConfigError::together(checks) {
         Ok(()) => Finding::good("configuration", "acceptable"),
         Err(error) => Finding::fatal("configuration", error.to_string(), "the agent refuses to start"),
     }
@@ -202,25 +205,44 @@ fn quota_finding(is_on: bool, root: &Path, checked: Result<(), NoProjectQuotas>)
     }
 }
 
-/// Asks the runtime what it is and what it can do.
+/// Asks the runtime, where the agent would, and its image service, if that is elsewhere.
 async fn runtime(settings: &Settings) -> Vec<Finding> {
-    const TOPIC: &str = "container runtime";
-    let unreachable = "the node stays not ready and no pod is started";
-    let endpoint: RuntimeEndpoint = match settings.kubelet.container_runtime_endpoint.parse() {
-        Ok(endpoint) => endpoint,
-        Err(error) => return vec![Finding::fatal(TOPIC, format!("{error}"), "the agent does not start")],
+    let endpoints = match Endpoints::choose(settings, Path::new("/")) {
+        Ok(endpoints) => endpoints,
+        Err(error) => return vec![Finding::fatal(RUNTIME, format!("{error:#}"), "the agent does not start")],
     };
-    let runtime =
-        Runtime::new(&endpoint, None, RuntimeOptions { request_timeout: RUNTIME_TIMEOUT, ..Default::default() });
+    let options = RuntimeOptions { request_timeout: RUNTIME_TIMEOUT, ..Default::default() };
+    let runtime = Runtime::new(&endpoints.runtime, endpoints.images.as_ref(), options);
+    let mut findings = runtime_service(&runtime, &endpoints.runtime).await;
+    if let Some(endpoint) = &endpoints.images {
+        findings.push(image_service(&runtime, endpoint).await);
+    }
+    findings
+}
+
+/// Asks the runtime what it is and what it can do.
+async fn runtime_service(runtime: &Runtime, endpoint: &RuntimeEndpoint) -> Vec<Finding> {
+    let unreachable = "the node stays not ready and no pod is started";
     match tokio::time::timeout(RUNTIME_TIMEOUT, runtime.features()).await {
-        Ok(Ok(features)) => runtime_findings(&endpoint, &features),
+        Ok(Ok(features)) => runtime_findings(endpoint, &features),
         Ok(Err(error)) => {
-            let hint = RuntimeEndpoint::discover(Path::new("/")).filter(|found| *found != endpoint);
+            let hint = RuntimeEndpoint::discover(Path::new("/")).filter(|found| found != endpoint);
             let hint = hint.map(|found| format!("; there is one at {found}")).unwrap_or_default();
-            vec![Finding::fatal(TOPIC, format!("{error}{hint}"), unreachable)]
+            vec![Finding::fatal(RUNTIME, format!("{error}{hint}"), unreachable)]
         }
         Err(_) => {
-            vec![Finding::fatal(TOPIC, format!("{endpoint} does not answer within {RUNTIME_TIMEOUT:?}"), unreachable)]
+            vec![Finding::fatal(RUNTIME, format!("{endpoint} does not answer within {RUNTIME_TIMEOUT:?}"), unreachable)]
+        }
+    }
+}
+
+async fn image_service(runtime: &Runtime, endpoint: &RuntimeEndpoint) -> Finding {
+    const TOPIC: &str = "image service";
+    match runtime.image_fs_info().await {
+        Ok(_) => Finding::good(TOPIC, format!("answers at {endpoint}")),
+        Err(error) => {
+            let cost = "no image is found or pulled, so no container is started";
+            Finding::fatal(TOPIC, format!("imageServiceEndpoint {endpoint}: {error}"), cost)
         }
     }
 }
@@ -236,20 +258,26 @@ fn runtime_findings(endpoint: &RuntimeEndpoint, features: &Features) -> Vec<Find
             "cgroupDriver in the configuration must match",
         ),
     };
-    vec![Finding::good("container runtime", name), events(features), driver, Finding::good("streamed lists", streams)]
+    vec![Finding::good(RUNTIME, name), events(features), driver, Finding::good("streamed lists", streams)]
 }
 
 fn events(features: &Features) -> Finding {
     const TOPIC: &str = "runtime events";
     let cost = "relisting every second instead of every 5 minutes";
-    match features.events {
-        EventSupport::Yes => Finding::good(TOPIC, "yes"),
-        EventSupport::No => Finding::lack(TOPIC, "no", cost),
-        // Subscribing would take an event away from the agent that runs; the version has to do.
-        EventSupport::Untried if too_old(&features.runtime_name, &features.runtime_version) => {
+    let (name, version) = (features.runtime_name.as_str(), &features.runtime_version);
+    match (features.events, name) {
+        (EventSupport::Yes, _) => Finding::good(TOPIC, "yes"),
+        (EventSupport::No, _) => Finding::lack(TOPIC, "no", cost),
+        // Subscribing would take an event away from the agent that runs; name and version have to do.
+        (EventSupport::Untried, _) if too_old(name, version) => {
             Finding::lack(TOPIC, "no, this version is too old", cost)
         }
-        EventSupport::Untried => Finding::good(TOPIC, "yes, as of this version"),
+        (EventSupport::Untried, "containerd") => Finding::good(TOPIC, "yes, as of this version"),
+        // By default CRI-O ends the stream at once.
+        (EventSupport::Untried, "cri-o") => {
+            Finding::lack(TOPIC, "not known: needs enable_pod_events = true in crio.conf", cost)
+        }
+        (EventSupport::Untried, _) => Finding::lack(TOPIC, "not known", cost),
     }
 }
 
@@ -391,6 +419,56 @@ mod tests {
         ] {
             assert_eq!(too_old(name, version), old, "{name} {version}");
         }
+    }
+
+    #[test]
+    fn events_are_known_by_name_and_version() {
+        let found = |name: &str, version: &str, support: EventSupport| {
+            events(&Features {
+                runtime_name: name.to_owned(),
+                runtime_version: version.to_owned(),
+                runtime_api_version: "v1".to_owned(),
+                cgroup_driver: None,
+                streaming_lists: false,
+                events: support,
+            })
+        };
+        assert_eq!(found("containerd", "1.7.24", EventSupport::Untried).cost, None);
+        assert_eq!(found("cri-o", "1.32.0", EventSupport::Yes).cost, None);
+        for (name, version, begin) in [
+            ("cri-o", "1.32.0", "not known: needs enable_pod_events"),
+            ("cri-o", "1.25.1", "no, this version is too old"),
+            ("other", "0.1", "not known"),
+        ] {
+            let finding = found(name, version, EventSupport::Untried);
+            assert!(finding.cost.is_some() && finding.found.starts_with(begin), "{name} {version}: {finding:?}");
+        }
+    }
+
+    #[test]
+    fn all_that_keeps_the_agent_from_starting_is_named() {
+        let settings = load(&[("topology-manager-policy", "restricted")].into_iter().collect()).unwrap();
+        let finding = configuration(&settings, &HostFacts { cgroup_v1: true, swap_active: true });
+        assert!(finding.fatal);
+        for field in ["topologyManagerPolicy", "failCgroupV1", "failSwapOn"] {
+            assert!(finding.found.contains(&format!(" {field}: ")), "{field}: {}", finding.found);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_missing_image_service_is_fatal() {
+        let settings = |images: &str| {
+            let flags = [
+                ("container-runtime-endpoint", "unix:///nonexistent/runtime.sock"),
+                ("image-service-endpoint", images),
+            ];
+            load(&flags.into_iter().collect()).unwrap()
+        };
+        let missing = runtime(&settings("unix:///nonexistent/images.sock")).await;
+        let finding = missing.iter().find(|finding| finding.topic == "image service").expect("a finding");
+        assert!(finding.fatal && finding.found.contains("/nonexistent/images.sock"), "{finding:?}");
+        let malformed = runtime(&settings("tcp://127.0.0.1:1")).await;
+        assert!(malformed[0].fatal && malformed[0].found.contains("imageServiceEndpoint"), "{malformed:?}");
     }
 
     #[tokio::test]

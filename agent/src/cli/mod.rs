@@ -7,6 +7,7 @@ pub mod bench;
 pub mod config;
 pub mod docs;
 pub mod doctor;
+pub mod endpoints;
 pub mod host;
 mod lines;
 pub mod logging;

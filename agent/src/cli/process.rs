@@ -1,4 +1,4 @@
-//! The process itself: memory arenas, threads, and the signals that end it.
+//! The process itself: its threads, and the signals that end it.
 
 use std::io;
 use std::time::Duration;
@@ -21,20 +21,6 @@ const LIGHT_BLOCKING: usize = 66;
 const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Address space per thread, of which only what is touched costs memory.
 const STACK: usize = 4 << 20;
-
-/// Limits the allocator to two arenas and makes it return freed memory early. To be called before any thread
-/// is started.
-pub fn save_memory() {
-    #[cfg(target_env = "gnu")]
-    {
-        const TRIM_THRESHOLD: libc::c_int = 128 << 10;
-        for (parameter, value) in [(libc::M_ARENA_MAX, 2), (libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)] {
-            // SAFETY: mallopt reads two integers and changes the allocator's own state; no other thread exists yet.
-            let accepted = unsafe { libc::mallopt(parameter, value) };
-            debug_assert_eq!(accepted, 1, "mallopt({parameter}) refused {value}");
-        }
-    }
-}
 
 /// The async runtime, at most two workers wide.
 ///

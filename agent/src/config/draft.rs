@@ -56,8 +56,6 @@ const FILE_PATHS: [&str; 7] = [
 pub(super) struct Draft {
     fields: Map<String, Value>,
     pub(super) origins: BTreeMap<String, Origin>,
-    /// A document was read, so the defaults are no longer the legacy ones.
-    from_file: bool,
     /// Gates of the command line; some defaults depend on them.
     flag_gates: BTreeMap<String, bool>,
 }
@@ -69,7 +67,7 @@ impl Draft {
         fields.remove("imagePullCredentialsVerificationPolicy");
         fill_dependent_defaults(&mut fields, &flag_gates);
         let origins = LEGACY.iter().map(|path| ((*path).to_owned(), Origin::LegacyDefault)).collect();
-        Self { fields, origins, from_file: false, flag_gates }
+        Self { fields, origins, flag_gates }
     }
 
     /// From the configuration file, whose defaults replace the legacy ones altogether.
@@ -87,7 +85,7 @@ impl Draft {
         merge_default_thresholds(&mut fields);
         let fields =
             with_defaults(fields, &mut origins, &flag_gates).map_err(|problem| field_error(document, problem))?;
-        Ok(Self { fields, origins, from_file: true, flag_gates })
+        Ok(Self { fields, origins, flag_gates })
     }
 
     /// Lays a drop-in over what is there, as a JSON merge patch.
@@ -102,16 +100,13 @@ impl Draft {
             .map_err(|problem| field_error(document, problem))?;
 
         let mut base = prune(std::mem::take(&mut self.fields));
-        if !self.from_file {
-            // The first document brings the hard eviction defaults; other legacy defaults stay.
-            self.origins.remove("evictionHard");
-        }
         merge_patch(&mut base, &document.fields);
+        // Only the main file brings the defaults. An empty map, which pruning drops, and `null` mean no thresholds.
+        base.entry("evictionHard").or_insert_with(|| Value::Object(Map::new()));
         self.forget_replaced("", &document.fields);
         self.origins.extend(origins_of(document, Origin::DropIn));
         self.fields = with_defaults(base, &mut self.origins, &self.flag_gates)
             .map_err(|problem| field_error(document, problem))?;
-        self.from_file = true;
         Ok(())
     }
 

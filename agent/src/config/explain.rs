@@ -1,13 +1,12 @@
 //! The effective configuration as a table: value, where it was set, and whether keblet acts on it.
 //!
 //! Which fields are honoured is said where they are defined ([`super::kubelet`], [`super::flags::FlagSettings`]); which
-//! gates are, here.
+//! gates are, in their table.
 
 use serde::Serialize;
 use serde_json::Value;
 
 use super::FlagSettings;
-use super::feature_gates::Feature;
 use super::feature_gates::Stage;
 use super::flags::FlagValues;
 use super::flags::Target;
@@ -23,27 +22,6 @@ use super::settings::Origin;
 use super::settings::Settings;
 use super::settings::lookup;
 use super::settings::to_json;
-
-/// Gates whose value changes what keblet does. All others are accepted and make no difference.
-const HONOURED_FEATURES: &[Feature] = &[
-    Feature::AllowParsingUserUIDFromCertAuth,
-    Feature::ComponentFlagz,
-    Feature::ComponentStatusz,
-    Feature::ContainerCheckpoint,
-    Feature::ContainerRestartRules,
-    Feature::CustomCPUCFSQuotaPeriod,
-    Feature::ExtendWebSocketsToKubelet,
-    Feature::HostnameOverride,
-    Feature::KubeletCrashLoopBackOffMax,
-    Feature::LocalStorageCapacityIsolationFSQuotaMonitoring,
-    Feature::MemoryQoS,
-    Feature::PodLogsQuerySplitStreams,
-    Feature::PreventStaticPodAPIReferences,
-    Feature::QOSReserved,
-    Feature::ReloadKubeletClientCAFile,
-    Feature::ReloadKubeletServerCertificateFile,
-    Feature::RestartAllContainersOnContainerExits,
-];
 
 /// One effective value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -136,7 +114,7 @@ pub(super) fn notices(settings: &Settings, flags: &FlagValues) -> Vec<String> {
         let spec = gate.spec();
         if matches!(spec.stage, Stage::GA | Stage::Deprecated) {
             notices.push(format!("feature gate {gate}={value} will be removed in a future release"));
-        } else if value != spec.default && !HONOURED_FEATURES.contains(&gate) {
+        } else if !gate.honours(value) {
             notices.push(format!("feature gate {gate}={value} is accepted but not honoured yet"));
         }
     }

@@ -7,21 +7,32 @@ pub use super::feature_table::Feature;
 pub use super::feature_table::FeatureSpec;
 use super::feature_table::GATES;
 
-/// How settled a gate is.
+/// Stage of a feature, as upstream defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Off unless asked for; may change or go.
+    /// Disabled by default, and might have bugs; support may be dropped at any time without notice.
     Alpha,
-    /// Mostly on; may change in detail.
+    /// Usually enabled by default, and well tested; support will not be dropped, though details may change.
     Beta,
-    /// Settled; the gate itself will go.
+    /// Generally available, also called stable: the gate is no longer needed and will be removed.
     GA,
-    /// On its way out.
+    /// Will be removed in a future release.
     Deprecated,
 }
 
+/// How far the value of a gate counts here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Code looks the value up.
+    Read,
+    /// No code looks it up: the feature is always on, although the default is off.
+    AlwaysOn,
+    /// No code looks it up: the agent does what the default says, lacks the feature, or it is another component's.
+    DefaultOnly,
+}
+
 impl Stage {
-    /// The stage as metrics label it; settled gates have an empty label.
+    /// The stage as metrics label it; that of [`Self::GA`] is empty.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Alpha => "ALPHA",
@@ -88,6 +99,15 @@ impl Feature {
     /// The gate of that exact name.
     pub fn by_name(name: &str) -> Option<Self> {
         GATES.iter().find(|(_, spec)| spec.name == name).map(|(gate, _)| *gate)
+    }
+
+    /// The agent does what this value of the gate asks for.
+    pub fn honours(self, value: bool) -> bool {
+        match self.spec().effect {
+            Effect::Read => true,
+            Effect::AlwaysOn => value,
+            Effect::DefaultOnly => value == self.spec().default,
+        }
     }
 
     /// Every gate, by name.
@@ -164,9 +184,51 @@ impl FeatureGates {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+    use std::path::PathBuf;
+
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Files that name gates without depending on their values.
+    const TABLES: [&str; 2] = ["config/feature_gates.rs", "config/feature_table.rs"];
+
+    /// Source files below `dir`, without those of tests.
+    fn sources(dir: &Path) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(dir).expect("a folder of sources") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+            if path.is_dir() && name != "tests" {
+                found.extend(sources(&path));
+            } else if name.ends_with(".rs") && name != "tests.rs" && !name.ends_with("_tests.rs") {
+                found.push(path);
+            }
+        }
+        found
+    }
+
+    /// Gates that a source file names outside of its tests.
+    fn named_in(text: &str) -> impl Iterator<Item = Feature> {
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        code.split("Feature::").skip(1).filter_map(|rest| {
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
+            Feature::by_name(&rest[..end])
+        })
+    }
+
+    #[test]
+    fn gates_marked_as_read_are_those_that_the_code_names() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut named = BTreeSet::new();
+        for file in sources(&root).iter().filter(|file| !TABLES.iter().any(|table| file.ends_with(table))) {
+            named.extend(named_in(&std::fs::read_to_string(file).expect("a source file")));
+        }
+        let marked: BTreeSet<_> = Feature::all().filter(|gate| gate.spec().effect == Effect::Read).collect();
+        assert_eq!(named, marked);
+    }
 
     fn asked(gates: &[(&str, bool)]) -> BTreeMap<String, bool> {
         gates.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
@@ -178,6 +240,7 @@ mod tests {
             assert_eq!(*gate as usize, index, "{gate}");
             assert_eq!(Feature::by_name(spec.name), Some(*gate));
             assert!(spec.stage != Stage::Alpha || !spec.default, "alpha gate {gate} is on by default");
+            assert!(spec.effect != Effect::AlwaysOn || !spec.default, "{gate} is on by default anyway");
         }
         assert_eq!(FeatureGates::default().unmet_dependencies(), [], "the defaults contradict themselves");
     }
@@ -222,7 +285,7 @@ mod tests {
         let gates = FeatureGates::new(&asked(&[("AllBeta", false), ("EnvFiles", true)])).expect("valid");
         assert!(gates.enabled(Feature::EnvFiles));
         assert!(!gates.enabled(Feature::ContainerRestartRules));
-        assert!(gates.enabled(Feature::NodeSwap), "settled gates are no part of a stage");
+        assert!(gates.enabled(Feature::NodeSwap), "neither stands for gates that are GA");
     }
 
     proptest! {

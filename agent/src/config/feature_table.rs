@@ -1,6 +1,8 @@
-//! Every feature gate a node agent of Kubernetes 1.36 accepts: name, default, stage, whether it can still be changed, and
-//! the gates it needs. Gates of other components are accepted too, because clusters set one list everywhere.
+//! Every feature gate a node agent of Kubernetes 1.36 accepts: name, default, stage, whether it can still be changed, how far
+//! its value counts here, and the gates it needs. Gates of other components are accepted too, because clusters set one list
+//! everywhere.
 
+use super::feature_gates::Effect;
 use super::feature_gates::Stage;
 
 /// What 1.36 says of one gate.
@@ -10,16 +12,18 @@ pub struct FeatureSpec {
     pub name: &'static str,
     /// On unless said otherwise.
     pub default: bool,
-    /// How settled it is.
+    /// Its stage.
     pub stage: Stage,
     /// Only the default is accepted.
     pub locked: bool,
+    /// How far its value counts here.
+    pub effect: Effect,
     /// Gates that must be on for this one to be on.
     pub needs: &'static [Feature],
 }
 
 macro_rules! gates {
-    ($( $name:ident $default:ident $stage:ident $lock:ident [$($needs:ident),*]; )*) => {
+    ($( $name:ident $default:ident $stage:ident $lock:ident $($effect:ident)? [$($needs:ident),*]; )*) => {
         /// A feature gate.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Feature {
@@ -33,6 +37,7 @@ macro_rules! gates {
                 default: gates!(@default $default),
                 stage: Stage::$stage,
                 locked: gates!(@lock $lock),
+                effect: gates!(@effect $($effect)?),
                 needs: &[$(Feature::$needs),*],
             }), )*
         ];
@@ -41,6 +46,9 @@ macro_rules! gates {
     (@default off) => { false };
     (@lock locked) => { true };
     (@lock free) => { false };
+    (@effect) => { Effect::DefaultOnly };
+    (@effect read) => { Effect::Read };
+    (@effect always) => { Effect::AlwaysOn };
 }
 
 gates! {
@@ -48,7 +56,7 @@ gates! {
     AllowDNSOnlyNodeCSR off Deprecated free [];
     AllowInsecureKubeletCertificateSigningRequests off Deprecated free [];
     AllowOverwriteTerminationGracePeriodSeconds off Deprecated locked [];
-    AllowParsingUserUIDFromCertAuth on Beta free [];
+    AllowParsingUserUIDFromCertAuth on Beta free read [];
     AllowServiceExternalIPs on GA free [];
     AllowUnsafeMalformedObjectDeletion off Alpha free [];
     AnonymousAuthConfigurableEndpoints on GA locked [];
@@ -71,28 +79,28 @@ gates! {
     ClientsPreferCBOR off Alpha free [];
     CloudControllerManagerWatchBasedRoutesReconciliation off Alpha free [];
     CloudControllerManagerWebhook off Alpha free [];
-    ClusterTrustBundle off Beta free [];
-    ClusterTrustBundleProjection off Beta free [ClusterTrustBundle];
-    ComponentFlagz on Beta free [];
-    ComponentStatusz on Beta free [];
+    ClusterTrustBundle off Beta free always [];
+    ClusterTrustBundleProjection off Beta free always [ClusterTrustBundle];
+    ComponentFlagz on Beta free read [];
+    ComponentStatusz on Beta free read [];
     ConcurrentWatchObjectDecode off Beta free [];
     ConsistentListFromCache on GA locked [];
     ConstrainedImpersonation on Beta free [];
-    ContainerCheckpoint on Beta free [];
-    ContainerRestartRules on Beta free [];
-    ContainerStopSignals off Alpha free [];
+    ContainerCheckpoint on Beta free read [];
+    ContainerRestartRules on Beta free read [];
+    ContainerStopSignals off Alpha free read [];
     ContextualLogging on Beta free [];
     CoordinatedLeaderElection off Beta free [];
-    CPUManagerPolicyAlphaOptions off Alpha free [];
-    CPUManagerPolicyBetaOptions on Beta free [];
+    CPUManagerPolicyAlphaOptions off Alpha free read [];
+    CPUManagerPolicyBetaOptions on Beta free read [];
     CPUManagerPolicyOptions on GA locked [];
     CRDObservedGenerationTracking on Beta free [];
     CRDValidationRatcheting on GA locked [];
-    CRIListStreaming off Alpha free [];
+    CRIListStreaming off Alpha free always [];
     CrossNamespaceVolumeDataSource off Alpha free [];
     CSIServiceAccountTokenSecrets on GA locked [];
     CSIVolumeHealth off Alpha free [];
-    CustomCPUCFSQuotaPeriod on GA free [];
+    CustomCPUCFSQuotaPeriod on GA free read [];
     CustomResourceFieldSelectors on GA locked [];
     DeclarativeValidation on GA locked [];
     DeclarativeValidationBeta on Beta free [DeclarativeValidation];
@@ -118,16 +126,16 @@ gates! {
     DRASchedulerFilterTimeout on Beta free [DynamicResourceAllocation];
     DRAWorkloadResourceClaims off Alpha free [DynamicResourceAllocation, GenericWorkload];
     DynamicResourceAllocation on GA locked [];
-    EnvFiles on Beta free [];
-    EventedPLEG off Alpha free [];
+    EnvFiles on Beta free read [];
+    EventedPLEG off Alpha free always [];
     ExecProbeTimeout on GA locked [];
-    ExtendWebSocketsToKubelet on Beta free [NodeDeclaredFeatures];
+    ExtendWebSocketsToKubelet on Beta free read [NodeDeclaredFeatures];
     ExternalServiceAccountTokenSigner on GA locked [];
     GangScheduling off Alpha free [GenericWorkload];
     GenericWorkload off Alpha free [];
     GitRepoVolumeDriver off Deprecated locked [];
-    GracefulNodeShutdown on Beta free [];
-    GracefulNodeShutdownBasedOnPodPriority on Beta free [GracefulNodeShutdown];
+    GracefulNodeShutdown on Beta free read [];
+    GracefulNodeShutdownBasedOnPodPriority on Beta free read [GracefulNodeShutdown];
     HostnameOverride on Beta free [];
     HPAConfigurableTolerance on Beta free [];
     HPAScaleToZero off Alpha free [];
@@ -137,19 +145,19 @@ gates! {
     InformerResourceVersion on GA free [];
     InOrderInformers on GA locked [];
     InOrderInformersBatchProcess on Beta free [];
-    InPlacePodLevelResourcesVerticalScaling on Beta free [InPlacePodVerticalScaling, NodeDeclaredFeatures, PodLevelResources];
+    InPlacePodLevelResourcesVerticalScaling on Beta free read [InPlacePodVerticalScaling, NodeDeclaredFeatures, PodLevelResources];
     InPlacePodVerticalScaling on GA locked [];
-    InPlacePodVerticalScalingExclusiveCPUs off Alpha free [InPlacePodVerticalScaling];
-    InPlacePodVerticalScalingExclusiveMemory off Alpha free [InPlacePodVerticalScaling];
-    InPlacePodVerticalScalingInitContainers on Beta free [InPlacePodVerticalScaling, NodeDeclaredFeatures];
+    InPlacePodVerticalScalingExclusiveCPUs off Alpha free read [InPlacePodVerticalScaling];
+    InPlacePodVerticalScalingExclusiveMemory off Alpha free read [InPlacePodVerticalScaling];
+    InPlacePodVerticalScalingInitContainers on Beta free read [InPlacePodVerticalScaling, NodeDeclaredFeatures];
     JobBackoffLimitPerIndex on GA locked [];
     JobManagedBy on GA locked [];
     JobPodReplacementPolicy on GA locked [];
     JobSuccessPolicy on GA locked [];
     KMSv1 off Deprecated free [];
     KubeletCgroupDriverFromCRI on GA locked [];
-    KubeletCrashLoopBackOffMax on Beta free [];
-    KubeletEnsureSecretPulledImages on Beta free [];
+    KubeletCrashLoopBackOffMax on Beta free read [];
+    KubeletEnsureSecretPulledImages on Beta free read [];
     KubeletFineGrainedAuthz on GA locked [];
     KubeletInUserNamespace off Alpha free [];
     KubeletPodResourcesDynamicResources on GA locked [];
@@ -158,20 +166,20 @@ gates! {
     KubeletPSI on GA locked [];
     KubeletRegistrationGetOnExistsOnly off Deprecated free [];
     KubeletSeparateDiskGC on Beta free [];
-    KubeletServiceAccountTokenForCredentialProviders on Beta free [];
+    KubeletServiceAccountTokenForCredentialProviders on Beta free read [];
     KubeletTracing on GA locked [];
     ListFromCacheSnapshot on Beta free [];
-    LocalStorageCapacityIsolationFSQuotaMonitoring off Beta free [];
+    LocalStorageCapacityIsolationFSQuotaMonitoring off Beta free read [];
     LogarithmicScaleDown on GA locked [];
-    LoggingAlphaOptions off Alpha free [];
-    LoggingBetaOptions on Beta free [];
+    LoggingAlphaOptions off Alpha free read [];
+    LoggingBetaOptions on Beta free read [];
     ManifestBasedAdmissionControlConfig off Alpha free [];
     MatchLabelKeysInPodAffinity on GA locked [];
     MatchLabelKeysInPodTopologySpread on Beta free [];
     MatchLabelKeysInPodTopologySpreadSelectorMerge on Beta free [MatchLabelKeysInPodTopologySpread];
     MaxUnavailableStatefulSet off Beta free [];
     // Of 1.37: with the defaults of its settings it protects and throttles nothing.
-    MemoryQoS on Beta free [];
+    MemoryQoS on Beta free read [];
     MultiCIDRServiceAllocator on GA locked [];
     MutableCSINodeAllocatableCount on GA locked [];
     MutablePodResourcesForSuspendedJobs on Beta free [];
@@ -180,9 +188,9 @@ gates! {
     MutatingAdmissionPolicy on GA free [];
     NativeHistograms off Alpha free [];
     NFTablesProxyMode on GA locked [];
-    NodeDeclaredFeatures on Beta free [];
+    NodeDeclaredFeatures on Beta free read [];
     NodeInclusionPolicyInPodTopologySpread on GA locked [];
-    NodeLogQuery on GA locked [];
+    NodeLogQuery on GA locked read [];
     NodeSwap on GA locked [];
     NominatedNodeNameForExpectation on Beta free [];
     OpenAPIEnums on Beta free [];
@@ -191,13 +199,13 @@ gates! {
     PersistentVolumeClaimUnusedSinceTime off Alpha free [];
     PLEGOnDemandRelist on Beta free [];
     PodAndContainerStatsFromCRI off Alpha free [];
-    PodCertificateRequest off Beta free [AuthorizeNodeWithSelectors];
+    PodCertificateRequest off Beta free always [AuthorizeNodeWithSelectors];
     PodDeletionCost on Beta free [];
     PodLevelResourceManagers off Alpha free [PodLevelResources];
-    PodLevelResources on Beta free [];
+    PodLevelResources on Beta free read [];
     PodLifecycleSleepAction on GA locked [];
     PodLifecycleSleepActionAllowZero on GA locked [PodLifecycleSleepAction];
-    PodLogsQuerySplitStreams off Alpha free [];
+    PodLogsQuerySplitStreams off Alpha free read [];
     PodObservedGenerationTracking on GA locked [];
     PodReadyToStartContainersCondition on Beta free [];
     PodsAPI off Alpha free [];
@@ -205,24 +213,24 @@ gates! {
     PodTopologyLabelsAdmission on Beta free [];
     PortForwardWebsockets on Beta free [];
     PreferSameTrafficDistribution on GA locked [];
-    PreventStaticPodAPIReferences on Beta free [];
+    PreventStaticPodAPIReferences on Beta free read [];
     ProcMountType on GA locked [UserNamespacesSupport];
-    QOSReserved off Alpha free [];
+    QOSReserved off Alpha free read [];
     RecoverVolumeExpansionFailure on GA locked [];
     RecursiveReadOnlyMounts on GA locked [];
     ReduceDefaultCrashLoopBackOffDecay off Alpha free [];
     RelaxedDNSSearchValidation on GA locked [];
     RelaxedEnvironmentVariableValidation on GA locked [];
     RelaxedServiceNameValidation on Beta free [];
-    ReloadKubeletClientCAFile on Beta free [];
-    ReloadKubeletServerCertificateFile on Beta free [];
+    ReloadKubeletClientCAFile on Beta free read [];
+    ReloadKubeletServerCertificateFile on Beta free read [];
     RemoteRequestHeaderUID on Beta free [];
     ResilientWatchCacheInitialization on GA locked [];
     ResourceHealthStatus on Beta free [DynamicResourceAllocation];
     ResourceHealthStatusMessage on Beta free [ResourceHealthStatus];
-    RestartAllContainersOnContainerExits on Beta free [ContainerRestartRules, NodeDeclaredFeatures];
+    RestartAllContainersOnContainerExits on Beta free read [ContainerRestartRules, NodeDeclaredFeatures];
     RetryGenerateName on GA locked [];
-    RotateKubeletServerCertificate on Beta free [];
+    RotateKubeletServerCertificate on Beta free read [];
     RuntimeClassInImageCriApi off Alpha free [];
     SchedulerAsyncAPICalls off Beta free [];
     SchedulerAsyncPreemption on Beta free [];

@@ -218,28 +218,22 @@ fn keblet_document(
     }
 }
 
-/// The drop-ins of a directory in the order they apply: by name, a subdirectory in the place of its name. A directory
-/// that is a symbolic link is not entered, neither at the top nor below.
-fn drop_ins(folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
-    let failed = |file: &Path| {
-        let file = file.to_owned();
-        move |cause| ConfigError::Read { file, cause }
-    };
-    let mut found = Vec::new();
-    if !fs::symlink_metadata(folder).map_err(failed(folder))?.is_dir() {
-        return Ok(found);
+/// The drop-ins at a path, which may be one itself, in the order they apply: by name, a subdirectory in the place of
+/// its name. A directory that is a symbolic link is not entered, neither at the top nor below.
+fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+    let failed = |cause| ConfigError::Read { file: path.to_owned(), cause };
+    if !fs::symlink_metadata(path).map_err(failed)?.is_dir() {
+        // Not `Path::extension`, for which `.conf` has none.
+        let is_named = path.file_name().is_some_and(|name| name.as_encoded_bytes().ends_with(b".conf"));
+        let is_drop_in = is_named && fs::metadata(path).map_err(failed)?.is_file();
+        return Ok(if is_drop_in { vec![path.to_owned()] } else { Vec::new() });
     }
-    let entries = fs::read_dir(folder).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(failed(folder))?;
-    let mut paths: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
-    paths.sort();
-    for path in paths {
-        if fs::symlink_metadata(&path).map_err(failed(&path))?.is_dir() {
-            found.extend(drop_ins(&path)?);
-        } else if path.extension().is_some_and(|extension| extension == "conf")
-            && fs::metadata(&path).map_err(failed(&path))?.is_file()
-        {
-            found.push(path);
-        }
+    let entries = fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(failed)?;
+    let mut below: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
+    below.sort();
+    let mut found = Vec::new();
+    for path in below {
+        found.extend(drop_ins(&path)?);
     }
     Ok(found)
 }

@@ -157,9 +157,9 @@ impl PolicyMode {
 pub struct Trigger {
     /// What tasks wait for.
     pub resource: PressureResource,
-    /// How many.
+    /// Whether at least one task waits, or all.
     pub kind: StallKind,
-    /// Whose.
+    /// The cgroup or machine whose tasks wait.
     pub scope: PressureScope,
     /// Waiting within the window at which the level is entered.
     pub stall: Duration,
@@ -167,7 +167,7 @@ pub struct Trigger {
     pub window: Duration,
     /// Waiting per window below which the level is left.
     pub leave_stall: Duration,
-    /// For how long.
+    /// For how long waiting stays below `leave_stall` until the level is left.
     pub leave_after: Duration,
 }
 
@@ -184,9 +184,9 @@ pub struct PressurePolicy {
     pub name: String,
     /// Whether it acts.
     pub mode: PolicyMode,
-    /// How many tasks wait.
+    /// Whether at least one task waits, or all.
     pub kind: StallKind,
-    /// Whose: of the node or of all pods.
+    /// The cgroup or machine whose tasks wait: all pods, or the node.
     pub scope: PressureScope,
     /// The part of both windows, 0.2 for 20 %.
     pub threshold: f64,

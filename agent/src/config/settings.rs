@@ -106,6 +106,23 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// Every violation that several checks found.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with all of them, or else the first error of another kind.
+    pub fn together(checks: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
+        let mut violations = Vec::new();
+        for check in checks {
+            match check {
+                Err(Self::Invalid { violations: found }) => violations.extend(found),
+                other => other?,
+            }
+        }
+        if violations.is_empty() { Ok(()) } else { Err(Self::Invalid { violations }) }
+    }
+}
+
 /// One entry stays in the line, several get a line each.
 fn list<T: fmt::Display>(items: &[T]) -> String {
     match items {

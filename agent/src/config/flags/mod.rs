@@ -60,7 +60,9 @@ impl FlagValues {
             let mut value = None;
             for text in texts {
                 let next = text::read(flag.kind, text).map_err(|problem| FlagError { flag: flag.name, problem })?;
-                value = Some(text::join(value, next));
+                // Upstream assigns taints, so that the last use counts; other lists and all maps grow.
+                let earlier = value.filter(|_| flag.kind != Kind::Taints);
+                value = Some(text::join(earlier, next));
             }
             values.extend(value.map(|value| (flag, value)));
         }

@@ -34,7 +34,7 @@ pub enum Kind {
     Headers,
     /// `node:type=amount,type=amount;node:…`
     ReservedMemory,
-    /// `key=value:Effect,key:Effect`
+    /// `key=value:Effect,key:Effect`; the last use of the flag counts.
     Taints,
     /// `pattern=N,pattern=N`
     VModule,

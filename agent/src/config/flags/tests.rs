@@ -39,6 +39,12 @@ fn every_form() {
                 {"key": "only", "value": "", "effect": "NoExecute"}
             ]),
         ),
+        (
+            "register-with-taints",
+            vec!["a=b:NoSchedule", "c:NoExecute"],
+            json!([{"key": "c", "value": "", "effect": "NoExecute"}]),
+        ),
+        ("register-with-taints", vec!["a=b:NoSchedule", ""], json!([])),
         ("vmodule", vec!["pleg*=4"], json!([{"filePattern": "pleg*", "verbosity": 4}])),
     ] {
         assert_eq!(value(flag, &texts), Ok(expected), "--{flag} {texts:?}");

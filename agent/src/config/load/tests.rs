@@ -156,6 +156,18 @@ fn hard_thresholds_replace_or_merge() {
 }
 
 #[test]
+fn drop_ins_bring_no_default_thresholds() {
+    let hard = |case: Case| case.load().kubelet.eviction_hard;
+    let off = || Case::new().main("evictionHard: {}\n");
+    assert_eq!(hard(off().drop_in("a.conf", "maxPods: 5\n").drop_in("b.conf", "maxPods: 6\n")).len(), 0);
+    assert_eq!(hard(Case::new().main("").drop_in("a.conf", "evictionHard: null\n")).len(), 0);
+    let one = "evictionHard: {memory.available: 5%}\n";
+    for case in [off().drop_in("a.conf", one), Case::new().drop_in("a.conf", one)] {
+        assert_eq!(hard(case), [("memory.available".to_owned(), "5%".to_owned())].into());
+    }
+}
+
+#[test]
 fn drop_ins_merge_in_order_of_their_names() {
     let settings = Case::new()
         .main("maxPods: 10\nclusterDNS: [10.0.0.1, 10.0.0.2]\nsystemReserved: {cpu: 100m, memory: 1Gi}\nport: 10333\n")
@@ -175,11 +187,23 @@ fn drop_ins_merge_in_order_of_their_names() {
 }
 
 #[test]
+fn a_file_in_the_place_of_the_directory_and_one_without_a_stem_are_drop_ins() {
+    let text = format!("{HEAD}maxPods: 5\n");
+    let loaded = |name: &str, flag: &str| Case::new().file(name, &text).path_flag("config-dir", flag).load();
+    for (name, flag, pods) in
+        [("a.conf", "a.conf", 5), ("conf.d/.conf", "conf.d", 5), ("a.yaml", "a.yaml", 110), ("d/conf", "d", 110)]
+    {
+        assert_eq!(loaded(name, flag).kubelet.max_pods, pods, "{name}");
+    }
+}
+
+#[test]
 fn drop_ins_without_a_main_file_keep_the_legacy_defaults() {
     let settings = Case::new().drop_in("a.conf", "maxPods: 5\n").load();
     assert_eq!((settings.kubelet.max_pods, settings.kubelet.read_only_port), (5, 10255));
     assert_eq!(settings.kubelet.authorization.mode, "AlwaysAllow");
-    assert_eq!(settings.kubelet.eviction_hard.len(), 5, "any document sets the hard eviction defaults");
+    assert!(settings.kubelet.eviction_hard.is_empty(), "only the main file brings the hard eviction defaults");
+    assert_eq!(settings.origin("evictionHard"), Origin::LegacyDefault);
 }
 
 #[test]
@@ -423,6 +447,25 @@ fn notices_name_what_has_no_effect() {
             && line.ends_with("main.yaml:4) is accepted but not honoured yet"))
     );
     assert!(!notices.contains("fileCheckFrequency ("), "a field that is honoured has no notice");
+}
+
+#[test]
+fn notices_name_gates_whose_value_is_not_honoured() {
+    let notices = |gates: &str| Case::new().main(&format!("featureGates: {{{gates}}}\n")).load().notices().join("\n");
+    for honoured in [
+        "ContainerStopSignals: true",
+        "EnvFiles: false",
+        "RotateKubeletServerCertificate: false",
+        "ClusterTrustBundle: true, ClusterTrustBundleProjection: true",
+        "HostnameOverride: true",
+    ] {
+        let shown = notices(honoured);
+        assert!(!shown.contains("feature gate"), "{honoured}: {shown}");
+    }
+    for ignored in ["HostnameOverride=false", "NativeHistograms=true"] {
+        let shown = notices(&ignored.replace('=', ": "));
+        assert!(shown.contains(&format!("feature gate {ignored} is accepted but not honoured yet")), "{shown}");
+    }
 }
 
 proptest! {

@@ -118,13 +118,17 @@ fn tracing(tracing: &Tracing, problems: &mut Problems) {
     }
     if let Some(endpoint) = &tracing.endpoint {
         let scheme = endpoint.split_once("://").map(|(scheme, _)| scheme);
-        let plain = || endpoint.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        // Without a port gRPC uses 443; the last colon may be one of an IPv6 address in brackets.
+        let plain = || match endpoint.rsplit_once(':').filter(|_| !endpoint.ends_with(']')) {
+            Some((_, port)) => port.parse::<u16>().is_ok(),
+            None => !endpoint.is_empty() && !endpoint.contains(['/', ' ']),
+        };
         let known = match scheme {
             Some(scheme) => ["", "dns", "unix", "unix-abstract"].contains(&scheme),
             None => ["dns:", "unix:", "unix-abstract:"].iter().any(|start| endpoint.starts_with(start)) || plain(),
         };
         problems.require(known, "tracing.endpoint", || {
-            format!("{endpoint:?} is neither host:port nor a dns, unix or unix-abstract address")
+            format!("{endpoint:?} is neither host, host:port nor a dns, unix or unix-abstract address")
         });
     }
 }
