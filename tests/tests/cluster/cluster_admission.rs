@@ -23,9 +23,13 @@ type Rejected = (&'static str, Value, &'static str, &'static str);
 fn rejected(node: &str) -> Vec<Rejected> {
     let sysctls = json!([{ "name": "kernel.msgmax", "value": "65536" }]);
     let zone = json!([{ "key": "zone", "operator": "In", "values": ["elsewhere"] }]);
-    let affinity = json!({ "nodeAffinity": {
-        "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [{ "matchExpressions": zone }] },
-    } });
+    let name = json!([{ "key": "metadata.name", "operator": "In", "values": ["elsewhere"] }]);
+    let requiring = |term: Value| {
+        let required = json!({ "nodeSelectorTerms": [term] });
+        json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": required } })
+    };
+    let by_label = requiring(json!({ "matchExpressions": zone }));
+    let by_name = requiring(json!({ "matchFields": name }));
     let elsewhere = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
     let mut all = vec![
         (
@@ -41,7 +45,8 @@ fn rejected(node: &str) -> Vec<Rejected> {
             "Failed to admit pod as the OS field doesn't match node OS",
         ),
         ("selector", json!({ "nodeName": node, "nodeSelector": { "zone": "elsewhere" } }), "NodeAffinity", elsewhere),
-        ("affinity", json!({ "nodeName": node, "affinity": affinity }), "NodeAffinity", elsewhere),
+        ("affinity", json!({ "nodeName": node, "affinity": by_label }), "NodeAffinity", elsewhere),
+        ("affinity-to-name", json!({ "nodeName": node, "affinity": by_name }), "NodeAffinity", elsewhere),
         (
             "strict-groups",
             json!({ "securityContext": { "supplementalGroupsPolicy": "Strict" } }),

@@ -249,7 +249,7 @@ impl<'a> Installed<'a> {
             if records.iter().any(is_kill) {
                 return records;
             }
-            assert!(Instant::now() < deadline, "no kill by the kernel's word in {text}");
+            assert!(Instant::now() < deadline, "no kill that the kernel reported in {text}");
             tokio::time::sleep(POLL).await;
         }
     }

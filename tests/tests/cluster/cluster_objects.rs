@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::time::Instant;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Event;
@@ -75,11 +77,14 @@ async fn config_maps_and_secrets_reach_environment_and_volumes() {
     config_map(&tenant, "map", json!({ "a": "1", "B": "two" })).await;
     let secret = json!({ "metadata": { "name": "secret" }, "immutable": true, "stringData": { "k": "hidden" } });
     tenant.create::<Secret>(secret).await.unwrap();
-    let script = "cd /; { echo $A $K $P_B $GONE $KUBERNETES_SERVICE_PORT; cat map/a both/sub/k both/labels; echo; \
+    let script = "cd /; { echo $A $K $P_B $S_k $GONE $NONE $KUBERNETES_SERVICE_PORT; \
+                  cat map/a both/sub/k both/sub/b both/labels; echo; \
                   stat -L -c '%a %u %g' both/sub/k map/B; ls none; touch both/x 2>/dev/null || echo read-only; \
                   grep -c ' /both tmpfs' /proc/mounts; } > /dev/termination-log";
     let projected = json!({ "defaultMode": 0o400, "sources": [
         { "secret": { "name": "secret", "items": [{ "key": "k", "path": "sub/k" }] } },
+        { "secret": { "name": "absent", "optional": true } },
+        { "configMap": { "name": "map", "items": [{ "key": "B", "path": "sub/b" }] } },
         { "configMap": { "name": "absent", "optional": true } },
         { "downwardAPI": { "items": [{ "path": "labels", "mode": 0o444, "fieldRef": { "fieldPath": "metadata.labels" } }] } },
     ] });
@@ -94,10 +99,16 @@ async fn config_maps_and_secrets_reach_environment_and_volumes() {
         { "name": "A", "valueFrom": { "configMapKeyRef": { "name": "map", "key": "a" } } },
         { "name": "K", "valueFrom": { "secretKeyRef": { "name": "secret", "key": "k" } } },
         { "name": "GONE", "valueFrom": { "secretKeyRef": { "name": "absent", "key": "k", "optional": true } } },
+        { "name": "NONE", "valueFrom": { "configMapKeyRef": { "name": "map", "key": "absent", "optional": true } } },
     ]);
-    pod["containers"][0]["envFrom"] = json!([{ "prefix": "P_", "configMapRef": { "name": "map" } }]);
+    pod["containers"][0]["envFrom"] = json!([
+        { "prefix": "P_", "configMapRef": { "name": "map" } },
+        { "prefix": "S_", "secretRef": { "name": "secret" } },
+        { "configMapRef": { "name": "absent", "optional": true } },
+        { "secretRef": { "name": "absent", "optional": true } },
+    ]);
     tenant.pod("all", pod).await.unwrap();
-    let expected = "1 hidden two 443\n1hiddenapp=\"all\"\n440 0 77\n644 0 77\nread-only\n1\n";
+    let expected = "1 hidden two hidden 443\n1hiddentwoapp=\"all\"\n440 0 77\n644 0 77\nread-only\n1\n";
     assert_eq!(termination_message(&tenant, "all").await, expected);
     tenant.delete_namespace().await.unwrap();
 }
@@ -178,6 +189,9 @@ async fn projected_token_has_requested_audience_and_owner() {
     let message = termination_message(&tenant, "bearer").await;
     let (file, token) = message.split_once('\n').unwrap();
     assert_eq!(file, "600 1234");
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
+    let claims: Value = serde_json::from_slice(&claims).unwrap();
+    assert_eq!(claims["exp"].as_u64().unwrap() - claims["iat"].as_u64().unwrap(), 600, "{claims}");
     let review = json!({ "metadata": {}, "spec": { "token": token, "audiences": ["vault"] } });
     let review: TokenReview = serde_json::from_value(review).unwrap();
     let api: Api<TokenReview> = Api::all(tenant.cluster.client());

@@ -48,20 +48,22 @@ async fn keys_become_files_with_their_paths_and_modes() {
     let secret = json!({ "metadata": { "name": "secret" }, "stringData": { "k": "hidden", "l": "left out" } });
     tenant.create::<Secret>(secret).await.unwrap();
     let name = json!({ "path": "name", "fieldRef": { "fieldPath": "metadata.name" } });
+    let requested = json!({ "containerName": "main", "resource": "requests.cpu" });
+    let cpu = json!({ "path": "cpu", "mode": 0o404, "resourceFieldRef": requested });
     let volumes = json!([
         { "name": "map", "configMap": { "name": "map", "defaultMode": 0o440,
             "items": [{ "key": "a", "path": "sub/a" }, { "key": "b", "path": "b", "mode": 0o400 }] } },
         { "name": "secret", "secret": { "secretName": "secret", "defaultMode": 0o404, "items": [{ "key": "k", "path": "k" }] } },
-        { "name": "down", "downwardAPI": { "defaultMode": 0o444, "items": [name] } },
+        { "name": "down", "downwardAPI": { "defaultMode": 0o444, "items": [name, cpu] } },
         { "name": "none", "configMap": { "name": "map", "optional": true, "items": [{ "key": "absent", "path": "x" }] } },
         { "name": "gone", "configMap": { "name": "absent", "optional": true } },
     ]);
-    let script = "stat -L -c '%n %a' map/sub/a map/b secret/* down/*; cat map/sub/a map/b secret/k down/name; echo; \
-                  ls none gone";
+    let script = "stat -L -c '%n %a' map/sub/a map/b secret/* down/*; \
+                  cat map/sub/a map/b secret/k down/name down/cpu; echo; ls none gone";
     let script = format!("cd /; {script}");
     let lines = report(&tenant, "files", &script, volumes, json!({})).await;
-    let expected =
-        ["map/sub/a 440", "map/b 400", "secret/k 404", "down/name 444", "12hiddenfiles", "gone:", "", "none:"];
+    let modes = ["map/sub/a 440", "map/b 400", "secret/k 404", "down/cpu 404", "down/name 444"];
+    let expected = [&modes[..], &["12hiddenfiles0", "gone:", "", "none:"]].concat();
     assert_eq!(lines, expected);
     tenant.delete_namespace().await.unwrap();
 }

@@ -99,12 +99,15 @@ async fn trust_bundles_reach_running_containers() {
     create_bundle(&tenant, &plain, json!({ "trustBundle": one })).await;
     create_bundle(&tenant, &signed("a"), json!({ "signerName": signer, "trustBundle": one })).await;
     create_bundle(&tenant, &signed("b"), json!({ "signerName": signer, "trustBundle": format!("{two}{one}") })).await;
+    let others = json!({ "key": "of", "operator": "NotIn", "values": [tenant.namespace] });
     let sources = json!([
         { "clusterTrustBundle": { "name": plain, "path": "plain.pem" } },
         { "clusterTrustBundle": { "signerName": signer, "labelSelector": { "matchLabels": { "of": tenant.namespace } }, "path": "ca/signed.pem" } },
         { "clusterTrustBundle": { "signerName": signer, "path": "none.pem", "optional": true } },
+        { "clusterTrustBundle": { "signerName": signer, "labelSelector": { "matchExpressions": [others] }, "path": "others.pem", "optional": true } },
     ]);
-    let script = "cd /v; { grep -c BEGIN plain.pem ca/signed.pem none.pem; stat -L -c '%a %u' plain.pem; } > /dev/termination-log; \
+    let script = "cd /v; { grep -c BEGIN plain.pem ca/signed.pem none.pem others.pem; stat -L -c '%a %u' plain.pem; } \
+                  > /dev/termination-log; \
                   until test $(grep -c BEGIN ca/signed.pem) = 3; do sleep 0.05; done";
     let mut pod = projecting(&tenant, script, sources);
     pod["restartPolicy"] = json!("Never");
@@ -119,7 +122,7 @@ async fn trust_bundles_reach_running_containers() {
     let ended = tenant.until_phase("trusting", "Succeeded").await.unwrap();
     let state = ended.status.unwrap().container_statuses.unwrap().remove(0).state.unwrap();
     let message = state.terminated.unwrap().message.unwrap();
-    assert_eq!(message, "plain.pem:1\nca/signed.pem:2\nnone.pem:0\n600 1234\n");
+    assert_eq!(message, "plain.pem:1\nca/signed.pem:2\nnone.pem:0\nothers.pem:0\n600 1234\n");
 
     // A pod waits for the bundle that it names.
     let late = format!("late-{}", tenant.namespace);
@@ -169,6 +172,9 @@ async fn sign(client: Client, signer: String, issuer: Arc<Issuer<'static, KeyPai
         if request.spec.signer_name != signer || is_answered {
             continue;
         }
+        assert_eq!(request.spec.max_expiration_seconds, Some(7200), "{:?}", request.spec);
+        let annotations = request.spec.unverified_user_annotations.clone().unwrap_or_default();
+        assert_eq!(annotations["keblet.dev/a"], "b", "{:?}", request.spec);
         let denied = request.spec.pod_name.starts_with("denied");
         let status = if denied { decided("Denied") } else { granted(&request, &issuer) };
         let namespaced: Api<PodCertificateRequest> =

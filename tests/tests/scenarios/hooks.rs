@@ -71,7 +71,9 @@ fn is_gone(node: &mut StandaloneNode, pod: &str) -> Result<bool> {
 fn hooks_run_after_the_start_and_before_the_stop_of_their_container() -> Result<()> {
     let mut node = StandaloneNode::new()?;
     let (port, requests) = http_server()?;
-    let get = |path: &str| json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": path}});
+    let headers = json!([{"name": "X-Asked-By", "value": "a hook"}]);
+    let get =
+        |path: &str| json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": path, "httpHeaders": headers}});
     let by_command = json!({"postStart": command(&node, "post", 800, 0), "preStop": command(&node, "pre", 1500, 0)});
     let by_http = json!({"postStart": get("/started?a=1"), "preStop": get("/stopping")});
     let by_sleep = json!({"postStart": {"sleep": {"seconds": 1}}, "preStop": {"sleep": {"seconds": 3}}});
@@ -87,6 +89,7 @@ fn hooks_run_after_the_start_and_before_the_stop_of_their_container() -> Result<
     ensure!(last.saturating_sub(sleeping) > 800_000_000, "c at {sleeping}, d at {last}");
     let request = requests.recv_timeout(Duration::from_secs(5)).context("no request of postStart")?;
     ensure!(request.starts_with("GET /started?a=1 HTTP/1.1\n") && request.contains("kube-lifecycle/1."), "{request}");
+    ensure!(request.lines().any(|line| line == "X-Asked-By: a hook"), "{request}");
 
     node.layout.remove_manifest("hooked")?;
     node.until_true("all containers exited", |node| is_gone(node, "hooked"))?;

@@ -36,11 +36,17 @@ struct Servers {
     tcp: Option<JoinHandle<()>>,
 }
 
+/// The only service that [`HealthOf`] knows.
+const SERVICE: &str = "web";
+
 struct HealthOf(Arc<AtomicBool>);
 
 #[tonic::async_trait]
 impl Health for HealthOf {
-    async fn check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        if request.get_ref().service != SERVICE {
+            return Err(Status::not_found("another service"));
+        }
         let healthy = self.0.load(Ordering::Relaxed);
         let status = if healthy { ServingStatus::Serving } else { ServingStatus::NotServing };
         Ok(Response::new(HealthCheckResponse { status: status.into() }))
@@ -108,7 +114,7 @@ fn pod(node: &StandaloneNode, [http, tcp, grpc]: [u16; 3]) -> Value {
             json!({ "httpGet": { "host": "127.0.0.1", "port": http, "path": "/healthz" } })
         ),
         container("tcp", "readinessProbe", json!({ "tcpSocket": { "host": "127.0.0.1", "port": tcp } })),
-        container("grpc", "livenessProbe", json!({ "grpc": { "port": grpc } })),
+        container("grpc", "livenessProbe", json!({ "grpc": { "port": grpc, "service": SERVICE } })),
     ]);
     pod
 }
