@@ -22,6 +22,7 @@ use keblet::config::Settings;
 use keblet::config::load;
 use keblet::config::missing_protections;
 use keblet::exit::Exit;
+use keblet::kernel::memory;
 use keblet::systemd;
 use keblet::telemetry::Spans;
 use keblet::wiring;
@@ -30,7 +31,7 @@ use keblet::wiring;
 const DRAIN: Duration = Duration::from_secs(10);
 
 fn main() -> Exit {
-    process::save_memory();
+    memory::limit_arenas();
     match cli::parse(std::env::args_os()) {
         Ok(cli) => execute(cli.command).unwrap_or_else(|error| {
             eprintln!("keblet: {error:#}");

@@ -44,7 +44,7 @@ pub enum HttpGetError {
     Dial {
         /// The request.
         url: String,
-        /// Why.
+        /// The cause.
         source: DialError,
     },
     /// TLS could not be negotiated.
@@ -52,7 +52,7 @@ pub enum HttpGetError {
     Tls {
         /// The request.
         url: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// The answer to the TLS handshake was an HTTP response.
@@ -66,7 +66,7 @@ pub enum HttpGetError {
     Exchange {
         /// The request.
         url: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// A redirect that cannot be followed.
@@ -74,7 +74,7 @@ pub enum HttpGetError {
     Redirect {
         /// The location.
         url: String,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// No head of a response in time.
@@ -87,7 +87,7 @@ pub enum HttpGetError {
     /// a failure.
     #[error("{reason}")]
     Body {
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }

@@ -100,7 +100,7 @@ pub struct KillContainer {
     pub id: ContainerId,
     /// Its name in the spec.
     pub name: String,
-    /// Why.
+    /// Why it is killed.
     pub reason: KillReason,
     /// Text of the Killing event.
     pub message: String,

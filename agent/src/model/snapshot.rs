@@ -169,7 +169,7 @@ pub struct TerminationFile {
     pub fallback_to_logs: bool,
 }
 
-/// The kernel's word that a container's init process is gone.
+/// Proof by the kernel that a container's init process is gone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProvenDeath {
     /// When the process was seen to be gone, on this process' monotonic clock.

@@ -17,7 +17,7 @@ pub enum ReplayError {
     Read {
         /// Its number, from one.
         number: usize,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// A line is not a record of this version of the schema.
@@ -25,7 +25,7 @@ pub enum ReplayError {
     Record {
         /// Its number, from one.
         number: usize,
-        /// Why.
+        /// The cause.
         source: serde_json::Error,
     },
     /// A line is too long.

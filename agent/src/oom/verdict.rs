@@ -160,7 +160,7 @@ fn missing(record: &OomRecord, verdict: &OomVerdict) -> Vec<OomEvidence> {
     OomEvidence::ALL.iter().copied().filter(|evidence| !is_known(evidence)).collect()
 }
 
-/// What is known of a container's exit beside the runtime's word.
+/// What is known of a container's exit beside the runtime's report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExitEvidence {
     /// A signal ended the main process (`true`), or it exited by itself (`false`), according to the kernel.

@@ -243,7 +243,7 @@ fn reasons_of_exits() {
         ("Error", 137, complete(false), None),
         // The main process had begun to exit when it was chosen.
         ("OOMKilled", 0, killed(Some(false)), Some("Completed")),
-        // Evidence is missing: the runtime's word stands.
+        // Evidence is missing: the runtime's reason stands.
         ("OOMKilled", 137, none, None),
         ("Error", 137, none, None),
         ("Completed", 0, complete(false), None),

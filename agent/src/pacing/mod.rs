@@ -1,5 +1,5 @@
-//! Pacing: every rule by which one pod's work waits for another's. The room owns permits, priorities and the idle detector;
-//! it is made once and passed explicitly. Each policy is in a file of its own, has a bound, and can be switched off.
+//! Pacing: rules by which one pod's work waits for another's. [`Pacing`] has the permits and priorities; it is made once
+//! and passed explicitly. Each policy is in a file of its own, has a bound, and can be switched off.
 //!
 //! | Policy | What waits | Bound |
 //! |---|---|---|
@@ -7,7 +7,9 @@
 //! | [`FirstStatusHold`] | the first status of a pod, while containers are being started | 200 ms |
 //! | [`EventDeferral`] | events, while containers are being started or pods stopped | 2 s |
 //!
-//! [`RemovalPermits`] limit how many pods' content is removed at the same time, whatever the policy.
+//! [`RemovalPermits`] limit how many pods' content is removed at the same time, whatever the policy; no other work waits
+//! for a removal. Upstream's own limits lie where they apply: the start queue of static pods with the workers, limits on
+//! pulls with the images.
 
 mod event_deferral;
 mod first_status_hold;

@@ -1,5 +1,5 @@
-//! Limits how many pods' containers, sandboxes and directories are removed at the same time. Nothing waits for a removal,
-//! and pods that are being stopped go first.
+//! Limits how many pods' containers, sandboxes and logs are removed at the same time. Nothing waits for a removal, and pods
+//! that are being stopped go first.
 
 use std::sync::Arc;
 

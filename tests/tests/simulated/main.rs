@@ -7,6 +7,7 @@ mod agent;
 mod eviction;
 mod foreign_status;
 mod garbage_collection;
+mod hanging_api;
 mod hooks;
 mod housekeeping;
 mod log_followers;

@@ -1,7 +1,9 @@
 //! Metrics and events of the whole agent about its pods and containers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use keblet::metrics::Metrics;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
@@ -64,6 +66,53 @@ async fn worker_metrics_count_pods_and_containers() {
         ],
     )
     .await;
+}
+
+/// An agent counts the exits that none before it has counted, also of the time without an agent.
+#[tokio::test(start_paused = true)]
+async fn agents_that_follow_each_other_count_an_exit_once() {
+    let (sim, folder) = node();
+    let web = pod("web").after("init", "exit 0 1s").running("main", "exit 3 20s until 1").build();
+    let start = || Agent::start_with_metrics(&sim, SensorSet::ALL, folder.path(), vec![web.clone()]);
+    let until_attempt = |attempt| {
+        sim.until("the next instance", SOON, move |l| l.live("web", "main").is_some_and(|i| i.attempt == attempt))
+    };
+    let family = "kubelet_terminated_containers_total";
+    let exit = |code: u8| format!("{family}{{container_type=\"container\",exit_code=\"{code}\",reason=\"Error\"}} 1");
+    let counted = |metrics: &Metrics| -> Vec<String> {
+        let text = metrics.render().expect("metrics");
+        text.lines().filter(|line| line.starts_with(&format!("{family}{{"))).map(str::to_owned).collect()
+    };
+    let (agent, metrics) = start();
+    shows(&metrics, &[&*exit(3)]).await;
+    until_attempt(1).await.expect("a second instance");
+    drop(agent);
+    let (agent, metrics) = start();
+    shows(&metrics, &["kubelet_pod_worker_duration_seconds_count{operation_type=\"create\"} 1"]).await;
+    assert_eq!(counted(&metrics), Vec::<String>::new());
+    sim.kill("web", "main", Exit::Code(4)).expect("it runs");
+    shows(&metrics, &[&*exit(4)]).await;
+    until_attempt(2).await.expect("a third instance");
+    drop(agent);
+    sim.kill("web", "main", Exit::Code(5)).expect("it runs");
+    let (_agent, metrics) = start();
+    until_attempt(3).await.expect("a fourth instance");
+    assert_eq!(counted(&metrics), [exit(5)]);
+}
+
+/// Also on a node without an API server; a pod that runs already is not started.
+#[tokio::test(start_paused = true)]
+async fn starts_of_static_pods_are_measured() {
+    let (sim, folder) = node();
+    let mut web = Pod::clone(&pod("web").running("main", "run").build());
+    let seen = ("kubernetes.io/config.seen".to_owned(), "1970-01-01T00:00:01Z".to_owned());
+    web.metadata.annotations.get_or_insert_default().extend([seen]);
+    let web = Arc::new(web);
+    for starts in [1, 0] {
+        let (_agent, metrics) = Agent::start_with_metrics(&sim, SensorSet::ALL, folder.path(), vec![web.clone()]);
+        shows(&metrics, &["kubelet_pod_worker_duration_seconds_count{operation_type=\"create\"} 1"]).await;
+        shows(&metrics, &[&*format!("kubelet_pod_start_duration_seconds_count {starts}")]).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

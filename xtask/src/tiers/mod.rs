@@ -3,8 +3,8 @@
 //! ```text
 //! tree      layers, paths in documents, licences
 //! workspace unit tests and the simulated tier: anywhere
-//! runtime   tests marked #[ignore]: a private containerd 1.7, then its scenarios on containerd 2 with a release build;
-//! root kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
+//! runtime   tests marked #[ignore]: a private containerd 1.7, then its scenarios on containerd 2 with a release build: root
+//! kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
 //! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
 //! vm        tests of the runtime and kernel tiers with cgroup v2, in the machine of `cargo xtask vm`: root, Debian
 //! ```

@@ -8,7 +8,8 @@
 //!        ◀─ ports `stdout`, `stderr` ────┘
 //!        ◀─ port `control`: exit code
 //! ```
-//! The machine has no network, a disk of its own only for benchmarks that read from it, and leaves nothing behind but what it writes to `--share`.
+//! The machine has no network, a disk of its own only for benchmarks that read from it, and leaves nothing behind but what
+//! it writes to `--share`.
 
 pub(crate) mod guest;
 mod job;

@@ -109,7 +109,7 @@ fn record(pod: &PodName, container: Option<(&str, &str)>, victim: Victim, kills:
     }
 }
 
-/// A kill of a container's main process, by the runtime's word.
+/// A kill of a container's main process that only the runtime reported.
 pub(super) fn by_runtime(pod: &PodName, container: (&str, &str), earlier: bool) -> OomRecord {
     OomRecord {
         confidence: Confidence::Runtime,

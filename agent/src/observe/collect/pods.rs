@@ -28,7 +28,7 @@ pub(super) struct KnownPod {
     record: PodRecord,
     /// Instances whose exit was reported, as far as the runtime still knows them.
     reported: BTreeSet<String>,
-    /// Instances that have exited by the kernel's word, which the runtime has not confirmed.
+    /// Instances whose exit the kernel reported and the runtime has not confirmed.
     unconfirmed: BTreeMap<String, (String, ExitInfo)>,
 }
 

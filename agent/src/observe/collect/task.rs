@@ -121,7 +121,7 @@ impl Task {
         let mut sensors = self.sensor_states.subscribe();
         let mut ticks = tokio::time::interval_at(Instant::now() + self.options.interval, self.options.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut quiet, patience) = (Instant::now() + QUIET, Instant::now() + READ_TIMEOUT);
+        let (mut quiet, deadline) = (Instant::now() + QUIET, Instant::now() + READ_TIMEOUT);
         let mut named = false;
         loop {
             tokio::select! {
@@ -147,7 +147,7 @@ impl Task {
                 }
                 () = tokio::time::sleep_until(quiet), if !self.ready => {
                     quiet = Instant::now() + QUIET;
-                    if self.listed() || Instant::now() >= patience {
+                    if self.listed() || Instant::now() >= deadline {
                         self.become_ready().await?;
                         // The first rates are over a whole interval, however long the start has taken.
                         ticks.reset();

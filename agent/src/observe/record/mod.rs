@@ -45,7 +45,7 @@ pub struct Line {
     pub schema: Schema,
     /// When it happened, or when it was measured.
     pub time: Timestamp,
-    /// What.
+    /// The event or measurement.
     #[serde(flatten)]
     pub record: Record,
 }

@@ -93,7 +93,7 @@ pub enum Confidence {
     Counter,
     /// The kernel log.
     Log,
-    /// The container runtime's word.
+    /// The container runtime's report.
     Runtime,
 }
 
@@ -141,7 +141,7 @@ pub struct OomRecord {
     /// What the process held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<OomMemory>,
-    /// How many processes.
+    /// Number of processes.
     pub kills: u64,
     /// It happened before observing began.
     pub earlier: bool,

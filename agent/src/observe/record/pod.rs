@@ -102,7 +102,7 @@ pub struct ExitInfo {
     /// The runtime's message, shortened.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// When.
+    /// When it finished, by the runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Timestamp>,
     /// The kernel or the runtime says that its main process was killed for want of memory.
@@ -129,7 +129,7 @@ pub struct ExitRecord {
     pub container: String,
     /// The runtime's id of the instance.
     pub id: String,
-    /// How.
+    /// Code, reason and time of the exit.
     #[serde(flatten)]
     pub exit: ExitInfo,
     /// Who reported it first.

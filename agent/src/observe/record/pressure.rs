@@ -117,7 +117,7 @@ pub struct Stall {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reclaim {
-    /// How often.
+    /// Number of times that a process had to reclaim memory itself.
     pub stalls: u64,
     /// How long in all processes together.
     pub total_seconds: f64,
@@ -155,11 +155,11 @@ impl StallCause {
 pub struct StallRecord {
     /// The pod that waits.
     pub pod: PodName,
-    /// For what.
+    /// What it waits for.
     pub resource: Resource,
     /// Percent of the time since the last measurement.
     pub percent: f64,
-    /// Why.
+    /// What the waiting is attributed to.
     pub cause: StallCause,
     /// The pod that uses most of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
