@@ -115,7 +115,12 @@ where
     loop {
         let mut line = Vec::new();
         let read = (&mut *body).take(MAX_LINE).read_until(b'\n', &mut line).await;
-        match read.map_err(kube::Error::ReadEvents)? as u64 {
+        let read = match read {
+            Ok(read) => read,
+            Err(error) if is_cut_off(&error) => return Ok(None),
+            Err(error) => return Err(kube::Error::ReadEvents(error)),
+        };
+        match read as u64 {
             0 => return Ok(None),
             MAX_LINE => return Err(kube::Error::LinesCodecMaxLineLengthExceeded),
             _ => {}
@@ -127,6 +132,23 @@ where
             Err(error) => return Err(kube::Error::SerdeError(error)),
         }
     }
+}
+
+/// The connection ended without the end of the body, as when a load balancer closes it: the watch is resumed as after its end.
+fn is_cut_off(error: &std::io::Error) -> bool {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        let io = error.downcast_ref::<std::io::Error>();
+        if io.is_some_and(|io| io.kind() == std::io::ErrorKind::UnexpectedEof) {
+            return true;
+        }
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message) {
+            return true;
+        }
+        // `io::Error::source` skips the error that it holds.
+        source = io.and_then(|io| io.get_ref()).map(|held| held as _).or_else(|| error.source());
+    }
+    false
 }
 
 fn decode_line<K: DeserializeOwned>(line: &[u8]) -> serde_json::Result<WatchLine<Decoded<K>>> {
@@ -281,6 +303,15 @@ mod tests {
         assert_eq!(seen, ["a", "~n/b b-uid 7 status.startTime", "c", "-b-uid", "bookmark 8", "410"]);
         let mut other = "{\"kind\": \"Status\"}\n".as_bytes();
         assert!(next_line::<Pod, _>(&mut other).await.is_err());
+    }
+
+    #[test]
+    fn a_connection_that_is_cut_off_ends_a_watch_without_an_error() {
+        use std::io::Error;
+        use std::io::ErrorKind;
+        let cut = Error::other(Error::other(Error::from(ErrorKind::UnexpectedEof)));
+        assert!(is_cut_off(&cut));
+        assert!(!is_cut_off(&Error::other(Error::from(ErrorKind::ConnectionReset))));
     }
 
     #[test]

@@ -43,6 +43,9 @@ pub enum PodUpdate {
     Remove(ConfigSource, Vec<Pod>),
     /// Only the status differs from what was known.
     Reconcile(ConfigSource, Vec<Pod>),
+    /// UIDs of all pods that the source has and that cannot be decoded, without those that are known in an earlier form. What
+    /// runs of them runs on.
+    Undecodable(ConfigSource, Vec<PodUid>),
 }
 
 /// The pod's identity.

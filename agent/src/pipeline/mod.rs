@@ -16,6 +16,7 @@ mod housekeeping;
 mod observation;
 mod probed_pods;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -305,6 +306,7 @@ impl Services {
             requests,
             startups,
             housekeeping: None,
+            undecodable: HashSet::new(),
         };
         Started { running, garbage, sync: sync.run(desired.updates, shutdown) }
     }

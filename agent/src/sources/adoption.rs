@@ -36,7 +36,7 @@ pub struct StaticSandbox {
     pub ready: bool,
     /// Creation of the sandbox, in nanoseconds since the Unix epoch.
     pub created_at: i64,
-    /// The UID by which this agent has marked it; `None` for one that another kubelet created.
+    /// The UID by which this version of the agent has marked it; `None` for one that another version or kubelet created.
     pub marked: Option<String>,
     /// Name and hash (annotation `io.kubernetes.container.hash`) of its containers, whatever their state.
     pub containers: Vec<(String, u64)>,

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::apiserver::watch::Identity;
+use crate::model::PodUid;
 use crate::model::PodUpdate;
 use crate::sources::apply;
 use crate::sources::merge::PodMap;
@@ -113,10 +114,14 @@ fn a_pod_that_can_no_longer_be_decoded_is_not_removed_by_a_list() {
     assert!(matches!(&first[..], [PodUpdate::Add(_, pods)] if pods.len() == 2), "{first:?}");
     let undecodable = ["a", "new"].map(|uid| Event::InitKeep(identity(uid)));
     let kept = merged([vec![Event::Init], undecodable.to_vec(), vec![Event::InitDone]].concat());
-    let [PodUpdate::Remove(_, gone)] = &kept[..] else { panic!("{kept:?}") };
+    let [PodUpdate::Undecodable(_, unknown), PodUpdate::Remove(_, gone)] = &kept[..] else { panic!("{kept:?}") };
+    assert_eq!(unknown[..], [PodUid::from("new")]);
     assert_eq!(gone.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect::<Vec<_>>(), ["b"]);
     let deleted = merged(vec![Event::Delete(identity("a"))]);
     assert!(matches!(&deleted[..], [PodUpdate::Remove(_, pods)] if pods.len() == 1), "{deleted:?}");
+    let decoded = merged(vec![Event::Apply(pod("new", 1))]);
+    let [PodUpdate::Undecodable(_, unknown), PodUpdate::Add(_, added)] = &decoded[..] else { panic!("{decoded:?}") };
+    assert!(unknown.is_empty() && added.len() == 1, "{decoded:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Each source has its own map; pods of different sources are never compared.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,17 +16,41 @@ use super::static_pod::CONFIG_SEEN;
 use super::static_pod::CONFIG_SOURCE;
 use crate::model::ConfigSource;
 use crate::model::Pod;
+use crate::model::PodUid;
 use crate::model::PodUpdate;
 
-/// The desired pods of one source, by UID. Only [`merge`] changes it.
+/// The desired pods of one source, by UID. Only this module changes it.
 #[derive(Clone, Debug, Default)]
 pub struct PodMap {
     pods: HashMap<String, Pod>,
     /// A first set has been merged.
     seen_set: bool,
+    /// UIDs of pods that the source has and that cannot be decoded.
+    undecodable: BTreeSet<String>,
 }
 
 impl PodMap {
+    /// The source has these pods, which cannot be decoded, and no others such. Returns them, but those that are in the map, if
+    /// they are others than before.
+    pub fn keep_undecodable(&mut self, uids: &[String]) -> Option<PodUpdate> {
+        let unknown = uids.iter().filter(|uid| !self.pods.contains_key(*uid)).cloned().collect();
+        self.set_undecodable(unknown)
+    }
+
+    /// These pods can be decoded, or are gone. Returns those that still cannot be, if they are others than before.
+    pub fn decoded<'a>(&mut self, uids: impl Iterator<Item = &'a String>) -> Option<PodUpdate> {
+        let mut left = self.undecodable.clone();
+        uids.for_each(|uid| _ = left.remove(uid));
+        self.set_undecodable(left)
+    }
+
+    fn set_undecodable(&mut self, uids: BTreeSet<String>) -> Option<PodUpdate> {
+        let is_news = uids != self.undecodable;
+        self.undecodable = uids;
+        let uids = || self.undecodable.iter().map(|uid| PodUid::from(uid.as_str())).collect();
+        is_news.then(|| PodUpdate::Undecodable(ConfigSource::Api, uids()))
+    }
+
     /// Those of the pods of these UIDs that are in it.
     pub fn known(&self, uids: &[String]) -> Vec<Pod> {
         uids.iter().filter_map(|uid| self.pods.get(uid).cloned()).collect()
@@ -39,6 +64,14 @@ pub struct MergeResult {
     pub updates: Vec<PodUpdate>,
     /// Pods dropped because an earlier pod of the same set has their name.
     pub duplicates: Vec<Pod>,
+}
+
+impl MergeResult {
+    /// With this update before the others.
+    pub fn after(mut self, first: Option<PodUpdate>) -> Self {
+        self.updates.splice(0..0, first);
+        self
+    }
 }
 
 /// Annotations that belong to this agent: they differ between two readings of the same pod and mean no change.

@@ -47,6 +47,7 @@ fn shown(updates: &[PodUpdate]) -> Vec<String> {
                 PodUpdate::Delete(_, pods) => ("delete", pods),
                 PodUpdate::Remove(_, pods) => ("remove", pods),
                 PodUpdate::Reconcile(_, pods) => ("reconcile", pods),
+                PodUpdate::Undecodable(..) => panic!("all pods can be decoded"),
             };
             let uids = pods.iter().filter_map(|p| p.metadata.uid.clone());
             std::iter::once(kind.to_owned()).chain(uids).collect::<Vec<_>>().join(" ")
@@ -65,6 +66,7 @@ fn pods_of(update: &PodUpdate) -> &[Pod] {
         | PodUpdate::Delete(_, p)
         | PodUpdate::Remove(_, p)
         | PodUpdate::Reconcile(_, p) => p,
+        PodUpdate::Undecodable(..) => &[],
     }
 }
 

@@ -156,10 +156,15 @@ fn apply(map: &mut merge::PodMap, source: ConfigSource, update: SourceUpdate, no
     match update {
         SourceUpdate::Set(set) => merge::merge(map, source, set, now),
         SourceUpdate::List { mut pods, kept } => {
+            let undecodable = map.keep_undecodable(&kept);
             pods.extend(map.known(&kept));
-            merge::merge(map, source, pods, now)
+            merge::merge(map, source, pods, now).after(undecodable)
         }
-        SourceUpdate::Change { changed, removed } => merge::change(map, source, changed, &removed, now),
+        SourceUpdate::Change { changed, removed } => {
+            let uids = changed.iter().filter_map(|pod| pod.metadata.uid.as_ref());
+            let undecodable = map.decoded(uids.chain(&removed));
+            merge::change(map, source, changed, &removed, now).after(undecodable)
+        }
     }
 }
 

@@ -70,6 +70,7 @@ impl Watcher {
             PodUpdate::Delete(source, pods) => ("delete", source, pods),
             PodUpdate::Remove(source, pods) => ("remove", source, pods),
             PodUpdate::Reconcile(source, pods) => ("reconcile", source, pods),
+            PodUpdate::Undecodable(..) => panic!("only the API source has such pods"),
         };
         self.handle.mark_seen(source);
         if pods.is_empty() {

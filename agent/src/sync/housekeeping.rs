@@ -26,7 +26,7 @@ impl SyncLoop {
             return;
         }
         let pods = self.pods.all();
-        let desired: HashSet<PodUid> = pods.iter().map(|pod| pod_ref(pod).uid).collect();
+        let mut desired: HashSet<PodUid> = pods.iter().map(|pod| pod_ref(pod).uid).collect();
         let known = self.workers.sync_known(&desired);
         for pod in pods {
             let id = pod_ref(&pod);
@@ -36,6 +36,8 @@ impl SyncLoop {
             }
         }
         self.settle_all_rejected();
+        // They run on, and what they have is not left over.
+        desired.extend(self.undecodable.iter().cloned());
         self.allocations.retain_allocated(&desired);
         for snapshot in self.pleg.all() {
             self.terminate_undesired(&desired, &snapshot);

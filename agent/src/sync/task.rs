@@ -85,6 +85,8 @@ pub struct SyncLoop {
     pub leftovers_due: mpsc::Receiver<Instant>,
     /// When housekeeping is due.
     pub housekeeping: Option<Instant>,
+    /// Pods that a source has and that cannot be decoded.
+    pub undecodable: HashSet<PodUid>,
 }
 
 impl SyncLoop {
@@ -150,6 +152,11 @@ impl SyncLoop {
                 pods.into_iter().for_each(|pod| self.reconcile(pod));
                 source
             }
+            PodUpdate::Undecodable(_, uids) => {
+                self.undecodable = uids.into_iter().collect();
+                // What runs of those that are gone is not wanted any more.
+                return self.housekeep_soon(HOUSEKEEPING_DELAY);
+            }
         };
         self.mark_seen(source);
     }
@@ -166,7 +173,7 @@ impl SyncLoop {
             }
             PodUpdate::Add(_, pods) => pods.iter().for_each(|pod| self.startups.added(pod_ref(pod).uid)),
             PodUpdate::Remove(_, pods) => pods.iter().for_each(|pod| self.startups.gone(&pod_ref(pod).uid)),
-            PodUpdate::Update(..) | PodUpdate::Delete(..) | PodUpdate::Reconcile(..) => {}
+            PodUpdate::Update(..) | PodUpdate::Delete(..) | PodUpdate::Reconcile(..) | PodUpdate::Undecodable(..) => {}
         }
     }
 

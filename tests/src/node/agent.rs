@@ -414,6 +414,12 @@ impl Agent {
         self.send(PodUpdate::Reconcile(ConfigSource::File, vec![pod])).await;
     }
 
+    /// From now on the API server has these pods, which cannot be decoded, and no others such.
+    pub async fn keep_undecodable(&self, uids: &[&str]) {
+        let uids = uids.iter().map(|uid| PodUid::from(*uid)).collect();
+        self.send(PodUpdate::Undecodable(ConfigSource::Api, uids)).await;
+    }
+
     /// Removes a desired pod.
     pub async fn remove(&self, pod: Pod) {
         self.send(PodUpdate::Remove(ConfigSource::File, vec![pod])).await;

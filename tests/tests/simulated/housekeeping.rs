@@ -243,3 +243,19 @@ fn nothing_is_removed_while_the_runtime_does_not_tell_which_pods_it_has() {
         assert!(!directory.exists());
     });
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_running_pod_that_cannot_be_decoded_outlives_a_restart_of_the_agent() {
+    let (sim, folder) = node();
+    let minute = Duration::from_secs(60);
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![pod("web").running("main", "run").build()]);
+    sim.until("web/main runs", minute, |l| l.live("web", "main").is_some()).await.expect("it runs");
+    drop(agent);
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), Vec::new());
+    agent.keep_undecodable(&["web-uid"]).await;
+    sleep(minute).await;
+    assert!(sim.trace(|l| l.live("web", "main").is_some()));
+    agent.keep_undecodable(&[]).await;
+    let ended = sim.until("web/main has ended", minute, |l| l.live("web", "main").is_none());
+    ended.await.expect("the API server does not have it any more");
+}
