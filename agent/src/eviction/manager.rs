@@ -162,7 +162,9 @@ impl<O: Observe> Manager<O> {
         let step = self.history.step(&thresholds, &readings, transition, Instant::now());
         self.publish(step.pressures);
         let active = self.parts.pods.active();
-        self.resume(&active).await;
+        if self.resume(&active).await {
+            return Duration::ZERO;
+        }
         self.evicted.retain(|uid| active.iter().any(|pod| pod_ref(pod).uid == *uid));
         self.forget_reported().await;
         let candidates: Vec<Pod> = active.into_iter().filter(|pod| !self.evicted.contains(&pod_ref(pod).uid)).collect();

@@ -48,6 +48,9 @@ use crate::volumes::Volumes;
 use crate::workers::generate::names::key;
 use crate::workers::generate::qos::qos_class;
 
+/// How long the runtime may take to list the containers of a pod: no other pod is evicted meanwhile.
+const CREATED_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// What the eviction manager sees of the node, and does to it.
 pub trait Observe: Send + 'static {
     /// The signals now. Reads a few files.
@@ -290,7 +293,9 @@ impl<G: Garbage> Observe for ThisNode<G> {
     async fn created(&mut self, uid: &PodUid) -> Result<Vec<i64>, String> {
         let of_pod = [(key::POD_UID.to_owned(), uid.to_string())].into();
         let filter = cri::ContainerFilter { label_selector: of_pod, ..cri::ContainerFilter::default() };
-        let listed = self.sources.runtime.list_containers(filter).await.map_err(|error| error.to_string())?;
+        let listing = tokio::time::timeout(CREATED_TIMEOUT, self.sources.runtime.list_containers(filter)).await;
+        let listed = listing.map_err(|_| format!("the runtime did not answer within {CREATED_TIMEOUT:?}"))?;
+        let listed = listed.map_err(|error| error.to_string())?;
         Ok(listed.into_iter().map(|container| container.created_at).collect())
     }
 

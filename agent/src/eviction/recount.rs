@@ -33,6 +33,8 @@ const LIMITS_PERIOD: Duration = Duration::from_secs(10);
 const MOST_RECOUNTS: usize = 2;
 /// The pause before the files of a pod are counted again that exceeded no limit, as a multiple of the time it took.
 const PAUSE: u32 = 50;
+/// The longest such pause: files that are written meanwhile have no limit.
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 
 /// Checks of the limits of all pods, and recounts of the files of some.
 #[derive(Debug, Default)]
@@ -137,7 +139,7 @@ impl Recounts {
                 Some(excess) => exceeding.push((pod.clone(), excess)),
                 None => tracing::debug!(pod = %pod_ref(pod).full_name(), "files that moved were counted twice"),
             }
-            self.pods.insert(uid, Some(now + LIMITS_PERIOD.max(took * PAUSE)));
+            self.pods.insert(uid, Some(now + LIMITS_PERIOD.max((took * PAUSE).min(LONGEST_PAUSE))));
         }
         exceeding
     }

@@ -22,13 +22,23 @@ impl<O: Observe> Manager<O> {
         !self.parts.journal.inherited().is_empty() && self.started.elapsed() < SOURCES_DELIVER
     }
 
-    /// Ends pods whose eviction an earlier agent has recorded and not finished. It was announced and counted then.
-    pub(super) async fn resume(&mut self, active: &[Pod]) {
+    /// Ends pods whose eviction an earlier agent has recorded and not finished. It was announced and counted then. Returns
+    /// true if it ended one.
+    pub(super) async fn resume(&mut self, active: &[Pod]) -> bool {
+        let mut has_ended_one = false;
         for entry in self.parts.journal.inherited().to_vec() {
             let uid = PodUid::from(entry.uid.as_str());
-            match active.iter().find(|pod| pod_ref(pod).uid == uid) {
+            let resumed = match active.iter().find(|pod| pod_ref(pod).uid == uid) {
                 Some(pod) => self.resume_one(pod, entry).await,
-                None => self.resume_on_creation(uid, &entry).await,
+                None => self.resume_on_creation(uid, &entry).await.map(|()| false),
+            };
+            match resumed {
+                Ok(has_ended) => has_ended_one |= has_ended,
+                // Asked again in the next pass: each entry may wait for the runtime.
+                Err(error) => {
+                    tracing::debug!(error, "cannot tell whether evicted pods were started again");
+                    break;
+                }
             }
         }
         if self.started.elapsed() > RESUME_PERIOD {
@@ -36,23 +46,26 @@ impl<O: Observe> Manager<O> {
                 self.parts.pods.expect_no_more(&PodUid::from(entry.uid));
             }
         }
+        has_ended_one
     }
 
-    async fn resume_one(&mut self, pod: &Pod, entry: EvictionRecord) {
+    async fn resume_one(&mut self, pod: &Pod, entry: EvictionRecord) -> Result<bool, String> {
         let uid = pod_ref(pod).uid;
         self.parts.pods.expect_no_more(&uid);
-        if self.still_holds(&uid, &entry).await {
+        let still_holds = self.still_holds(&uid, &entry).await?;
+        if still_holds {
             tracing::info!(pod = %pod_ref(pod).full_name(), "finishing the eviction that another agent has begun");
             // What this agent has created of the pod since its start does not count if the next one resumes.
             let entry = EvictionRecord { decided_at: self.parts.clock.wall_nanos(), ..entry };
             self.parts.journal.add(entry.clone()).await;
             self.end(pod, entry).await;
         }
+        Ok(still_holds)
     }
 
     /// A pod without worker is terminated as soon as it has one: the source may deliver it at any time, and between two
     /// passes a container could be started.
-    async fn resume_on_creation(&mut self, uid: PodUid, entry: &EvictionRecord) {
+    async fn resume_on_creation(&mut self, uid: PodUid, entry: &EvictionRecord) -> Result<(), String> {
         match self.parts.pods.phase(&uid) {
             // It has ended, and is reported.
             Some(Phase::Terminated | Phase::Finished) => {
@@ -63,28 +76,23 @@ impl<O: Observe> Manager<O> {
             Some(Phase::Syncing | Phase::Terminating) => {}
             None if self.parts.pods.is_expected(&uid) => {}
             None => {
-                if self.still_holds(&uid, entry).await {
+                if self.still_holds(&uid, entry).await? {
                     self.parts.pods.evict_on_creation(uid, entry.grace, entry.termination_reason());
                 }
             }
         }
+        Ok(())
     }
 
     /// The pod was not started again since its eviction was decided. If it was, it stays, and the entry is removed.
-    async fn still_holds(&mut self, uid: &PodUid, entry: &EvictionRecord) -> bool {
-        match self.parts.observe.created(uid).await {
-            Ok(created) if entry.is_outlived(&created, self.started_at) => {
-                tracing::info!(%uid, "the eviction was not finished and the pod was started again since: it stays");
-                self.parts.journal.remove(uid).await;
-                false
-            }
-            Ok(_) => true,
-            // Asked again in the next pass.
-            Err(error) => {
-                tracing::debug!(%uid, error, "cannot tell whether the pod has been started again");
-                false
-            }
+    async fn still_holds(&mut self, uid: &PodUid, entry: &EvictionRecord) -> Result<bool, String> {
+        let created = self.parts.observe.created(uid).await?;
+        let is_outlived = entry.is_outlived(&created, self.started_at);
+        if is_outlived {
+            tracing::info!(%uid, "the eviction was not finished and the pod was started again since: it stays");
+            self.parts.journal.remove(uid).await;
         }
+        Ok(!is_outlived)
     }
 
     /// Removes the records of evictions of this agent that the next one would have nothing to do for.

@@ -175,7 +175,7 @@ impl Tokens {
         if let Some(failed) = held.as_ref().and_then(|held| held.held_back(now)) {
             return Err(ObjectError::TokenExpired { key: key.to_string(), cause: failed.cause.clone() });
         }
-        let timeout = if held.is_some() { RENEWAL_TIMEOUT } else { FIRST_TOKEN_TIMEOUT };
+        let timeout = if is_valid { RENEWAL_TIMEOUT } else { FIRST_TOKEN_TIMEOUT };
         let asked = self.request(&held_key, timeout, is_valid).await;
         match asked {
             Ok(fresh) => {

@@ -325,7 +325,7 @@ async fn tokens_are_kept_and_replaced_in_time() {
 
 /// A container that is restarted waits for it each time.
 #[tokio::test(start_paused = true)]
-async fn an_expired_token_is_waited_for_as_briefly_as_any_other() {
+async fn an_expired_token_is_asked_for_once_in_a_while() {
     let room = Room::new(Strategy::Watch);
     let _registration = room.register("u", &[], &[]);
     room.objects.token(&key(3600)).await.expect("a token");
@@ -335,10 +335,10 @@ async fn an_expired_token_is_waited_for_as_briefly_as_any_other() {
     let took = async || {
         let began = tokio::time::Instant::now();
         let error = room.objects.token(&key(3600)).await.expect_err("no answer").to_string();
-        assert!(error.ends_with("expired and refresh failed: the API server did not answer within 2s"), "{error}");
+        assert!(error.ends_with("expired and refresh failed: the API server did not answer within 30s"), "{error}");
         began.elapsed().as_secs()
     };
-    assert_eq!((took().await, took().await, room.api.take_requests().len()), (2, 0, 1));
+    assert_eq!((took().await, took().await, room.api.take_requests().len()), (30, 0, 1));
     // The success of another pod changes nothing.
     room.api.state().silent = false;
     room.objects.token(&key(600)).await.expect("a token");
@@ -346,7 +346,7 @@ async fn an_expired_token_is_waited_for_as_briefly_as_any_other() {
     room.api.take_requests();
     assert_eq!((took().await, room.api.take_requests().len()), (0, 0));
     tokio::time::sleep(Duration::from_secs(30)).await;
-    assert_eq!((took().await, took().await, room.api.take_requests().len()), (2, 0, 1), "it is asked for again");
+    assert_eq!((took().await, took().await, room.api.take_requests().len()), (30, 0, 1), "it is asked for again");
     room.api.state().silent = false;
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(room.objects.token(&key(3600)).await.expect("a token").text.expose_secret(), "token-3");
