@@ -24,6 +24,9 @@ const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 /// How long a job or another call of systemd may take.
 const JOB_LIMIT: Duration = Duration::from_secs(30);
 
+/// Properties of systemd 242 and 244, whose values only the kernel has with older versions.
+const NEWER: [&str; 2] = ["CPUQuotaPeriodUSec", "AllowedCPUs"];
+
 type Property<'a> = (&'static str, Variant<'a>);
 
 /// The connection to systemd, opened on first use and again after a transport error.
@@ -69,8 +72,12 @@ impl Systemd {
         if properties.is_empty() {
             return Ok(());
         }
-        let result = within_limit(self.call("SetUnitProperties", &(unit, true, properties))).await;
-        self.keep_if_alive(result).await.map_err(|failure| failure.on("set properties of", unit))
+        let mut set = within_limit(self.call("SetUnitProperties", &(unit, true, &properties))).await;
+        if matches!(set, Err(Failure::Unknown(_))) {
+            let old: Vec<_> = properties.iter().filter(|(name, _)| !NEWER.contains(name)).collect();
+            set = within_limit(self.call("SetUnitProperties", &(unit, true, old))).await;
+        }
+        self.keep_if_alive(set).await.map_err(|failure| failure.on("set properties of", unit))
     }
 
     /// Stops a slice and resets its failed state; one that does not exist is not an error.
@@ -189,6 +196,8 @@ enum Failure {
     Missing,
     Timeout,
     Job(String),
+    /// A property is not known to this version, and none was set.
+    Unknown(String),
     Refused(String),
     Transport(String),
 }
@@ -201,6 +210,9 @@ impl From<zbus::Error> for Failure {
                 "org.freedesktop.systemd1.NoSuchUnit" => Self::Missing,
                 _ => Self::Refused(error.to_string()),
             },
+            zbus::Error::FDO(refused) if matches!(**refused, zbus::fdo::Error::PropertyReadOnly(_)) => {
+                Self::Unknown(error.to_string())
+            }
             _ => Self::Transport(error.to_string()),
         }
     }
@@ -213,7 +225,7 @@ impl Failure {
             Self::Missing => "there is no such unit".to_owned(),
             Self::Timeout => format!("no answer within {} s", JOB_LIMIT.as_secs()),
             Self::Job(outcome) => format!("its job ended as {outcome:?}"),
-            Self::Refused(detail) | Self::Transport(detail) => detail,
+            Self::Unknown(detail) | Self::Refused(detail) | Self::Transport(detail) => detail,
         };
         CgroupError::Systemd { verb, unit: unit.to_owned(), detail }
     }

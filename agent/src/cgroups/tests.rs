@@ -345,7 +345,12 @@ async fn the_burstable_weight_survives_a_restart_and_a_takeover() {
 
 /// Answers like systemd's manager, with one finished job per call, and records the calls. The first `refusals` calls that set
 /// properties fail.
-async fn fake_systemd(stream: std::os::unix::net::UnixStream, asked: Arc<Mutex<Vec<String>>>, mut refusals: u32) {
+async fn fake_systemd(
+    stream: std::os::unix::net::UnixStream,
+    asked: Arc<Mutex<Vec<String>>>,
+    refusals: &[&'static str],
+) {
+    let mut refusals = refusals.iter();
     let guid = Guid::generate();
     let connection =
         zbus::connection::Builder::unix_stream(stream).server(guid).p2p().build().await.expect("a connection");
@@ -379,9 +384,8 @@ async fn fake_systemd(stream: std::os::unix::net::UnixStream, asked: Arc<Mutex<V
                     .map(|(name, value)| format!("{name}={}", u64::try_from(value).expect("a number")))
                     .collect();
                 asked.lock().expect("unpoisoned").push(format!("set {unit} {runtime} {}", texts.join(",")));
-                if refusals > 0 {
-                    refusals -= 1;
-                    let refused = connection.reply_error(&header, "org.freedesktop.systemd1.LoadFailed", &("busy",));
+                if let Some(name) = refusals.next() {
+                    let refused = connection.reply_error(&header, *name, &("refused",));
                     refused.await.expect("an answer");
                 } else {
                     connection.reply(&header, &()).await.expect("an answer");
@@ -414,7 +418,7 @@ async fn connections() -> (Connection, Connection) {
 }
 
 /// The manager with [`fake_systemd`], and what that is asked.
-async fn with_systemd(layout: Layout, refusals: u32) -> (Cgroups, Arc<Mutex<Vec<String>>>) {
+async fn with_systemd(layout: Layout, refusals: &'static [&'static str]) -> (Cgroups, Arc<Mutex<Vec<String>>>) {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let asked = Arc::new(Mutex::new(Vec::new()));
     tokio::spawn(fake_systemd(theirs, Arc::clone(&asked), refusals));
@@ -425,7 +429,7 @@ async fn with_systemd(layout: Layout, refusals: u32) -> (Cgroups, Arc<Mutex<Vec<
 #[tokio::test]
 async fn creates_slices_with_systemd() {
     let fixture = V2Fixture::make();
-    let (cgroups, asked) = with_systemd(fixture.layout(), 0).await;
+    let (cgroups, asked) = with_systemd(fixture.layout(), &[]).await;
     cgroups.ensure_pod(QosClass::BestEffort, "u-1", &values()).await.expect("a pod");
     let path = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu_1.slice";
     assert_eq!(cgroups.parent_for_runtime(QosClass::BestEffort, "u-1").expect("a path"), path);
@@ -449,7 +453,7 @@ async fn creates_slices_with_systemd() {
 #[tokio::test]
 async fn a_slice_whose_properties_are_refused_is_limited_by_the_next_call() {
     let fixture = V2Fixture::make();
-    let (cgroups, asked) = with_systemd(fixture.layout(), 1).await;
+    let (cgroups, asked) = with_systemd(fixture.layout(), &["org.freedesktop.systemd1.LoadFailed"]).await;
     let error = cgroups.ensure_pod(QosClass::BestEffort, "u-1", &values()).await.expect_err("refused").to_string();
     assert!(error.starts_with("systemd: cannot set properties of kubepods-besteffort-podu_1.slice: "), "{error}");
     let path = cgroups.parent_for_runtime(QosClass::BestEffort, "u-1").expect("a path");
@@ -459,6 +463,17 @@ async fn a_slice_whose_properties_are_refused_is_limited_by_the_next_call() {
     assert_eq!(["memory.max", "pids.max", "cpu.max"].map(read), ["67108864", "100", "51000 100000"]);
     let asked = asked.lock().expect("unpoisoned").clone();
     assert!(asked.len() == 3 && asked[1].starts_with("set ") && asked[1] == asked[2], "{asked:?}");
+}
+
+#[tokio::test]
+async fn an_old_systemd_gets_the_properties_that_it_knows() {
+    let fixture = V2Fixture::make();
+    let (cgroups, asked) = with_systemd(fixture.layout(), &["org.freedesktop.DBus.Error.PropertyReadOnly"]).await;
+    cgroups.ensure_pod(QosClass::BestEffort, "u-1", &values()).await.expect("limited");
+    let asked = asked.lock().expect("unpoisoned").clone();
+    let sets: Vec<&String> = asked.iter().filter(|call| call.starts_with("set ")).collect();
+    assert!(sets.len() == 2 && sets[0].contains("CPUQuotaPeriodUSec="), "{asked:?}");
+    assert!(!sets[1].contains("CPUQuotaPeriodUSec=") && sets[1].contains("CPUQuotaPerSecUSec="), "{asked:?}");
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use crate::runtime::RuntimeError;
 use crate::sources::adoption::Adoptions;
 use crate::sources::adoption::StaticSandbox;
 use crate::sources::static_pod::CONFIG_SOURCE;
+use crate::workers::generate::names;
 use crate::workers::generate::names::key;
 
 /// Reads them from the runtime. Without them the static pods of another kubelet would be replaced, so that this waits
@@ -69,7 +70,7 @@ fn convert(sandbox: cri::PodSandbox, containers: &[cri::Container]) -> StaticSan
         name: label_of(key::POD_NAME),
         ready: sandbox.state == cri::PodSandboxState::SandboxReady as i32,
         created_at: sandbox.created_at,
-        marked: sandbox.annotations.get(key::STATIC_UID).cloned(),
+        marked: names::static_uid_of_mark(&sandbox.annotations).map(str::to_owned),
         containers: newest.into_iter().map(|(name, container)| (name.to_owned(), hash(container))).collect(),
     }
 }

@@ -38,6 +38,7 @@ pub mod key {
     pub const TERMINATION_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 }
 
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Longest file name on the usual file systems.
 const MAX_FILE_NAME: usize = 255;
 
@@ -81,9 +82,15 @@ pub fn sandbox_labels(pod: &Pod) -> BTreeMap<String, String> {
 pub fn sandbox_annotations(pod: &Pod) -> BTreeMap<String, String> {
     let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
     if spec::is_static(pod) {
-        annotations.insert(key::STATIC_UID.to_owned(), pod_uid(pod).to_owned());
+        annotations.insert(key::STATIC_UID.to_owned(), format!("{VERSION}/{}", pod_uid(pod)));
     }
     annotations
+}
+
+/// The UID in the mark of a static pod's sandbox, if this version of the agent has made it: another one may derive other UIDs
+/// from the same manifest.
+pub fn static_uid_of_mark(annotations: &BTreeMap<String, String>) -> Option<&str> {
+    annotations.get(key::STATIC_UID)?.strip_prefix(VERSION)?.strip_prefix('/')
 }
 
 /// Labels of a container.
@@ -186,8 +193,10 @@ mod tests {
             pod.metadata.annotations = Some([("kubernetes.io/config.source".to_owned(), source.to_owned())].into());
             sandbox_annotations(&pod)
         };
-        assert_eq!(annotated("file").get(key::STATIC_UID).map(String::as_str), Some("u1"));
+        assert_eq!(static_uid_of_mark(&annotated("file")), Some("u1"));
         assert_eq!(annotated("api").get(key::STATIC_UID), None);
+        let of_another = BTreeMap::from([(key::STATIC_UID.to_owned(), "0.0.1/u1".to_owned())]);
+        assert_eq!(static_uid_of_mark(&of_another), None, "it may derive UIDs differently");
         assert_eq!((annotated("file").len(), annotated("api").len()), (2, 1), "with the pod's own");
     }
 
