@@ -40,6 +40,8 @@ pub struct Identity {
     pub uid: String,
     /// The version of this state.
     pub resource_version: String,
+    /// When it is to be gone, in whatever form: it was deleted, and waits for its end.
+    pub deletion_timestamp: Option<String>,
 }
 
 /// An object of which only the identity is decoded.
@@ -267,7 +269,7 @@ mod tests {
         match decoded {
             Ok(pod) => pod.metadata.name.unwrap_or_default(),
             Err(object) => {
-                let Identity { namespace, name, uid, resource_version } = object.identity;
+                let Identity { namespace, name, uid, resource_version, .. } = object.identity;
                 format!("~{namespace}/{name} {uid} {resource_version} {}", object.field)
             }
         }

@@ -87,7 +87,9 @@ impl PendingChanges {
                 self.kept.clear();
             }
             Event::InitApply(pod) => self.list.get_or_insert_default().extend(accept(pod)),
-            Event::InitKeep(pod) => self.kept.push(pod.uid),
+            // One that was deleted ends, although it cannot be said how long it may take.
+            Event::InitKeep(pod) if pod.deletion_timestamp.is_none() => self.kept.push(pod.uid),
+            Event::InitKeep(_) => {}
             Event::InitDone => {
                 let kept = std::mem::take(&mut self.kept);
                 // The list includes every earlier event, but of the pods that it keeps.

@@ -114,14 +114,29 @@ fn a_pod_that_can_no_longer_be_decoded_is_not_removed_by_a_list() {
     assert!(matches!(&first[..], [PodUpdate::Add(_, pods)] if pods.len() == 2), "{first:?}");
     let undecodable = ["a", "new"].map(|uid| Event::InitKeep(identity(uid)));
     let kept = merged([vec![Event::Init], undecodable.to_vec(), vec![Event::InitDone]].concat());
-    let [PodUpdate::Undecodable(_, unknown), PodUpdate::Remove(_, gone)] = &kept[..] else { panic!("{kept:?}") };
+    let [PodUpdate::Remove(_, gone), PodUpdate::Undecodable(_, unknown)] = &kept[..] else { panic!("{kept:?}") };
     assert_eq!(unknown[..], [PodUid::from("new")]);
     assert_eq!(gone.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect::<Vec<_>>(), ["b"]);
     let deleted = merged(vec![Event::Delete(identity("a"))]);
     assert!(matches!(&deleted[..], [PodUpdate::Remove(_, pods)] if pods.len() == 1), "{deleted:?}");
     let decoded = merged(vec![Event::Apply(pod("new", 1))]);
-    let [PodUpdate::Undecodable(_, unknown), PodUpdate::Add(_, added)] = &decoded[..] else { panic!("{decoded:?}") };
-    assert!(unknown.is_empty() && added.len() == 1, "{decoded:?}");
+    let [PodUpdate::Add(_, added), PodUpdate::Undecodable(_, unknown)] = &decoded[..] else { panic!("{decoded:?}") };
+    assert!(unknown.is_empty() && added.len() == 1, "it is always desired, or spared: {decoded:?}");
+}
+
+#[test]
+fn a_deleted_pod_that_cannot_be_decoded_ends_and_others_are_known_before_the_first_list() {
+    let (mut pending, mut map) = (PendingChanges::default(), PodMap::default());
+    let deleted = Identity { deletion_timestamp: Some("9999-12-31T23:59:59Z".to_owned()), ..identity("deleted") };
+    let kept = [identity("runs"), deleted].map(Event::InitKeep);
+    for event in [vec![Event::Init], kept.to_vec(), vec![Event::InitDone]].concat() {
+        pending.take(event);
+    }
+    let updates = pending.drain().into_iter();
+    let updates: Vec<PodUpdate> =
+        updates.flat_map(|update| apply(&mut map, ConfigSource::Api, update, SystemTime::UNIX_EPOCH).updates).collect();
+    let [PodUpdate::Undecodable(_, spared), PodUpdate::Add(_, none)] = &updates[..] else { panic!("{updates:?}") };
+    assert!(spared[..] == [PodUid::from("runs")] && none.is_empty(), "{updates:?}");
 }
 
 #[test]

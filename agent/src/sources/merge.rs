@@ -30,6 +30,11 @@ pub struct PodMap {
 }
 
 impl PodMap {
+    /// No set has been merged yet.
+    pub fn is_unmerged(&self) -> bool {
+        !self.seen_set
+    }
+
     /// The source has these pods, which cannot be decoded, and no others such. Returns them, but those that are in the map, if
     /// they are others than before.
     pub fn keep_undecodable(&mut self, uids: &[String]) -> Option<PodUpdate> {
@@ -70,6 +75,12 @@ impl MergeResult {
     /// With this update before the others.
     pub fn after(mut self, first: Option<PodUpdate>) -> Self {
         self.updates.splice(0..0, first);
+        self
+    }
+
+    /// With this update behind the others.
+    pub fn before(mut self, last: Option<PodUpdate>) -> Self {
+        self.updates.extend(last);
         self
     }
 }

@@ -156,14 +156,16 @@ fn apply(map: &mut merge::PodMap, source: ConfigSource, update: SourceUpdate, no
     match update {
         SourceUpdate::Set(set) => merge::merge(map, source, set, now),
         SourceUpdate::List { mut pods, kept } => {
-            let undecodable = map.keep_undecodable(&kept);
+            // Before the first list is complete, as what no source has is removed then; else after what is decoded by now.
+            let (is_first, undecodable) = (map.is_unmerged(), map.keep_undecodable(&kept));
             pods.extend(map.known(&kept));
-            merge::merge(map, source, pods, now).after(undecodable)
+            let merged = merge::merge(map, source, pods, now);
+            if is_first { merged.after(undecodable) } else { merged.before(undecodable) }
         }
         SourceUpdate::Change { changed, removed } => {
             let uids = changed.iter().filter_map(|pod| pod.metadata.uid.as_ref());
             let undecodable = map.decoded(uids.chain(&removed));
-            merge::change(map, source, changed, &removed, now).after(undecodable)
+            merge::change(map, source, changed, &removed, now).before(undecodable)
         }
     }
 }
