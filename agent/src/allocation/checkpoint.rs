@@ -6,8 +6,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -16,6 +14,7 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use serde::Deserialize;
 use serde::Serialize;
 
+use crate::filesystem;
 use crate::model::PodUid;
 use crate::model::fnv1a_32;
 use crate::model::resources::PodResources;
@@ -142,15 +141,7 @@ pub(super) fn read(path: &Path) -> Result<(Entries, Option<u64>), CheckpointErro
 /// Replaces a checkpoint atomically, with mode 0600. Blocks.
 pub(super) fn write(path: &Path, content: &str) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let fresh = path.with_file_name(format!(".{name}"));
-    match fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-    file.write_all(content.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)
+    filesystem::replace(path, &format!(".{name}"), content.as_bytes(), 0o600)
 }
 
 #[cfg(test)]

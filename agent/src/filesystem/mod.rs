@@ -1,5 +1,5 @@
 //! Files that others may have changed: opens directories without following links or crossing mount points, removes trees
-//! that stay inside one mount, reads no more than expected.
+//! that stay inside one mount, reads no more than expected. Replaces the agent's own files atomically.
 //!
 //! The kernel detects a mount point while it opens (`RESOLVE_NO_XDEV`, `openat2(2)`). Device numbers do not: a bind
 //! mount has the device number of its source, and a check before opening would race with mounting.
@@ -10,6 +10,7 @@ mod mounts;
 mod openat2;
 mod propagation;
 mod removal;
+mod replacement;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +39,7 @@ pub use removal::DirEntry as DirectoryEntry;
 pub use removal::entries;
 pub use removal::remove_entry;
 pub use removal::remove_tree;
+pub use replacement::replace;
 
 /// Runs file calls on a thread that may block. Once begun, they are carried out even if the future is dropped.
 ///

@@ -18,10 +18,12 @@ use std::sync::PoisonError;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::filesystem;
 use crate::model::Clock;
 use crate::model::container_hash;
 
 const NAME: &str = "adopted_static_pods.json";
+const PARTIAL: &str = "adopted_static_pods.partial";
 
 /// A sandbox of a static pod that the runtime reports, whichever agent created it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,9 +139,7 @@ fn read(path: &Path) -> BTreeMap<String, String> {
 }
 
 fn write(path: &Path, adopted: &BTreeMap<String, String>) -> io::Result<()> {
-    let partial = path.with_extension("partial");
-    fs::write(&partial, serde_json::to_vec(adopted)?)?;
-    fs::rename(&partial, path)
+    filesystem::replace(path, PARTIAL, &serde_json::to_vec(adopted)?, 0o644)
 }
 
 #[cfg(test)]

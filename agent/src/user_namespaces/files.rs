@@ -2,8 +2,6 @@
 
 use std::fs;
 use std::io;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -65,17 +63,9 @@ pub(super) fn read(dirs: &PodDirs, uid: &str) -> Result<Option<Mapping>, UserNam
 /// # Errors
 /// It cannot be written; whether it is there then is not known.
 pub(super) fn write(dirs: &PodDirs, uid: &str, mapping: Mapping) -> Result<(), UserNamespaceError> {
-    let folder = folder(dirs, uid)?;
-    let path = folder.join(FILE);
-    let written = || -> io::Result<()> {
-        let partial = folder.join(PARTIAL);
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-        file.write_all(&mapping.to_checkpoint())?;
-        file.sync_all()?;
-        fs::rename(&partial, &path)?;
-        sync(&folder)
-    };
-    written().map_err(|source| UserNamespaceError::File { verb: "write", path, source })
+    let path = folder(dirs, uid)?.join(FILE);
+    let written = filesystem::replace(&path, PARTIAL, &mapping.to_checkpoint(), 0o600);
+    written.map_err(|source| UserNamespaceError::File { verb: "write", path, source })
 }
 
 /// Removes a pod's file and waits until the disk says so. A missing file, or directory, is no error.

@@ -2,9 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -127,16 +125,13 @@ impl Files {
     }
 
     /// # Errors
-    /// The file cannot be written; the previous one stays.
+    /// As [`filesystem::replace`].
     pub(super) fn write<T: Stored>(&self, stored: &T) -> io::Result<()> {
         let path = T::folder(self).join(name(stored.key()));
-        let partial = T::folder(self).join(name(stored.key()) + PARTIAL);
+        let partial = name(stored.key()) + PARTIAL;
         let mut line = serde_json::to_vec(stored)?;
         line.push(b'\n');
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-        file.write_all(&line)?;
-        file.sync_all()?;
-        fs::rename(&partial, &path)
+        filesystem::replace(&path, &partial, &line, 0o600)
     }
 
     /// # Errors

@@ -1,6 +1,5 @@
 //! Start and end of the last graceful shutdown, in the file `graceful_node_shutdown_state`, for metrics.
 
-use std::io;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -9,9 +8,11 @@ use serde::Deserialize;
 use serde::Serialize;
 use tokio::fs;
 
+use crate::filesystem;
 use crate::node::time;
 
 const NAME: &str = "graceful_node_shutdown_state";
+const PARTIAL: &str = "graceful_node_shutdown_state.partial";
 
 /// The file.
 #[derive(Debug)]
@@ -56,14 +57,11 @@ impl StateFile {
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// Replaces the file atomically.
+    /// Replaces the file, and waits until it is on the disk: the machine goes down.
     pub(super) async fn write(&self, times: &Times) {
-        let write = async || -> io::Result<()> {
-            let partial = self.path.with_extension("partial");
-            fs::write(&partial, serde_json::to_vec(times)?).await?;
-            fs::rename(&partial, &self.path).await
-        };
-        if let Err(error) = write().await {
+        let (path, content) = (self.path.clone(), serde_json::to_vec(times));
+        let written = filesystem::blocking(move || filesystem::replace(&path, PARTIAL, &content?, 0o644));
+        if let Err(error) = written.await {
             tracing::warn!(file = %self.path.display(), %error, "cannot store the times of the shutdown");
         }
     }

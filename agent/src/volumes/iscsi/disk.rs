@@ -22,6 +22,8 @@ use crate::volumes::layout;
 
 /// The record of a disk, in its place.
 const RECORD: &str = "iscsi.json";
+/// What is written before it is renamed.
+const PARTIAL: &str = ".iscsi.json";
 /// Longest record.
 const MAX_RECORD: usize = 64 * 1024;
 /// What the directories of interfaces begin with.
@@ -205,10 +207,9 @@ impl Record {
     /// A directory or the file cannot be made.
     pub(super) fn write(&self, place: &Path) -> Result<(), VolumeError> {
         layout::make_dirs(place)?;
-        let (partial, path) = (place.join(".iscsi.json"), place.join(RECORD));
-        let text = serde_json::to_string(self).unwrap_or_default();
-        fs::write(&partial, text + "\n").on("write", &partial)?;
-        fs::rename(&partial, &path).on("write", &path)
+        let path = place.join(RECORD);
+        let text = serde_json::to_string(self).unwrap_or_default() + "\n";
+        filesystem::replace(&path, PARTIAL, text.as_bytes(), 0o644).on("write", &path)
     }
 
     /// Reads the record of a place on which nothing is mounted; without one, or with one that cannot be used, what the place's
@@ -232,7 +233,7 @@ impl Record {
     /// # Errors
     /// The place holds something else.
     pub(super) fn remove(place: &Path) -> Result<(), VolumeError> {
-        for name in [RECORD, ".iscsi.json"] {
+        for name in [RECORD, PARTIAL] {
             let path = place.join(name);
             match fs::remove_file(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
