@@ -1,8 +1,6 @@
 //! Fields that this agent does not support yet. A pod that sets one is rejected with every such field named, instead of
 //! being run without it. Pure.
 
-use k8s_openapi::api::core::v1::Container;
-use k8s_openapi::api::core::v1::EphemeralContainer;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::api::core::v1::ResourceRequirements;
@@ -33,34 +31,13 @@ fn unsupported(pod: &Pod) -> Vec<String> {
     }
     for (list, containers) in [("initContainers", spec::init_containers(pod)), ("containers", &spec.containers)] {
         for (index, container) in containers.iter().enumerate() {
-            fields.container(&format!("spec.{list}[{index}]"), &View::of(container));
+            fields.container(&format!("spec.{list}[{index}]"), container.resources.as_ref());
         }
     }
     for (index, container) in spec::ephemeral_containers(pod).iter().enumerate() {
-        fields.container(&format!("spec.ephemeralContainers[{index}]"), &View::of_ephemeral(container));
+        fields.container(&format!("spec.ephemeralContainers[{index}]"), container.resources.as_ref());
     }
     fields.0
-}
-
-/// The fields of a container that may be unsupported, whichever list it is in.
-struct View<'a> {
-    resources: Option<&'a ResourceRequirements>,
-}
-
-macro_rules! view {
-    ($container:expr) => {
-        Self { resources: $container.resources.as_ref() }
-    };
-}
-
-impl<'a> View<'a> {
-    fn of(container: &'a Container) -> Self {
-        view!(container)
-    }
-
-    fn of_ephemeral(container: &'a EphemeralContainer) -> Self {
-        view!(container)
-    }
 }
 
 /// Paths of the unsupported fields found so far.
@@ -95,8 +72,8 @@ impl Fields {
         }
     }
 
-    fn container(&mut self, path: &str, container: &View<'_>) {
-        let claims = container.resources.and_then(|resources| resources.claims.as_ref());
+    fn container(&mut self, path: &str, resources: Option<&ResourceRequirements>) {
+        let claims = resources.and_then(|resources| resources.claims.as_ref());
         self.note(claims.is_some_and(|claims| !claims.is_empty()), format!("{path}.resources.claims"));
     }
 }

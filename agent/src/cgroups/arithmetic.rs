@@ -37,19 +37,6 @@ pub fn quota(milli_cpu: i64, period: u64) -> i64 {
     (milli_cpu.saturating_mul(period) / 1000).max(MIN_QUOTA)
 }
 
-/// Thousandths of a cpu of cpu.shares, rounded up.
-pub fn milli_cpu_of_shares(shares: u64) -> u64 {
-    shares.saturating_mul(1000).div_ceil(1024)
-}
-
-/// Thousandths of a cpu of a quota; 0 for none.
-pub fn milli_cpu_of_quota(quota: i64, period: u64) -> u64 {
-    match u64::try_from(quota) {
-        Ok(quota) if period > 0 => quota.saturating_mul(1000) / period,
-        _ => 0,
-    }
-}
-
 /// Size of a page of this machine, bytes: the kernel rounds memory limits down to it.
 pub fn page_size() -> u64 {
     let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
@@ -111,9 +98,6 @@ mod tests {
         assert_eq!([0, 1, 39, 100, 10_000].map(shares_of_weight), [2, 2, 998, 2597, 262_144]);
         assert_eq!([0, 1, 5, 10, 500, 2000].map(|m| quota(m, 100_000)), [0, 1000, 1000, 1000, 50_000, 200_000]);
         assert_eq!(quota(500, 10_000), 5000);
-        assert_eq!([2, 102, 1024].map(milli_cpu_of_shares), [2, 100, 1000]);
-        assert_eq!(milli_cpu_of_quota(50_000, 100_000), 500);
-        assert_eq!(milli_cpu_of_quota(-1, 100_000), 0);
         assert_eq!([2 << 20, 1 << 30, 64 << 10, 512 << 20].map(page_size_name), ["2MB", "1GB", "64KB", "512MB"]);
         assert_eq!(systemd_quota_per_second(50_000, 100_000), 500_000);
         assert_eq!(systemd_quota_per_second(1_234, 100_000), 20_000);

@@ -127,13 +127,13 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// A resolver that does not answer for `dead` before `hold` is dropped, and the names it was asked for.
-    struct Room {
+    struct Fixture {
         resolver: Resolver,
         asked: Arc<Mutex<Vec<String>>>,
         hold: mpsc::Sender<()>,
     }
 
-    impl Room {
+    impl Fixture {
         fn new(at_once: usize) -> Self {
             let (hold, held) = mpsc::channel();
             let (held, asked) = (Mutex::new(held), Arc::new(Mutex::new(Vec::new())));
@@ -160,30 +160,30 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_whose_servers_do_not_answer_is_looked_up_once_at_a_time() {
-        let room = Room::new(2);
+        let fixture = Fixture::new(2);
         for _ in 0..3 {
-            timeout(SHORT, room.resolver.addresses("dead", 80)).await.expect_err("no answer");
+            timeout(SHORT, fixture.resolver.addresses("dead", 80)).await.expect_err("no answer");
         }
-        let other = timeout(LONG, room.resolver.addresses("live", 80)).await.expect("it waits for no other name");
+        let other = timeout(LONG, fixture.resolver.addresses("live", 80)).await.expect("it waits for no other name");
         assert_eq!(other, Ok(vec![address(80)]));
-        assert_eq!(room.asked(), ["dead", "live"]);
+        assert_eq!(fixture.asked(), ["dead", "live"]);
     }
 
     #[tokio::test]
     async fn lookups_beyond_the_limit_wait_and_end_with_their_caller() {
-        let room = Room::new(1);
-        timeout(SHORT, room.resolver.addresses("dead", 80)).await.expect_err("no answer");
-        timeout(SHORT, room.resolver.addresses("live", 80)).await.expect_err("the limit is reached");
-        drop(room.hold);
-        let other = timeout(LONG, room.resolver.addresses("other", 443)).await.expect("there is room again");
+        let fixture = Fixture::new(1);
+        timeout(SHORT, fixture.resolver.addresses("dead", 80)).await.expect_err("no answer");
+        timeout(SHORT, fixture.resolver.addresses("live", 80)).await.expect_err("the limit is reached");
+        drop(fixture.hold);
+        let other = timeout(LONG, fixture.resolver.addresses("other", 443)).await.expect("there is room again");
         assert_eq!(other, Ok(vec![address(443)]));
-        let asked = room.asked.lock().expect("unpoisoned").clone();
+        let asked = fixture.asked.lock().expect("unpoisoned").clone();
         assert_eq!(asked, ["dead", "other"], "the caller of the one between them has timed out");
     }
 
     #[tokio::test]
     async fn who_waits_for_a_name_shares_its_answer() {
-        let Room { resolver, asked, hold } = Room::new(2);
+        let Fixture { resolver, asked, hold } = Fixture::new(2);
         let answer = async { drop(hold) };
         let (first, second, ()) = tokio::join!(resolver.addresses("dead", 1), resolver.addresses("dead", 2), answer);
         assert_eq!((first, second), (Err("no answer".to_owned()), Err("no answer".to_owned())));

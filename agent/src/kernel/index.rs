@@ -131,14 +131,10 @@ fn pod_of_component(component: &str) -> Option<PodUid> {
     pod_uid_of(component, driver).map(PodUid::from)
 }
 
-/// The container or sandbox id in the last component of a cgroup path.
+/// The container or sandbox id in a component of a cgroup path.
 ///
 /// Runtimes name the leaf after the container: the bare id with the cgroupfs driver, `<prefix>-<id>.scope` with systemd
 /// (`cri-containerd-`, `crio-`; `crio-conmon-` is the monitor's and belongs to no container).
-pub fn container_of_path(path: &str) -> Option<&str> {
-    container_of_component(path.rsplit('/').next()?)
-}
-
 fn container_of_component(name: &str) -> Option<&str> {
     let id = match name.strip_suffix(".scope") {
         Some(scope) => {

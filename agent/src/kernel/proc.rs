@@ -74,18 +74,10 @@ pub fn in_host_pid_namespace() -> bool {
     std::fs::metadata("/proc/self/ns/pid").is_ok_and(|meta| meta.ino() == HOST_PID_NAMESPACE)
 }
 
-/// Bytes of a memory page.
-pub fn page_size() -> u32 {
-    system_value(nix::unistd::SysconfVar::PAGE_SIZE).unwrap_or(4096)
-}
-
 /// Clock ticks per second, the unit of start times in `/proc`.
 pub fn ticks_per_second() -> u32 {
-    system_value(nix::unistd::SysconfVar::CLK_TCK).unwrap_or(100)
-}
-
-fn system_value(name: nix::unistd::SysconfVar) -> Option<u32> {
-    u32::try_from(nix::unistd::sysconf(name).ok()??).ok()
+    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten();
+    ticks.and_then(|ticks| u32::try_from(ticks).ok()).unwrap_or(100)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::proc::page_size;
+use crate::cgroups::arithmetic::page_size;
 
 const VMSTAT: &str = "/proc/vmstat";
 
@@ -19,7 +19,7 @@ pub struct Reclaim {
 impl Reclaim {
     /// Reads the counters; zero if there are none. Blocks for the time of a file of the kernel.
     pub fn read() -> Self {
-        Self::parse(&fs::read_to_string(VMSTAT).unwrap_or_default(), page_size().into())
+        Self::parse(&fs::read_to_string(VMSTAT).unwrap_or_default(), page_size())
     }
 
     fn parse(text: &str, page: u64) -> Self {

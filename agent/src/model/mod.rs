@@ -43,6 +43,7 @@ pub use actions::StartContainer;
 pub use backoff::Backoff;
 pub use backoff::delay as backoff_delay;
 pub use clock::Clock;
+pub use clock::sleep_until;
 pub use dead_containers::DeadContainerPolicy;
 pub use desired::ConfigSource;
 pub use desired::Pod;

@@ -69,7 +69,7 @@ impl DeadContainerLimits {
             if pod.finished {
                 self.remove(&pod.snapshot, &excess).await;
             } else {
-                self.registry.poke(&pod.snapshot.pod.uid);
+                self.registry.request_sync(&pod.snapshot.pod.uid);
             }
         }
     }

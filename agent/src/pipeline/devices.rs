@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::model::sleep_until;
 use crate::retry::Operation;
 use crate::workers::worker::WorkerContext;
 
@@ -25,15 +26,9 @@ impl DeviceRelease {
     pub(super) async fn run(self) {
         let mut due = None;
         loop {
-            let pause = async {
-                match due {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 () = self.0.act.volumes.until_unused() => {}
-                () = pause => {}
+                () = sleep_until(due) => {}
             }
             due = self.pass().await;
         }

@@ -53,7 +53,7 @@ impl OrphanCleanup {
 }
 
 impl Leftovers for OrphanCleanup {
-    fn sweep(&self, keep: &HashSet<PodUid>) -> bool {
+    fn remove_leftovers(&self, keep: &HashSet<PodUid>) -> bool {
         let Ok(pass) = self.pass.clone().try_lock_owned() else { return false };
         let (context, pods, keep) = (self.context.clone(), self.pods.clone(), keep.clone());
         let (registry, again) = (self.registry.clone(), self.again.clone());

@@ -49,6 +49,7 @@ use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::Source;
+use crate::model::sleep_until;
 use crate::oom::OomReporter;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
@@ -154,7 +155,7 @@ impl PlegTask {
                 Some(command) = commands.recv() => self.on_command(command),
                 Some(due) = self.rechecks.next(), if !self.rechecks.is_empty() => self.on_recheck(due.into_inner()),
                 Ok(()) = sensors.changed() => {}
-                () = sleep_until(oom_due), if oom_due.is_some() => self.conclude_overdue(),
+                () = sleep_until(oom_due) => self.conclude_overdue(),
                 () = tokio::time::sleep_until(relist_at) => {}
             }
         }
@@ -436,12 +437,5 @@ impl PlegTask {
 
     pub(super) fn events_up(&self) -> bool {
         self.config.sensor_states.get(Sensor::RuntimeEvents) == Some(SensorState::Up)
-    }
-}
-
-/// At once without a time: such a branch of a `select!` is disabled.
-async fn sleep_until(due: Option<Instant>) {
-    if let Some(due) = due {
-        tokio::time::sleep_until(due).await;
     }
 }

@@ -128,8 +128,8 @@ fn victim(pods: &[PodEvidence]) -> Option<&PodEvidence> {
     let any_above = evictable().any(PodEvidence::is_above_request);
     let candidates = || evictable().filter(|pod| pod.is_above_request() || !any_above);
     let most = candidates().map(PodEvidence::takes).max()?;
-    let guilty = candidates().filter(|pod| pod.takes() >= most / 2);
-    guilty.min_by_key(|pod| (pod.priority, Reverse(pod.takes()), Reverse(pod.working_set), pod.name.clone()))
+    let stalling = candidates().filter(|pod| pod.takes() >= most / 2);
+    stalling.min_by_key(|pod| (pod.priority, Reverse(pod.takes()), Reverse(pod.working_set), pod.name.clone()))
 }
 
 fn waiting(evidence: &Evidence, victim: &PodUid) -> Vec<(String, f64)> {

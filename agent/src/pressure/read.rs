@@ -10,10 +10,10 @@ use super::reclaim::ReclaimStalls;
 use super::sample::NodeSample;
 use super::sample::PodSample;
 use crate::cgroups::Layout;
+use crate::cgroups::arithmetic::page_size;
 use crate::cgroups::usage::CgroupPlace;
 use crate::cgroups::usage::Pressure;
 use crate::config::pressure::PressureResource;
-use crate::kernel::proc::page_size;
 use crate::kernel::vmstat::Reclaim;
 use crate::model::PodUid;
 
@@ -98,7 +98,7 @@ impl PressureReader {
             working_set: memory.working_set,
             waited: stalls.memory.map(micros),
             reclaimed: self.stalls.as_ref().and_then(|counted| counted.of_pod(&pod.path)).map(|stalls| stalls.time),
-            refaulted: stalls.refaulted_pages.saturating_mul(page_size().into()),
+            refaulted: stalls.refaulted_pages.saturating_mul(page_size()),
             high_hits: stalls.high_hits,
             max_hits: stalls.max_hits,
             throttled: stalls.throttled,
@@ -142,7 +142,7 @@ mod tests {
         let sample = &found[0];
         assert_eq!((sample.uid.as_str(), sample.working_set, sample.requested), ("a", 600, 5));
         assert_eq!((sample.waited, sample.reclaimed), (Some(Duration::from_millis(1500)), None));
-        assert_eq!((sample.refaulted, sample.high_hits, sample.max_hits), (2 * u64::from(page_size()), 3, 4));
+        assert_eq!((sample.refaulted, sample.high_hits, sample.max_hits), (2 * page_size(), 3, 4));
         assert_eq!((sample.highs.len(), sample.highs[0].bytes), (1, 800));
         assert_eq!((reader.held("/kubepods/poda"), reader.held("/kubepods/podgone")), (Some(1000), None));
         fs::remove_file(pod.join("memory.current")).unwrap();

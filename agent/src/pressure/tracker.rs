@@ -176,9 +176,9 @@ impl Tracker {
         let Some((then, before)) = first else { return Vec::new() };
         let passed = now.saturating_duration_since(*then);
         // All counters of a pod that is new have grown since.
-        let unborn = PodSample::default();
+        let at_creation = PodSample::default();
         let of_pod = |pod: &PodSample| {
-            let before = before.iter().find(|before| before.uid == pod.uid).unwrap_or(&unborn);
+            let before = before.iter().find(|before| before.uid == pod.uid).unwrap_or(&at_creation);
             PodEvidence::between(before, pod, passed)
         };
         pods.iter().map(of_pod).collect()

@@ -42,6 +42,7 @@ use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::pod_ref;
+use crate::model::sleep_until;
 use crate::model::spec;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
@@ -300,14 +301,6 @@ fn next_tick(epoch: Instant, due: Instant) -> Instant {
     let past = Duration::from_nanos(u64::try_from(since.as_nanos() % TICK.as_nanos()).unwrap_or_default());
     let missing = if past.is_zero() { past } else { TICK - past };
     epoch + since + missing
-}
-
-/// Sleeps until then; for ever without a time.
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }
 
 #[cfg(test)]

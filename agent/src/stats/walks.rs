@@ -22,7 +22,7 @@ const ROUND: Duration = Duration::from_secs(1);
 /// How long one folder may be counted while others wait.
 const TURN: Duration = Duration::from_millis(250);
 /// How long the end of a turn is waited for: a file system may hang.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TURN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The rest after a round, as a multiple of its work: 2 % of a processor at most.
 const REST: u32 = 50;
 /// The shortest rest.
@@ -222,7 +222,7 @@ impl State {
     async fn end_turn(&mut self, key: Key) -> bool {
         let Some(walking) = self.running.get_mut(&key) else { return false };
         // One that hangs keeps its thread, and nothing of the others is lost.
-        let Ok(ended) = tokio::time::timeout(PATIENCE, walking).await else { return false };
+        let Ok(ended) = tokio::time::timeout(TURN_TIMEOUT, walking).await else { return false };
         self.running.remove(&key);
         // The agent is shutting down.
         let Ok(turn) = ended else { return false };
@@ -272,7 +272,7 @@ pub(super) async fn counted_at_once(folders: Vec<Folder>) -> Sizes {
             let (mut walk, began) = (TreeWalk::new(path), std::time::Instant::now());
             walk.advance(|| began.elapsed() < AT_ONCE).then(|| walk.usage())
         });
-        if let Ok(Ok(Some(usage))) = tokio::time::timeout(AT_ONCE + PATIENCE, walking).await {
+        if let Ok(Ok(Some(usage))) = tokio::time::timeout(AT_ONCE + TURN_TIMEOUT, walking).await {
             sizes.entry(uid).or_default().push((volume, Used { bytes: usage.bytes, inodes: usage.inodes }));
         }
     }

@@ -83,7 +83,7 @@ impl SyncLoop {
         let ends = has_ended && !self.workers.termination_requested(&uid);
         self.workers.refresh(pod);
         if gated || ends {
-            self.workers.poke(&uid);
+            self.workers.request_sync(&uid);
         }
         if has_ended {
             self.retry_resizes(Trigger::PodTerminated);

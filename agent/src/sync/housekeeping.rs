@@ -43,12 +43,12 @@ impl SyncLoop {
             self.terminate_undesired(&desired, &snapshot);
         }
         self.reconcile_mirrors(None);
-        self.sweep(desired);
+        self.remove_leftovers(desired);
     }
 
     /// Removes what is left of pods that are gone. Not while it is unknown which pods the runtime has. It may have pods that
     /// are not inspected yet: they are spared, and there is another pass when they are.
-    fn sweep(&mut self, desired: HashSet<PodUid>) {
+    fn remove_leftovers(&mut self, desired: HashSet<PodUid>) {
         // Read before the cache, so that a pod that is inspected meanwhile is in one of them.
         let Some(uninspected) = self.pleg.uninspected() else { return };
         let mut keep = desired;
@@ -58,7 +58,7 @@ impl SyncLoop {
         keep.extend(self.workers.uids());
         self.statuses.retain(&keep);
         self.allocations.retain_actuated(&keep);
-        if !self.leftovers.sweep(&keep) {
+        if !self.leftovers.remove_leftovers(&keep) {
             self.housekeep_soon(HOUSEKEEPING_RETRY);
         }
     }

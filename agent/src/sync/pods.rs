@@ -162,17 +162,6 @@ impl Pods {
         self.translation.get(uid).unwrap_or(uid).clone()
     }
 
-    /// The UID under which the API knows the pod: the mirror pod's for a static pod (`None` while there is none), the
-    /// pod's own otherwise.
-    pub fn api_uid(&self, pod: &ApiPod) -> Option<PodUid> {
-        let own = pod_ref(pod).uid;
-        if !is_static(pod) {
-            return Some(own);
-        }
-        let mirror = pod_ref(self.mirror_of(pod)?).uid;
-        (self.translate(&mirror) == own).then_some(mirror)
-    }
-
     /// The API object of the pod with this UID: its own, or its mirror pod, which is still found
     /// until it goes, even if the static pod went first.
     pub fn api_copy(&self, uid: &PodUid) -> Option<&Pod> {
@@ -182,14 +171,6 @@ impl Pods {
             Some(pod) => Some(pod),
             None => self.mirrors().find(shows),
         }
-    }
-
-    /// Full names of mirror pods without a static pod, sorted.
-    pub fn orphaned_mirrors(&self) -> Vec<String> {
-        let mut names: Vec<String> =
-            self.mirrors.by_name.keys().filter(|name| !self.pods.by_name.contains_key(*name)).cloned().collect();
-        names.sort();
-        names
     }
 
     /// UIDs of all pods and mirror pods.
@@ -272,13 +253,7 @@ mod tests {
             both.into_iter().for_each(|pod| pods.set(pod));
             assert_eq!(pods.translate(&uid("m")), uid("1"));
             assert_eq!(pods.translate(&uid("1")), uid("1"));
-            assert_eq!(pods.api_uid(&static_pod("a", "1")), Some(uid("m")));
         }
-        let mut pods = Pods::default();
-        pods.set(static_pod("a", "1"));
-        assert_eq!(pods.api_uid(&static_pod("a", "1")), None, "the API does not know it yet");
-        let api = pod("b", "2", &[(CONFIG_SOURCE, "api")]);
-        assert_eq!(pods.api_uid(&api), Some(uid("2")));
     }
 
     #[test]
@@ -311,16 +286,13 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_without_its_pod_is_an_orphan_and_still_translates() {
+    fn a_mirror_without_its_pod_still_translates() {
         let mut pods = Pods::default();
         pods.set(static_pod("a", "1"));
         pods.set(mirror("a", "m", "1"));
-        assert_eq!(pods.orphaned_mirrors(), Vec::<String>::new());
         pods.remove(&static_pod("a", "1"));
-        assert_eq!(pods.orphaned_mirrors(), ["a_ns"]);
         assert_eq!(pods.translate(&uid("m")), uid("1"), "the pod may still be terminating");
         pods.remove(&mirror("a", "m", "1"));
-        assert_eq!(pods.orphaned_mirrors(), Vec::<String>::new());
         assert_eq!(pods.translate(&uid("m")), uid("m"));
     }
 

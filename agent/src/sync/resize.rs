@@ -30,6 +30,7 @@ use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::resources;
 use crate::model::resources::Quantities;
+use crate::model::sleep_until;
 use crate::model::spec;
 use crate::recorder::EventType;
 use crate::workers::generate::qos::qos_class;
@@ -56,13 +57,7 @@ impl PendingResizes {
 
     /// Waits until those that wait are to be tried again; for ever without any. Cancel-safe.
     pub(super) fn due(&self) -> impl Future<Output = ()> + use<> {
-        let at = (!self.queue.is_empty()).then_some(self.retry_at);
-        async move {
-            match at {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        }
+        sleep_until((!self.queue.is_empty()).then_some(self.retry_at))
     }
 }
 
@@ -211,7 +206,7 @@ impl SyncLoop {
         let allocated = self.allocations.allocated_form(pod.clone());
         if Arc::ptr_eq(&allocated, &pod) {
             self.allocations.clear_pending(uid);
-            self.workers.poke(uid);
+            self.workers.request_sync(uid);
             return Tried::Done;
         }
         if let Some(never) = allocation::infeasible(&pod, &allocated, class_of(&pod), self.resizes.policy) {
@@ -242,7 +237,7 @@ impl SyncLoop {
             let event = format!("Resize{}", pending.reason());
             self.recorder.pod_event(pod, "", EventType::Warning, &event, &format!("Pod resize {reason}: {text}"));
         }
-        self.workers.poke(&pod_ref(pod).uid);
+        self.workers.request_sync(&pod_ref(pod).uid);
     }
 
     fn accept_resize(&mut self, uid: &PodUid, pod: Pod, trigger: Trigger) {

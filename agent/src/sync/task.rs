@@ -23,6 +23,7 @@ use crate::model::ConfigSource;
 use crate::model::PodUid;
 use crate::model::PodUpdate;
 use crate::model::pod_ref;
+use crate::model::sleep_until;
 use crate::pleg::PlegHandle;
 use crate::probes::ProbeResultStore;
 use crate::recorder::Recorder;
@@ -44,7 +45,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub trait Leftovers: Send + Sync + 'static {
     /// Starts removing the leftovers of every pod not in `keep`. Must not block. Returns false if it should be called
     /// again soon. When what could not be removed is due again is received as [`SyncLoop::leftovers_due`].
-    fn sweep(&self, keep: &HashSet<PodUid>) -> bool;
+    fn remove_leftovers(&self, keep: &HashSet<PodUid>) -> bool;
 }
 
 /// State of the sync loop and handles to what it dispatches between.
@@ -98,13 +99,6 @@ impl SyncLoop {
         // Without sources there is no first delivery that would ask for it.
         self.housekeep_soon(HOUSEKEEPING_DELAY);
         loop {
-            let housekeeping = self.housekeeping;
-            let due = async {
-                match housekeeping {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             self.pods.record_iteration();
             tokio::select! {
                 () = shutdown.cancelled() => break,
@@ -122,9 +116,9 @@ impl SyncLoop {
                 name = self.mirrors.changed() => self.reconcile_mirrors(name),
                 awaited = self.admission.awaited() => self.on_awaited(awaited),
                 Some(request) = self.requests.kills.recv() => self.kill(request),
-                Ok(()) = addresses.changed() => self.workers.poke_all(),
+                Ok(()) = addresses.changed() => self.workers.request_sync_of_all(),
                 Some(at) = self.leftovers_due.recv() => self.housekeep_at(at),
-                () = due => self.housekeeping_pass(),
+                () = sleep_until(self.housekeeping) => self.housekeeping_pass(),
             }
         }
         self.workers.stop(DRAIN).await;
@@ -195,7 +189,7 @@ impl SyncLoop {
     fn on_pleg_change(&mut self, uids: Vec<PodUid>) {
         for uid in uids {
             if self.workers.knows(&uid) {
-                self.workers.poke(&uid);
+                self.workers.request_sync(&uid);
             } else {
                 self.settle_rejected(&uid);
             }
@@ -208,7 +202,7 @@ impl SyncLoop {
     /// Restarts are up to the pods' workers. Readiness does not wait for them.
     fn on_probe_results(&mut self, uids: Vec<PodUid>) {
         for uid in uids {
-            self.workers.poke(&uid);
+            self.workers.request_sync(&uid);
             if let Some((pod, snapshot)) = self.pods.by_uid(&uid).zip(self.pleg.cached(&uid)) {
                 let results = self.probes.of_pod(&uid);
                 self.statuses.set_probe_results(&pod, &snapshot, &results, self.clock.wall());

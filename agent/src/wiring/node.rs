@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use tokio::sync::watch;
 
 use crate::cgroups::Hierarchies;
+use crate::cgroups::arithmetic::page_size;
 use crate::cli::host;
 use crate::cli::version::KUBERNETES;
 use crate::config::Feature;
@@ -184,7 +185,7 @@ fn resources(settings: &Settings, hierarchies: &Hierarchies, root_fs: &RootFs) -
         memory_capacity: sizes.memory,
         allocatable: allocatable(&sizes, &config),
         hugepage_sizes: sizes.hugepages.into_keys().collect(),
-        page_size: page_size(),
+        page_size: usize::try_from(page_size()).unwrap_or(0),
         cgroup_v2,
         protects_memory: cgroup_v2 && hierarchies.layout.offers("memory"),
         single_process_oom_kill: !cgroup_v2 || kubelet.single_process_oom_kill.unwrap_or(false),
@@ -204,12 +205,6 @@ fn swap(settings: &Settings, hierarchies: &Hierarchies, node_swap: i64) -> Swap 
         "LimitedSwap" => Swap::Limited { node_swap },
         _ => Swap::Forbidden,
     }
-}
-
-/// Size of a page, bytes; 0 if the system does not say.
-fn page_size() -> usize {
-    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
-    size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
 }
 
 /// The processors' thermal folders, hidden from containers.

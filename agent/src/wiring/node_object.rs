@@ -18,6 +18,7 @@ use crate::events::sensors::SensorStates;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pressures;
+use crate::model::sleep_until;
 use crate::node;
 use crate::node::Connections;
 use crate::node::Inputs;
@@ -139,15 +140,9 @@ fn health(sensor_states: SensorStates, shutdown: CancellationToken) -> watch::Re
             pleg.observe(listed(&sensor_states), now);
             let errors = pleg.errors(now);
             sender.send_if_modified(|known| std::mem::replace(known, errors.clone()) != errors);
-            let due = async {
-                match pleg.due(now) {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return },
-                () = due => {}
+                () = sleep_until(pleg.due(now)) => {}
             }
         }
     };

@@ -129,12 +129,12 @@ impl PodWorkers {
     }
 
     /// The pod has changed in the runtime.
-    pub fn poke(&mut self, uid: &PodUid) {
-        self.registry.poke(uid);
+    pub fn request_sync(&mut self, uid: &PodUid) {
+        self.registry.request_sync(uid);
     }
 
     /// Something that concerns every pod has changed.
-    pub fn poke_all(&mut self) {
+    pub fn request_sync_of_all(&mut self) {
         for mailbox in self.registry.lock().values() {
             let reaction = mailbox.state().request(Request::Sync);
             mailbox.react(reaction);

@@ -66,7 +66,7 @@ impl WorkerRegistry {
     }
 
     /// The pod's worker has something to do; nothing happens without one.
-    pub fn poke(&self, uid: &PodUid) {
+    pub fn request_sync(&self, uid: &PodUid) {
         if let Some(mailbox) = self.lock().get(uid) {
             let reaction = mailbox.state().request(Request::Sync);
             mailbox.react(reaction);

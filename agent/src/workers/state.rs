@@ -136,7 +136,7 @@ struct Work {
     /// A pass is requested.
     requested: bool,
     /// A pass is requested by [`Request::Sync`] alone.
-    poked: bool,
+    sync_requested: bool,
     /// The pod was updated since the last pass began.
     updated: bool,
 }
@@ -187,11 +187,11 @@ impl PodState {
             // A delayed teardown is no longer delayed.
             return Reaction { wake: true, cancel: false };
         }
-        let is_poke = matches!(request, Request::Sync);
+        let is_sync = matches!(request, Request::Sync);
         let Some(kill) = self.accept(request) else { return Reaction::default() };
         let cancel = self.terminate(kill);
-        if is_poke && !cancel {
-            self.work.poked = true;
+        if is_sync && !cancel {
+            self.work.sync_requested = true;
         } else {
             self.work.requested = true;
         }
@@ -253,7 +253,7 @@ impl PodState {
 
     /// Takes the pending work, if there is any: the phase whose pass is due.
     pub fn take_work(&mut self) -> Option<Phase> {
-        self.work.requested |= std::mem::take(&mut self.work.poked);
+        self.work.requested |= std::mem::take(&mut self.work.sync_requested);
         self.take_request()
     }
 
@@ -365,12 +365,6 @@ impl PodState {
             Lifecycle::Finished { restart_requested } => *restart_requested,
             lifecycle => lifecycle.termination().is_some_and(|termination| termination.restart_requested),
         }
-    }
-
-    /// Something waits until nothing is left to do for the pod.
-    pub fn is_awaited(&self) -> bool {
-        let waiting = self.lifecycle.termination().is_some_and(|termination| !termination.waiting.is_empty());
-        waiting || self.restart_requested()
     }
 
     /// Logs, exited containers and sandboxes may be removed.

@@ -60,10 +60,10 @@ fn a_create_after_termination_was_requested_is_kept_for_later() {
     let mut s = state();
     s.request(Request::Create(pod(None, None)));
     s.request(killed(None));
-    assert!(!s.is_awaited());
+    assert!(!s.restart_requested());
     let woken = Reaction { wake: true, cancel: false };
     assert_eq!(s.request(Request::Create(pod(None, None))), woken, "its teardown is not delayed any more");
-    assert!(s.restart_requested() && s.is_awaited());
+    assert!(s.restart_requested());
 }
 
 #[test]

@@ -36,6 +36,7 @@ use crate::model::PodUid;
 use crate::model::backoff_delay;
 use crate::model::restart::RestartGates;
 use crate::model::restart::RestartPolicy;
+use crate::model::sleep_until;
 use crate::objects::Registration;
 use crate::pleg::InspectError;
 use crate::pleg::MessageSource;
@@ -445,11 +446,3 @@ const PASSES: [Operation; 4] = [Operation::SyncPod, Operation::AwaitNetwork, Ope
 const QUIET_FIRST: Duration = Duration::from_secs(1);
 /// The longest such pause.
 const QUIET_MAX: Duration = Duration::from_secs(10);
-
-/// Sleeps until then; for ever without a time.
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
-    }
-}

@@ -57,13 +57,13 @@ const MIB: u64 = 1 << 20;
 const HAND: [(&str, &str); 2] = [("projects", "# by hand\n10:/srv\n1048578:/srv/b"), ("projid", "srv:10\nb:1048578\n")];
 
 /// A temporary folder with a file system on `disk`, and files of projects in `etc`.
-struct Room {
+struct Fixture {
     // Unmounted before the folder is removed.
     _disk: QuotaDisk,
     folder: tempfile::TempDir,
 }
 
-impl Room {
+impl Fixture {
     /// `None` where the test is skipped.
     fn open(kind: FileSystem) -> Result<Option<Self>> {
         let folder = tempfile::tempdir()?;
@@ -144,8 +144,8 @@ fn unlinked(path: &Path, bytes: u64) -> Result<File> {
 }
 
 async fn each_volume_has_a_project(kind: FileSystem) -> Result<()> {
-    let Some(room) = Room::open(kind)? else { return Ok(()) };
-    let volumes = room.volumes()?;
+    let Some(fixture) = Fixture::open(kind)? else { return Ok(()) };
+    let volumes = fixture.volumes()?;
     let of_users =
         with_volumes("own", false, &[("a", json!({})), ("b", json!({})), ("m", json!({ "medium": "Memory" }))]);
     let of_host = with_volumes("host", true, &[("a", json!({}))]);
@@ -158,7 +158,7 @@ async fn each_volume_has_a_project(kind: FileSystem) -> Result<()> {
     ensure!(ids == [FIRST, FIRST + 2], "{ids:?}: one is written by hand");
     let on_host = projects(&volumes, &of_host);
     ensure!(matches!(&on_host[..], [(_, _, None)]), "{on_host:?}");
-    let written = room.files()?;
+    let written = fixture.files()?;
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<std::collections::BTreeSet<_>>();
     let hand = HAND.map(|(_, text)| text);
     let own = [(first, a), (second, b)].map(|(id, path)| format!("{id}:{}", path.display()));
@@ -178,39 +178,39 @@ async fn each_volume_has_a_project(kind: FileSystem) -> Result<()> {
     ensure!(project_quota::usage(a, *second)? == before && before.inodes == 1, "{before:?}");
 
     // The next agent knows them and writes nothing.
-    let volumes = room.volumes()?;
+    let volumes = fixture.volumes()?;
     ensure!(projects(&volumes, &of_users) == found, "{:?}", projects(&volumes, &of_users));
-    ensure!(room.files()? == written);
+    ensure!(fixture.files()? == written);
     set_up(&volumes, &of_users).await?;
-    ensure!(room.files()? == written && projects(&volumes, &of_users) == found);
+    ensure!(fixture.files()? == written && projects(&volumes, &of_users) == found);
 
     // The ids of a pod that is gone are free, except the one of the file that is still open.
     volumes.tear_down("own").await?;
     ensure!(projects(&volumes, &of_users).iter().all(|(_, _, project)| project.is_none()));
     let ended = [format!("{}\n", hand[0]), hand[1].to_owned()];
-    ensure!(room.files()? == ended, "{:?}", room.files()?);
-    until_used(&room.root(), *second, |used| used == ProjectUsage::default()).await?;
+    ensure!(fixture.files()? == ended, "{:?}", fixture.files()?);
+    until_used(&fixture.root(), *second, |used| used == ProjectUsage::default()).await?;
     let next = with_volumes("next", false, &[("a", json!({})), ("b", json!({}))]);
     set_up(&volumes, &next).await?;
     let mut ids: Vec<u32> = projects(&volumes, &next).into_iter().filter_map(|(_, _, project)| project).collect();
     ids.sort_unstable();
     ensure!(ids == [*second, FIRST + 3], "{ids:?}: the file of {first} is open");
     drop(open);
-    until_used(&room.root(), *first, |used| used == ProjectUsage::default()).await?;
+    until_used(&fixture.root(), *first, |used| used == ProjectUsage::default()).await?;
 
     // An agent that was killed when the directory was removed; the next one removes the entries.
-    fs::remove_dir_all(room.root().join("pods/next"))?;
-    room.volumes()?;
-    ensure!(room.files()? == ended, "{:?}", room.files()?);
+    fs::remove_dir_all(fixture.root().join("pods/next"))?;
+    fixture.volumes()?;
+    ensure!(fixture.files()? == ended, "{:?}", fixture.files()?);
 
     // A directory that belongs to a project of its administrator stays there.
     let third = with_volumes("third", false, &[("a", json!({}))]);
     volumes.make_pod_dirs("third")?;
-    project_quota::assign(&room.root().join("pods/third/volumes"), 10)?;
+    project_quota::assign(&fixture.root().join("pods/third/volumes"), 10)?;
     set_up(&volumes, &third).await?;
     let kept = projects(&volumes, &third);
     let [(_, a, None)] = &kept[..] else { panic!("{kept:?}") };
-    ensure!(project_quota::project_of(a)?.id == 10 && room.files()? == ended);
+    ensure!(project_quota::project_of(a)?.id == 10 && fixture.files()? == ended);
     volumes.tear_down("host").await?;
     volumes.tear_down("third").await?;
     Ok(())
@@ -277,26 +277,26 @@ fn this_node(sim: &SimRuntime, root: &Path, volumes: Volumes) -> Result<ThisNode
 #[tokio::test(start_paused = true)]
 #[ignore = "real runtime"]
 async fn vm_a_pod_is_evicted_for_an_unlinked_file_in_a_limited_volume() -> Result<()> {
-    let Some(room) = Room::open(FileSystem::Ext4)? else { return Ok(()) };
+    let Some(fixture) = Fixture::open(FileSystem::Ext4)? else { return Ok(()) };
     let features = cri::Features { user_namespaces: true, ..cri::Features::containerd_1_7() };
     let sim = SimRuntime::new(cri::Options { features, ..cri::Options::default() });
     sim.images(|images| images.store("busybox", 1 << 20));
-    fs::create_dir(room.root())?;
-    fs::write(room.root().join("hosts"), "127.0.0.1 localhost\n")?;
+    fs::create_dir(fixture.root())?;
+    fs::write(fixture.root().join("hosts"), "127.0.0.1 localhost\n")?;
     let limited = with_volumes("web", false, &[("data", json!({ "sizeLimit": "1Mi" }))]).spec.context("a spec")?;
     let mut web = pod("web").own_network().running("main", "run").from_api().build().as_ref().clone();
     let spec = web.spec.as_mut().context("a spec")?;
     (spec.host_users, spec.volumes) = (limited.host_users, limited.volumes);
     spec.containers[0].volume_mounts = limited.containers[0].volume_mounts.clone();
-    let (api, volumes) = (Api::default(), room.volumes()?);
+    let (api, volumes) = (Api::default(), fixture.volumes()?);
     let web = api.put(&web.into());
-    let mut agent = Agent::start_with_volumes(&sim, &room.root(), vec![web.clone()], &api, volumes.clone());
+    let mut agent = Agent::start_with_volumes(&sim, &fixture.root(), vec![web.clone()], &api, volumes.clone());
     let soon = Duration::from_secs(60);
     sim.until("it runs", soon, |l| l.live("web", "main").is_some()).await.map_err(|late| anyhow::anyhow!("{late}"))?;
     let found = projects(&volumes, &web);
     let [(_, data, Some(FIRST))] = &found[..] else { panic!("{found:?}") };
     let policy = Policy { local_storage: true, ..Policy::default() };
-    let (_wake, metrics) = agent.evict_by(policy, this_node(&sim, &room.root(), volumes.clone())?);
+    let (_wake, metrics) = agent.evict_by(policy, this_node(&sim, &fixture.root(), volumes.clone())?);
 
     fs::write(data.join("small"), vec![1; 1 << 19])?;
     tokio::time::sleep(soon).await;
@@ -311,7 +311,7 @@ async fn vm_a_pod_is_evicted_for_an_unlinked_file_in_a_limited_volume() -> Resul
     ensure!(status.reason.as_deref() == Some("Evicted") && status.message.as_deref() == Some(expected), "{status:?}");
     let text = metrics.render()?;
     ensure!(text.contains("kubelet_evictions{eviction_signal=\"emptydirfs.limit\"} 1\n"), "{text}");
-    ensure!(!data.exists() && room.files()?[0] == format!("{}\n", HAND[0].1), "{:?}", room.files()?);
+    ensure!(!data.exists() && fixture.files()?[0] == format!("{}\n", HAND[0].1), "{:?}", fixture.files()?);
     Ok(())
 }
 

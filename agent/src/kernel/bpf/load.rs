@@ -22,6 +22,7 @@ use super::offsets;
 use super::offsets::Resolved;
 use super::watch::Probes;
 use crate::cgroups::HierarchyKind;
+use crate::cgroups::arithmetic::page_size;
 use crate::kernel::btf::Btf;
 use crate::kernel::btf::BtfError;
 use crate::kernel::facts::Capabilities;
@@ -186,7 +187,7 @@ fn config(btf: &Btf, options: &Options, found: &Resolved) -> Result<common::Conf
         subsystem,
         memory: btf.constant("memory_cgrp_id").unwrap_or(common::ABSENT),
         reserved: 0,
-        page_kib: proc::page_size() / 1024,
+        page_kib: u32::try_from(page_size() / 1024).unwrap_or(4),
         victim_is_task: u32::from(found.victim_is_task),
     })
 }

@@ -18,6 +18,7 @@ use super::watch::Watch;
 use super::watch::WatchResult;
 use crate::model::ConfigSource;
 use crate::model::Pod;
+use crate::model::sleep_until;
 use crate::sources::SourceUpdate;
 use crate::sources::SourcesHandle;
 use crate::sources::adoption::Adoptions;
@@ -173,13 +174,7 @@ impl Scanner {
 
     /// Waits until a scan is due. Cancel-safe: without a watch, the next scan sets one up.
     async fn wake(&mut self) {
-        let timer = self.timer;
-        let timer = async move {
-            match timer {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        let timer = sleep_until(self.timer);
         let watch = self.watch.as_mut();
         let open_files = &mut self.open_files;
         let watched = async move {

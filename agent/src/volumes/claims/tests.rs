@@ -20,7 +20,7 @@ use crate::volumes::testing::Replies;
 use crate::volumes::testing::objects;
 
 /// A node with the label `zone=a`, and an API server that answers GETs of what is in `replies`, by path.
-struct Room {
+struct Fixture {
     root: tempfile::TempDir,
     replies: Replies,
     volumes: Volumes,
@@ -28,7 +28,7 @@ struct Room {
     runtime: tokio::runtime::Runtime,
 }
 
-impl Room {
+impl Fixture {
     fn new() -> Self {
         let root = tempfile::tempdir().expect("a folder");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -96,42 +96,42 @@ fn using_device(mut pod: Pod) -> Pod {
 #[test]
 fn a_local_volume_is_shared_by_pods_and_given_to_the_group_of_the_first() {
     in_private_mounts(|| {
-        let mut room = Room::new();
-        let dir = room.local_dir();
+        let mut fixture = Fixture::new();
+        let dir = fixture.local_dir();
         let zone = json!({"key": "zone", "operator": "In", "values": ["a"]});
-        room.binds(json!({"local": {"path": dir},
+        fixture.binds(json!({"local": {"path": dir},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}}));
-        room.set_up(&pod("u-1", Some(77), false)).expect("mounted");
-        assert!(room.volumes.is_relabelled(&pod("u-1", None, false), "v"));
-        let one = room.mount_path("u-1", "local-volume");
+        fixture.set_up(&pod("u-1", Some(77), false)).expect("mounted");
+        assert!(fixture.volumes.is_relabelled(&pod("u-1", None, false), "v"));
+        let one = fixture.mount_path("u-1", "local-volume");
         let group = |path: &Path| fs::metadata(path).expect("it exists").gid();
         assert_eq!((group(&one), group(&one.join("file"))), (77, 77));
         fs::write(one.join("new"), "").expect("it is writable");
-        assert_eq!(room.events.take(), [""; 0]);
+        assert_eq!(fixture.events.take(), [""; 0]);
 
-        room.set_up(&pod("u-2", Some(88), false)).expect("mounted");
-        let two = room.mount_path("u-2", "local-volume");
+        fixture.set_up(&pod("u-2", Some(88), false)).expect("mounted");
+        let two = fixture.mount_path("u-2", "local-volume");
         assert!(two.join("new").exists());
         assert_eq!((group(&two), group(&two.join("file"))), (77, 77), "another pod has it");
         let message = "The requested fsGroup is 88, but the volume pv has GID 77. The volume may not be shareable.";
-        assert_eq!(room.events.take(), [format!("u-2 W AlreadyMountedVolume: {message}")]);
+        assert_eq!(fixture.events.take(), [format!("u-2 W AlreadyMountedVolume: {message}")]);
 
         // The API server is not needed again: not while the agent runs, and no mount is made twice.
-        room.replies.lock().expect("unpoisoned").clear();
-        room.set_up(&pod("u-2", Some(88), false)).expect("known");
-        assert_eq!(room.events.take(), [""; 0]);
-        let is_measured = |room: &Room, uid| !room.volumes.measurable(&pod(uid, None, false)).is_empty();
-        assert!(is_measured(&room, "u-1"));
+        fixture.replies.lock().expect("unpoisoned").clear();
+        fixture.set_up(&pod("u-2", Some(88), false)).expect("known");
+        assert_eq!(fixture.events.take(), [""; 0]);
+        let is_measured = |fixture: &Fixture, uid| !fixture.volumes.measurable(&pod(uid, None, false)).is_empty();
+        assert!(is_measured(&fixture, "u-1"));
         let local = |count| [("kubernetes.io/local-volume", count)].into();
-        assert_eq!(room.volumes.set_up_by_plugin(), local(2));
-        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
-        assert_eq!(room.volumes.set_up_by_plugin(), local(1));
+        assert_eq!(fixture.volumes.set_up_by_plugin(), local(2));
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
+        assert_eq!(fixture.volumes.set_up_by_plugin(), local(1));
         assert!(!one.exists() && two.join("file").exists() && dir.join("new").exists());
-        assert!(!is_measured(&room, "u-1") && is_measured(&room, "u-2"));
+        assert!(!is_measured(&fixture, "u-1") && is_measured(&fixture, "u-2"));
 
         // Of another agent's volumes the mount is undone, and nothing else.
-        let next = Volumes::new(room.root.path());
-        room.runtime.block_on(next.tear_down("u-2")).expect("unmounted");
+        let next = Volumes::new(fixture.root.path());
+        fixture.runtime.block_on(next.tear_down("u-2")).expect("unmounted");
         assert!(!two.exists() && dir.join("file").exists() && next.is_torn_down("u-2"));
     });
 }
@@ -149,44 +149,44 @@ fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
         return keblet_skip::skip("needs loop devices");
     }
     in_private_mounts(|| {
-        let mut room = Room::new();
-        let device = LoopDevice::on(&room.root.path().join("disk"), 1 << 20);
-        room.binds(json!({"local": {"path": device.0}, "volumeMode": "Block"}));
+        let mut fixture = Fixture::new();
+        let device = LoopDevice::on(&fixture.root.path().join("disk"), 1 << 20);
+        fixture.binds(json!({"local": {"path": device.0}, "volumeMode": "Block"}));
         let using = |uid: &str, read_only: bool| using_device(pod(uid, Some(77), read_only));
-        let error = room.set_up(&pod("u-0", None, false)).expect_err("it has no files");
+        let error = fixture.set_up(&pod("u-0", None, false)).expect_err("it has no files");
         let wrong = "volume v has volumeMode Block, but is specified in volumeMounts";
         assert_eq!(error, format!("error processing PVC ns/data: {wrong}"));
 
         let one = using("u-1", false);
-        room.set_up(&one).expect("mapped");
-        let maps = room.root.path().join("plugins/kubernetes.io~local-volume/volumeDevices/pv");
-        let links = room.root.path().join("pods/u-1/volumeDevices/kubernetes.io~local-volume");
+        fixture.set_up(&one).expect("mapped");
+        let maps = fixture.root.path().join("plugins/kubernetes.io~local-volume/volumeDevices/pv");
+        let links = fixture.root.path().join("pods/u-1/volumeDevices/kubernetes.io~local-volume");
         let mapped = |place: &str, path: &Path| {
             format!("u-1 N SuccessfulMountVolume: MapVolume.MapPodDevice succeeded for volume \"pv\" {place} {path:?}")
         };
-        assert_eq!(room.events.take(), [mapped("globalMapPath", &maps), mapped("volumeMapPath", &links)]);
-        let (link, read_only) = room.volumes.device(&one, "v").expect("a device");
+        assert_eq!(fixture.events.take(), [mapped("globalMapPath", &maps), mapped("volumeMapPath", &links)]);
+        let (link, read_only) = fixture.volumes.device(&one, "v").expect("a device");
         assert_eq!((fs::read_link(&link).expect("a link"), read_only), (device.0.clone(), false));
         assert_eq!(link, links.join("pv"));
-        room.set_up(&one).expect("once more");
-        assert_eq!((room.events.take(), loops_below(&maps)), (Vec::new(), 1));
-        let [measured] = &room.volumes.measurable(&one)[..] else { panic!("one volume") };
+        fixture.set_up(&one).expect("once more");
+        assert_eq!((fixture.events.take(), loops_below(&maps)), (Vec::new(), 1));
+        let [measured] = &fixture.volumes.measurable(&one)[..] else { panic!("one volume") };
         assert_eq!((&measured.path, measured.by), (&link, MeasuredBy::Device));
 
         let two = using("u-2", true);
-        room.set_up(&two).expect("mapped");
-        assert!(room.volumes.device(&two, "v").expect("a device").1);
+        fixture.set_up(&two).expect("mapped");
+        assert!(fixture.volumes.device(&two, "v").expect("a device").1);
         assert_eq!(loops_below(&maps), 2);
-        assert!(!room.volumes.is_torn_down("u-1"));
-        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmapped");
-        assert!(room.volumes.is_torn_down("u-1") && !links.exists() && !maps.join("u-1").exists());
+        assert!(!fixture.volumes.is_torn_down("u-1"));
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmapped");
+        assert!(fixture.volumes.is_torn_down("u-1") && !links.exists() && !maps.join("u-1").exists());
         assert_eq!(loops_below(&maps), 1);
 
         // What another agent has mapped is undone.
-        let next = Volumes::new(room.root.path());
-        room.runtime.block_on(next.tear_down("u-2")).expect("unmapped");
-        room.runtime.block_on(next.remove_orphan("u-2")).expect("removed");
-        assert!(loops_below(room.root.path()) == 1 && !maps.exists());
+        let next = Volumes::new(fixture.root.path());
+        fixture.runtime.block_on(next.tear_down("u-2")).expect("unmapped");
+        fixture.runtime.block_on(next.remove_orphan("u-2")).expect("removed");
+        assert!(loops_below(fixture.root.path()) == 1 && !maps.exists());
     });
 }
 
@@ -202,90 +202,90 @@ fn a_local_device_is_formatted_once_and_mounted_until_its_last_pod_has_gone() {
         return keblet_skip::skip("needs loop devices and mkfs.ext4");
     }
     in_private_mounts(|| {
-        let mut room = Room::new();
-        let device = LoopDevice::on(&room.root.path().join("disk"), 32 << 20);
-        room.binds(json!({"local": {"path": device.0}, "mountOptions": ["noexec"]}));
-        let global = room.root.path().join("plugins/kubernetes.io/local-volume/mounts/pv");
-        let unused = |volumes: &Volumes| room.runtime.block_on(volumes.unused()).expect("a list");
-        let error = room.set_up(&pod("u-0", None, true)).expect_err("nothing to read");
+        let mut fixture = Fixture::new();
+        let device = LoopDevice::on(&fixture.root.path().join("disk"), 32 << 20);
+        fixture.binds(json!({"local": {"path": device.0}, "mountOptions": ["noexec"]}));
+        let global = fixture.root.path().join("plugins/kubernetes.io/local-volume/mounts/pv");
+        let unused = |volumes: &Volumes| fixture.runtime.block_on(volumes.unused()).expect("a list");
+        let error = fixture.set_up(&pod("u-0", None, true)).expect_err("nothing to read");
         assert!(error.starts_with("MountVolume.MountDevice failed for volume \"pv\" : disk /dev/loop"), "{error}");
         assert!(error.ends_with("is not formatted since the volume is read-only") && !global.exists(), "{error}");
-        room.runtime.block_on(room.volumes.tear_down("u-0")).expect("nothing was set up");
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-0")).expect("nothing was set up");
 
-        room.set_up(&pod("u-1", Some(77), false)).expect("formatted and mounted");
-        let one = room.mount_path("u-1", "local-volume");
+        fixture.set_up(&pod("u-1", Some(77), false)).expect("formatted and mounted");
+        let one = fixture.mount_path("u-1", "local-volume");
         let flags = nix::sys::statvfs::statvfs(&one).expect("a file system").flags();
         assert!(flags.contains(nix::sys::statvfs::FsFlags::ST_NOEXEC), "{flags:?}");
         let kind = nix::sys::statfs::statfs(&one).expect("a file system").filesystem_type();
         assert_eq!(kind, nix::sys::statfs::EXT4_SUPER_MAGIC);
         assert!(one.join("lost+found").exists() && fs::metadata(&one).expect("it exists").gid() == 77);
         fs::write(one.join("new"), "kept").expect("it is writable");
-        room.set_up(&pod("u-2", Some(88), true)).expect("mounted");
-        let two = room.mount_path("u-2", "local-volume");
+        fixture.set_up(&pod("u-2", Some(88), true)).expect("mounted");
+        let two = fixture.mount_path("u-2", "local-volume");
         assert_eq!(fs::read_to_string(two.join("new")).expect("the same files"), "kept");
         fs::write(two.join("other"), "").expect_err("read-only");
-        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
-        assert_eq!(unused(&room.volumes), [""; 0].map(PathBuf::from), "the second pod has it");
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
+        assert_eq!(unused(&fixture.volumes), [""; 0].map(PathBuf::from), "the second pod has it");
 
         // Another agent knows what is used from the mounts.
-        let next = Volumes::new(room.root.path());
+        let next = Volumes::new(fixture.root.path());
         assert_eq!(unused(&next), [""; 0].map(PathBuf::from));
-        room.runtime.block_on(next.release_unused(&global)).expect("nothing is done");
+        fixture.runtime.block_on(next.release_unused(&global)).expect("nothing is done");
         assert!(two.join("new").exists());
-        room.runtime.block_on(next.tear_down("u-2")).expect("unmounted");
+        fixture.runtime.block_on(next.tear_down("u-2")).expect("unmounted");
         assert_eq!(unused(&next), std::slice::from_ref(&global));
-        room.runtime.block_on(next.release_unused(&global)).expect("unmounted");
+        fixture.runtime.block_on(next.release_unused(&global)).expect("unmounted");
         assert!(!global.exists() && unused(&next).is_empty());
 
-        room.volumes.forget("u-3");
-        room.set_up(&pod("u-3", None, false)).expect("mounted, and not formatted again");
+        fixture.volumes.forget("u-3");
+        fixture.set_up(&pod("u-3", None, false)).expect("mounted, and not formatted again");
         assert_eq!(
-            fs::read_to_string(room.mount_path("u-3", "local-volume").join("new")).expect("it was kept"),
+            fs::read_to_string(fixture.mount_path("u-3", "local-volume").join("new")).expect("it was kept"),
             "kept"
         );
-        room.runtime.block_on(room.volumes.tear_down("u-3")).expect("unmounted");
-        room.runtime.block_on(room.volumes.tear_down("u-2")).expect("it is over");
-        room.runtime.block_on(room.volumes.release_unused(&global)).expect("unmounted");
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-3")).expect("unmounted");
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-2")).expect("it is over");
+        fixture.runtime.block_on(fixture.volumes.release_unused(&global)).expect("unmounted");
 
-        room.binds(json!({"local": {"path": device.0, "fsType": "suchfs"}}));
-        room.volumes.make_pod_dirs("u-4").expect("the pod's folders");
-        let done = room.runtime.block_on(room.volumes.set_up(&pod("u-4", None, false), None));
+        fixture.binds(json!({"local": {"path": device.0, "fsType": "suchfs"}}));
+        fixture.volumes.make_pod_dirs("u-4").expect("the pod's folders");
+        let done = fixture.runtime.block_on(fixture.volumes.set_up(&pod("u-4", None, false), None));
         let failed = done.expect_err("another format").remove(0);
         assert_eq!(failed.reason(), "FailedMountOnFilesystemMismatch", "{failed}");
-        assert!(!global.exists() && room.events.take().iter().all(|event| !event.contains("u-4")));
+        assert!(!global.exists() && fixture.events.take().iter().all(|event| !event.contains("u-4")));
     });
 }
 
 #[test]
 fn a_device_that_cannot_be_mapped_is_named() {
-    let room = Room::new();
-    room.binds(json!({"local": {"path": room.local_dir()}, "volumeMode": "Block"}));
+    let fixture = Fixture::new();
+    fixture.binds(json!({"local": {"path": fixture.local_dir()}, "volumeMode": "Block"}));
     let pod = using_device(pod("u-1", None, false));
-    room.volumes.make_pod_dirs("u-1").expect("the pod's folders");
-    let failed = room.runtime.block_on(room.volumes.set_up(&pod, None)).expect_err("a folder").remove(0);
+    fixture.volumes.make_pod_dirs("u-1").expect("the pod's folders");
+    let failed = fixture.runtime.block_on(fixture.volumes.set_up(&pod, None)).expect_err("a folder").remove(0);
     let expected = format!(
         "MapVolume.MapPodDevice failed for volume \"pv\" : local volume {}: is not a block device",
-        room.root.path().join("disk").display()
+        fixture.root.path().join("disk").display()
     );
     assert_eq!((failed.to_string(), failed.reason()), (expected, "FailedMapVolume"));
-    room.binds(json!({"hostPath": {"path": "/dev/null"}, "volumeMode": "Block"}));
-    let next = Volumes::new(room.root.path());
-    room.runtime.block_on(next.tear_down("u-1")).expect("nothing was left");
+    fixture.binds(json!({"hostPath": {"path": "/dev/null"}, "volumeMode": "Block"}));
+    let next = Volumes::new(fixture.root.path());
+    fixture.runtime.block_on(next.tear_down("u-1")).expect("nothing was left");
 }
 
 #[test]
 fn a_claim_that_is_used_read_only_cannot_be_written() {
     in_private_mounts(|| {
-        let room = Room::new();
-        let dir = room.local_dir();
-        room.binds(json!({"local": {"path": dir}}));
+        let fixture = Fixture::new();
+        let dir = fixture.local_dir();
+        fixture.binds(json!({"local": {"path": dir}}));
         let pod = pod("u-1", Some(77), true);
-        room.set_up(&pod).expect("mounted");
-        let error = fs::write(room.mount_path("u-1", "local-volume").join("new"), "").expect_err("read-only");
+        fixture.set_up(&pod).expect("mounted");
+        let error = fs::write(fixture.mount_path("u-1", "local-volume").join("new"), "").expect_err("read-only");
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
         assert_eq!(fs::metadata(&dir).expect("it exists").gid(), 0, "nothing of it is changed");
-        assert!(room.volumes.is_read_only(&pod, "v"));
-        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+        assert!(fixture.volumes.is_read_only(&pod, "v"));
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
         fs::write(dir.join("new"), "").expect("the node's directory is writable");
     });
 }
@@ -294,15 +294,15 @@ fn a_claim_that_is_used_read_only_cannot_be_written() {
 #[test]
 fn sub_paths_are_mounted_under_the_name_of_the_persistent_volume() {
     in_private_mounts(|| {
-        let room = Room::new();
-        room.binds(json!({"local": {"path": room.local_dir()}}));
+        let fixture = Fixture::new();
+        fixture.binds(json!({"local": {"path": fixture.local_dir()}}));
         let pod = pod("u-1", None, false);
-        room.set_up(&pod).expect("mounted");
+        fixture.set_up(&pod).expect("mounted");
         let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
-        let source = room.volumes.mount_source(&pod, "c", 0, mount, Some("part"));
-        let source = room.runtime.block_on(source).expect("mounted");
-        assert_eq!(source, room.root.path().join("pods/u-1/volume-subpaths/pv/c/0"));
-        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+        let source = fixture.volumes.mount_source(&pod, "c", 0, mount, Some("part"));
+        let source = fixture.runtime.block_on(source).expect("mounted");
+        assert_eq!(source, fixture.root.path().join("pods/u-1/volume-subpaths/pv/c/0"));
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
         assert!(!source.exists());
     });
 }
@@ -310,7 +310,7 @@ fn sub_paths_are_mounted_under_the_name_of_the_persistent_volume() {
 /// As upstream: only the pod's use of a claim makes it read-only.
 #[test]
 fn the_source_of_a_persistent_volume_makes_no_claim_read_only() {
-    let room = Room::new();
+    let fixture = Fixture::new();
     for source in [
         json!({"nfs": {"server": "192.0.2.1", "path": "/", "readOnly": true}}),
         json!({"iscsi": {"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:storage", "lun": 0, "readOnly": true}}),
@@ -321,8 +321,8 @@ fn the_source_of_a_persistent_volume_makes_no_claim_read_only() {
         for read_only in [false, true] {
             let (name, source, options) = ("pv".to_owned(), source.clone(), Vec::new());
             let used = Used { name, source, is_block: false, read_only, is_exclusive: false, options, gid: None };
-            room.volumes.node.claims.put("u-1", "v", used).expect("of one pod");
-            assert_eq!(room.volumes.is_read_only(&pod("u-1", None, read_only), "v"), read_only);
+            fixture.volumes.node.claims.put("u-1", "v", used).expect("of one pod");
+            assert_eq!(fixture.volumes.is_read_only(&pod("u-1", None, read_only), "v"), read_only);
         }
     }
 }
@@ -330,7 +330,7 @@ fn the_source_of_a_persistent_volume_makes_no_claim_read_only() {
 /// As upstream: of what others fill the file system or the device tells the size, once it is there.
 #[test]
 fn claims_are_measured_by_their_source() {
-    let room = Room::new();
+    let fixture = Fixture::new();
     let iscsi = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:storage", "lun": 0});
     let (of_files, of_device) = (Some(MeasuredBy::FileSystem), Some(MeasuredBy::Device));
     for (uid, source, is_block, expected) in [
@@ -345,13 +345,13 @@ fn claims_are_measured_by_their_source() {
         let source = Source::of(&serde_json::from_value(volume).expect("a volume"));
         let (name, options) = ("pv".to_owned(), Vec::new());
         let used = Used { name, source, is_block, read_only: false, is_exclusive: false, options, gid: None };
-        room.volumes.node.claims.put(uid, "v", used).expect("not exclusive");
-        let measured = || room.volumes.measurable(&pod(uid, None, false));
+        fixture.volumes.node.claims.put(uid, "v", used).expect("not exclusive");
+        let measured = || fixture.volumes.measurable(&pod(uid, None, false));
         assert!(measured().is_empty(), "{uid}: it is not mounted");
         let of_pod = pod(uid, None, false);
         let volume = &of_pod.spec.as_ref().expect("a spec").volumes.as_ref().expect("one")[0];
-        let (plugin, name) = room.volumes.plugins.of(volume).expect("claims").backing(uid, volume);
-        room.volumes.actual.mounted(uid, &name, (plugin, false), Duration::ZERO, true);
+        let (plugin, name) = fixture.volumes.plugins.of(volume).expect("claims").backing(uid, volume);
+        fixture.volumes.actual.mounted(uid, &name, (plugin, false), Duration::ZERO, true);
         assert_eq!(measured().first().map(|volume| volume.by), expected, "{uid}");
     }
 }
@@ -359,59 +359,59 @@ fn claims_are_measured_by_their_source() {
 #[test]
 fn mount_options_of_a_local_volume_are_applied() {
     in_private_mounts(|| {
-        let room = Room::new();
-        let dir = room.local_dir();
-        room.binds(json!({"local": {"path": dir}, "mountOptions": ["noexec"]}));
-        room.set_up(&pod("u-1", None, false)).expect("mounted");
-        let target = room.mount_path("u-1", "local-volume");
+        let fixture = Fixture::new();
+        let dir = fixture.local_dir();
+        fixture.binds(json!({"local": {"path": dir}, "mountOptions": ["noexec"]}));
+        fixture.set_up(&pod("u-1", None, false)).expect("mounted");
+        let target = fixture.mount_path("u-1", "local-volume");
         let flags = nix::sys::statvfs::statvfs(&target).expect("a file system").flags();
         assert!(flags.contains(nix::sys::statvfs::FsFlags::ST_NOEXEC), "{flags:?}");
-        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
     });
 }
 
 #[test]
 fn a_host_path_volume_is_its_path() {
-    let room = Room::new();
-    let dir = room.local_dir();
-    room.binds(json!({"hostPath": {"path": dir, "type": "Directory"}}));
+    let fixture = Fixture::new();
+    let dir = fixture.local_dir();
+    fixture.binds(json!({"hostPath": {"path": dir, "type": "Directory"}}));
     let pod = pod("u-1", Some(77), false);
-    room.set_up(&pod).expect("checked");
+    fixture.set_up(&pod).expect("checked");
     let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
-    let source = room.runtime.block_on(room.volumes.mount_source(&pod, "c", 0, mount, None)).expect("a path");
+    let source = fixture.runtime.block_on(fixture.volumes.mount_source(&pod, "c", 0, mount, None)).expect("a path");
     assert_eq!(source, dir);
     assert_eq!(fs::metadata(&dir).expect("it exists").gid(), 0, "fsGroup does not apply");
-    assert!(room.volumes.groups(&pod).is_empty() && !room.volumes.is_relabelled(&pod, "v"));
+    assert!(fixture.volumes.groups(&pod).is_empty() && !fixture.volumes.is_relabelled(&pod, "v"));
     let annotated = json!({"metadata": {"name": "pv", "annotations": {"pv.beta.kubernetes.io/gid": "1234"}},
         "spec": {"hostPath": {"path": dir, "type": "Directory"}, "claimRef": {"uid": "c-1"}}});
-    room.reply("persistentvolumes/pv", annotated);
-    room.volumes.forget("u-1");
-    room.set_up(&pod).expect("read again");
-    assert_eq!(room.volumes.groups(&pod), [1234].into());
+    fixture.reply("persistentvolumes/pv", annotated);
+    fixture.volumes.forget("u-1");
+    fixture.set_up(&pod).expect("read again");
+    assert_eq!(fixture.volumes.groups(&pod), [1234].into());
     let mut stated = pod.clone();
     stated.spec.as_mut().expect("a spec").security_context =
         Some(serde_json::from_value(json!({"supplementalGroups": [1234]})).expect("a context"));
-    assert!(room.volumes.groups(&stated).is_empty(), "it is in the spec already");
-    assert!(room.volumes.measurable(&pod).is_empty());
+    assert!(fixture.volumes.groups(&stated).is_empty(), "it is in the spec already");
+    assert!(fixture.volumes.measurable(&pod).is_empty());
     fs::remove_dir_all(&dir).expect("removed");
     let expected = format!(
         "MountVolume.SetUp failed for volume \"pv\" : hostPath type check failed, {0} is not a directory, unable to \
          determine its type: path {0:?} does not exist",
         dir.to_string_lossy()
     );
-    assert_eq!(room.set_up(&self::pod("u-2", Some(77), false)), Err(expected));
+    assert_eq!(fixture.set_up(&self::pod("u-2", Some(77), false)), Err(expected));
 }
 
 #[test]
 fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
-    let room = Room::new();
+    let fixture = Fixture::new();
     let wrong_zone = json!({"required": {"nodeSelectorTerms":
         [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]}});
     let csi = "MountVolume.MountDevice failed for volume \"pv\" : kubernetes.io/csi: attacher.MountDevice failed to create \
                newCsiDriverClient: driver name d.example not found in the list of registered CSI drivers";
     let missing =
         "error processing PVC ns/data: failed to fetch PVC from API server: persistentvolumeclaims \"data\" not found";
-    assert_eq!(room.set_up(&pod("u-1", None, false)), Err(missing.to_owned()));
+    assert_eq!(fixture.set_up(&pod("u-1", None, false)), Err(missing.to_owned()));
     for (spec, expected) in [
         (
             json!({"local": {"path": "/"}, "nodeAffinity": wrong_zone}),
@@ -440,17 +440,17 @@ fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
             "error processing PVC ns/data: volume v has volumeMode Block, but is specified in volumeMounts",
         ),
     ] {
-        room.binds(spec);
-        room.volumes.forget("u-1");
-        assert_eq!(room.set_up(&pod("u-1", None, false)), Err(expected.to_owned()));
-        assert!(!room.mount_path("u-1", "local-volume").exists());
+        fixture.binds(spec);
+        fixture.volumes.forget("u-1");
+        assert_eq!(fixture.set_up(&pod("u-1", None, false)), Err(expected.to_owned()));
+        assert!(!fixture.mount_path("u-1", "local-volume").exists());
     }
-    room.binds(json!({"hostPath": {"path": "/"}, "accessModes": ["ReadWriteOncePod"]}));
-    room.volumes.forget("u-1");
-    room.set_up(&pod("u-1", None, false)).expect("the first");
+    fixture.binds(json!({"hostPath": {"path": "/"}, "accessModes": ["ReadWriteOncePod"]}));
+    fixture.volumes.forget("u-1");
+    fixture.set_up(&pod("u-1", None, false)).expect("the first");
     let in_use = "MountVolume.SetUp failed for volume \"pv\" : volume uses the ReadWriteOncePod access mode and is already in \
                   use by another pod";
-    assert_eq!(room.set_up(&pod("u-2", None, false)), Err(in_use.to_owned()));
+    assert_eq!(fixture.set_up(&pod("u-2", None, false)), Err(in_use.to_owned()));
 }
 
 /// Nothing in memory tells of a pod that a predecessor has started, and that may still run.
@@ -458,29 +458,29 @@ fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
 fn an_exclusive_volume_is_in_use_until_the_pod_of_another_agent_is_torn_down() {
     const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
     in_private_mounts(|| {
-        let room = Room::new();
-        let (dir, one) = (room.local_dir(), room.mount_path("u-1", "local-volume"));
-        room.binds(json!({"local": {"path": dir}, "accessModes": ["ReadWriteOncePod"]}));
-        room.runtime.block_on(bind_mount::make(&dir, &one, false)).expect("mounted");
+        let fixture = Fixture::new();
+        let (dir, one) = (fixture.local_dir(), fixture.mount_path("u-1", "local-volume"));
+        fixture.binds(json!({"local": {"path": dir}, "accessModes": ["ReadWriteOncePod"]}));
+        fixture.runtime.block_on(bind_mount::make(&dir, &one, false)).expect("mounted");
         let two = pod("u-2", None, false);
-        assert_eq!(room.set_up(&two), Err(format!("MountVolume.SetUp failed for volume \"pv\" : {IN_USE}")));
-        assert!(!room.mount_path("u-2", "local-volume").exists());
-        room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmounted");
+        assert_eq!(fixture.set_up(&two), Err(format!("MountVolume.SetUp failed for volume \"pv\" : {IN_USE}")));
+        assert!(!fixture.mount_path("u-2", "local-volume").exists());
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
         // What is left of others is no mount.
-        fs::create_dir_all(room.mount_path("u-3", "local-volume")).expect("a folder");
-        fs::write(room.root.path().join("pods/file"), "").expect("a file");
-        room.set_up(&two).expect("mounted");
-        room.runtime.block_on(room.volumes.tear_down("u-2")).expect("unmounted");
+        fs::create_dir_all(fixture.mount_path("u-3", "local-volume")).expect("a folder");
+        fs::write(fixture.root.path().join("pods/file"), "").expect("a file");
+        fixture.set_up(&two).expect("mounted");
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-2")).expect("unmounted");
     });
 
-    let room = Room::new();
-    room.binds(json!({"local": {"path": "/dev/null"}, "volumeMode": "Block", "accessModes": ["ReadWriteOncePod"]}));
-    let links = room.root.path().join("pods/u-1/volumeDevices/kubernetes.io~local-volume");
+    let fixture = Fixture::new();
+    fixture.binds(json!({"local": {"path": "/dev/null"}, "volumeMode": "Block", "accessModes": ["ReadWriteOncePod"]}));
+    let links = fixture.root.path().join("pods/u-1/volumeDevices/kubernetes.io~local-volume");
     fs::create_dir_all(&links).expect("folders");
     std::os::unix::fs::symlink("/dev/null", links.join("pv")).expect("a link");
     let two = using_device(pod("u-2", None, false));
-    assert_eq!(room.set_up(&two), Err(format!("MapVolume.SetUpDevice failed for volume \"pv\" : {IN_USE}")));
-    room.runtime.block_on(room.volumes.tear_down("u-1")).expect("unmapped");
-    let error = room.set_up(&two).expect_err("it is tried");
+    assert_eq!(fixture.set_up(&two), Err(format!("MapVolume.SetUpDevice failed for volume \"pv\" : {IN_USE}")));
+    fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmapped");
+    let error = fixture.set_up(&two).expect_err("it is tried");
     assert!(error.ends_with("/dev/null: is not a block device"), "{error}");
 }

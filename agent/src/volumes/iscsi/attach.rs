@@ -139,8 +139,8 @@ impl Attaching<'_> {
 
     /// The map of several paths to the disk. It is waited for if the volume has several portals.
     async fn multipath(&self, devices: Vec<PathBuf>) -> Result<Option<PathBuf>, VolumeError> {
-        let patience = if self.record.portals.len() > 1 { DEVICE_TIMEOUT } else { Duration::ZERO };
-        let deadline = Instant::now() + patience;
+        let timeout = if self.record.portals.len() > 1 { DEVICE_TIMEOUT } else { Duration::ZERO };
+        let deadline = Instant::now() + timeout;
         loop {
             let (host, devices) = (self.host.clone(), devices.clone());
             let found = blocking(move || Ok(devices.iter().find_map(|device| host.multipath(device)))).await?;

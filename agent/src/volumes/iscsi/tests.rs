@@ -30,7 +30,7 @@ const INTERFACE: &str = "iface.iscsi_ifacename = default\niface.transport_name =
 const SHOW: &str = "iscsiadm -m iface -I default -o show";
 
 /// A node with portals on which a target listens, or not.
-struct Room {
+struct Fixture {
     test: Arc<TestHost>,
     root: tempfile::TempDir,
     programs: Arc<ScriptedPrograms>,
@@ -70,7 +70,7 @@ fn script(test: &Weak<TestHost>, portals: &[&str], call: &str) -> Option<(i32, S
     }
 }
 
-impl Room {
+impl Fixture {
     /// On paused time.
     fn new(portals: &'static [&str]) -> Self {
         Self::with(portals, false, true)
@@ -156,11 +156,11 @@ fn calls_at(portal: &str, calls: &[String]) -> Vec<String> {
 #[test]
 fn a_disk_is_attached_once_and_detached_after_its_last_pod() {
     in_private_mounts(|| {
-        let room = Room::new(&["192.0.2.1:3260"]);
-        room.volumes.reconstruct().expect("nothing is there");
-        assert!(room.in_use().is_empty());
-        room.set_up(&pod("u-1", json!({}))).expect("mounted");
-        let calls = room.programs.take();
+        let fixture = Fixture::new(&["192.0.2.1:3260"]);
+        fixture.volumes.reconstruct().expect("nothing is there");
+        assert!(fixture.in_use().is_empty());
+        fixture.set_up(&pod("u-1", json!({}))).expect("mounted");
+        let calls = fixture.programs.take();
         let node = format!("-T {TARGET} -I default");
         let expected = [
             "-I default -o new".to_owned(),
@@ -170,8 +170,8 @@ fn a_disk_is_attached_once_and_detached_after_its_last_pod() {
             format!("{node} -o update -n node.startup -v manual"),
         ];
         assert_eq!(calls_at("192.0.2.1:3260", &calls), expected);
-        let place = room.place("default", "192.0.2.1:3260");
-        let (device, at) = (room.test.root.path().join("dev/disk/by-path"), place.to_string_lossy());
+        let place = fixture.place("default", "192.0.2.1:3260");
+        let (device, at) = (fixture.test.root.path().join("dev/disk/by-path"), place.to_string_lossy());
         let device = device.join(format!("ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"));
         let device = device.to_string_lossy();
         assert_eq!(calls[0], SHOW);
@@ -183,65 +183,65 @@ fn a_disk_is_attached_once_and_detached_after_its_last_pod() {
                 format!("mount -t ext4 -o defaults -- {device} {at}"),
             ]
         );
-        assert_eq!(room.test.read("sys/class/scsi_host/host0/scan").as_deref(), Some("0 0 7"));
+        assert_eq!(fixture.test.read("sys/class/scsi_host/host0/scan").as_deref(), Some("0 0 7"));
         let name = format!("kubernetes.io/iscsi/192.0.2.1:{TARGET}:7");
-        assert_eq!(room.in_use(), [name.clone()].into());
+        assert_eq!(fixture.in_use(), [name.clone()].into());
         use std::os::unix::fs::MetadataExt as _;
-        assert_eq!(fs::metadata(room.target("u-1")).expect("mounted").gid(), 77);
-        fs::write(room.target("u-1").join("file"), "kept").expect("writable");
+        assert_eq!(fs::metadata(fixture.target("u-1")).expect("mounted").gid(), 77);
+        fs::write(fixture.target("u-1").join("file"), "kept").expect("writable");
 
-        room.set_up(&pod("u-1", json!({}))).expect("it is there");
-        room.set_up(&pod("u-2", json!({"readOnly": true}))).expect("mounted");
-        assert_eq!(room.programs.take(), [""; 0], "the disk is there");
-        fs::write(room.target("u-2").join("other"), "").expect_err("read-only");
-        assert_eq!(fs::read_to_string(room.target("u-2").join("file")).expect("the same files"), "kept");
+        fixture.set_up(&pod("u-1", json!({}))).expect("it is there");
+        fixture.set_up(&pod("u-2", json!({"readOnly": true}))).expect("mounted");
+        assert_eq!(fixture.programs.take(), [""; 0], "the disk is there");
+        fs::write(fixture.target("u-2").join("other"), "").expect_err("read-only");
+        assert_eq!(fs::read_to_string(fixture.target("u-2").join("file")).expect("the same files"), "kept");
 
-        room.tear_down(&room.volumes, "u-1");
-        assert_eq!(room.release(&room.volumes), 0, "the second pod has it");
-        room.tear_down(&room.volumes, "u-2");
-        assert_eq!(room.in_use(), [name].into(), "until it is detached");
-        assert_eq!(room.release(&room.volumes), 1);
+        fixture.tear_down(&fixture.volumes, "u-1");
+        assert_eq!(fixture.release(&fixture.volumes), 0, "the second pod has it");
+        fixture.tear_down(&fixture.volumes, "u-2");
+        assert_eq!(fixture.in_use(), [name].into(), "until it is detached");
+        assert_eq!(fixture.release(&fixture.volumes), 1);
         assert_eq!(
-            room.programs.take(),
+            fixture.programs.take(),
             [
                 format!("iscsiadm -m node -p 192.0.2.1:3260 {node} --logout"),
                 format!("iscsiadm -m node -p 192.0.2.1:3260 {node} -o delete"),
             ]
         );
-        assert_eq!(room.test.read("sys/block/sda/device/delete").as_deref(), Some("1"));
-        assert!(!place.exists() && !place.parent().expect("a folder").exists() && room.in_use().is_empty());
+        assert_eq!(fixture.test.read("sys/block/sda/device/delete").as_deref(), Some("1"));
+        assert!(!place.exists() && !place.parent().expect("a folder").exists() && fixture.in_use().is_empty());
     });
 }
 
 #[test]
 fn another_agent_detaches_what_the_first_has_attached() {
     in_private_mounts(|| {
-        let room = Room::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
+        let fixture = Fixture::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
         let own = json!({"portals": ["192.0.2.2"], "initiatorName": "iqn.2001-04.com.example:me"});
-        room.set_up(&pod("u-1", own)).expect("mounted");
-        room.programs.take();
-        let next = room.next();
+        fixture.set_up(&pod("u-1", own)).expect("mounted");
+        fixture.programs.take();
+        let next = fixture.next();
         next.reconstruct().expect("read");
-        assert_eq!(room.release(&next), 0, "the mount shows that the pod has it");
-        room.tear_down(&next, "u-1");
-        assert_eq!(room.release(&next), 1);
-        let calls = room.programs.take();
+        assert_eq!(fixture.release(&next), 0, "the mount shows that the pod has it");
+        fixture.tear_down(&next, "u-1");
+        assert_eq!(fixture.release(&next), 1);
+        let calls = fixture.programs.take();
         let end = |end: &str| format!("-T {TARGET} -I 192.0.2.1:3260:v {end}");
         for portal in ["192.0.2.1:3260", "192.0.2.2:3260"] {
             assert_eq!(calls_at(portal, &calls), [end("--logout"), end("-o delete")]);
         }
         assert_eq!(calls.last().map(String::as_str), Some("iscsiadm -m iface -I 192.0.2.1:3260:v -o delete"));
-        assert!(!room.place("192.0.2.1:3260:v", "192.0.2.1:3260").exists());
+        assert!(!fixture.place("192.0.2.1:3260:v", "192.0.2.1:3260").exists());
     });
 }
 
 #[test]
 fn one_portal_suffices_and_without_any_all_are_named() {
     in_private_mounts(|| {
-        let room = Room::new(&["192.0.2.2:3260"]);
+        let fixture = Fixture::new(&["192.0.2.2:3260"]);
         let portals = json!({"portals": ["192.0.2.2", "192.0.2.3"], "initiatorName": "iqn.2001-04.com.example:me"});
-        room.set_up(&pod("u-1", portals.clone())).expect("mounted");
-        let calls = room.programs.take();
+        fixture.set_up(&pod("u-1", portals.clone())).expect("mounted");
+        let calls = fixture.programs.take();
         let undone = "-I 192.0.2.1:3260:v -o delete".to_owned();
         let tried = calls_at("192.0.2.1:3260", &calls);
         assert_eq!(
@@ -250,10 +250,10 @@ fn one_portal_suffices_and_without_any_all_are_named() {
             "two rounds, and no record is left: {calls:?}"
         );
         assert_eq!(calls.iter().filter(|call| call.ends_with("--login")).count(), 1);
-        room.tear_down(&room.volumes, "u-1");
-        room.release(&room.volumes);
+        fixture.tear_down(&fixture.volumes, "u-1");
+        fixture.release(&fixture.volumes);
 
-        let silent = Room::new(&[]);
+        let silent = Fixture::new(&[]);
         let error = silent.set_up(&pod("u-1", portals)).expect_err("nobody listens");
         let start = format!(
             "MountVolume.WaitForAttach failed for volume \"v\" : iscsi: no portal leads to unit 7 of {TARGET}: "
@@ -275,64 +275,64 @@ fn one_portal_suffices_and_without_any_all_are_named() {
 
 #[test]
 fn a_device_that_does_not_appear_is_given_up() {
-    let room = Room::new(&["192.0.2.1:3260"]);
-    let error = room.set_up(&pod("u-1", json!({"lun": 8}))).expect_err("another unit");
+    let fixture = Fixture::new(&["192.0.2.1:3260"]);
+    let error = fixture.set_up(&pod("u-1", json!({"lun": 8}))).expect_err("another unit");
     let expected = "portal 192.0.2.1:3260: no device of unit 8 in /dev/disk/by-path within 10 s";
     assert!(error.ends_with(expected), "{error}");
-    room.tear_down(&room.volumes, "u-1");
-    assert_eq!(room.release(&room.volumes), 1);
-    assert!(room.programs.take().iter().any(|call| call.ends_with("--logout")));
+    fixture.tear_down(&fixture.volumes, "u-1");
+    assert_eq!(fixture.release(&fixture.volumes), 1);
+    assert!(fixture.programs.take().iter().any(|call| call.ends_with("--logout")));
 }
 
 #[test]
 fn a_session_that_another_disk_needs_stays() {
     in_private_mounts(|| {
-        let room = Room::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
-        room.set_up(&pod("u-1", json!({"portals": ["192.0.2.2"]}))).expect("mounted");
+        let fixture = Fixture::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
+        fixture.set_up(&pod("u-1", json!({"portals": ["192.0.2.2"]}))).expect("mounted");
         // Another volume of the same target, whose first portal is this one's second.
-        room.set_up(&pod("u-2", json!({"targetPortal": "192.0.2.2"}))).expect("mounted");
-        room.programs.take();
-        room.tear_down(&room.volumes, "u-1");
-        assert_eq!(room.release(&room.volumes), 1);
-        let calls = room.programs.take();
+        fixture.set_up(&pod("u-2", json!({"targetPortal": "192.0.2.2"}))).expect("mounted");
+        fixture.programs.take();
+        fixture.tear_down(&fixture.volumes, "u-1");
+        assert_eq!(fixture.release(&fixture.volumes), 1);
+        let calls = fixture.programs.take();
         assert_eq!((calls_at("192.0.2.1:3260", &calls).len(), calls_at("192.0.2.2:3260", &calls).len()), (2, 0));
-        assert_eq!(room.test.read("sys/block/sda/device/delete").as_deref(), Some(""), "the same unit is in use");
-        room.tear_down(&room.volumes, "u-2");
-        room.release(&room.volumes);
-        assert_eq!(calls_at("192.0.2.2:3260", &room.programs.take()).len(), 2);
+        assert_eq!(fixture.test.read("sys/block/sda/device/delete").as_deref(), Some(""), "the same unit is in use");
+        fixture.tear_down(&fixture.volumes, "u-2");
+        fixture.release(&fixture.volumes);
+        assert_eq!(calls_at("192.0.2.2:3260", &fixture.programs.take()).len(), 2);
 
         // A disk of the session that is no pod's.
-        room.set_up(&pod("u-3", json!({}))).expect("mounted");
-        room.programs.take();
-        room.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(9, "sdz")]);
-        room.test.write("sys/block/sdz/holders/dm-0", "");
-        room.tear_down(&room.volumes, "u-3");
-        room.release(&room.volumes);
-        assert_eq!(room.programs.take(), [""; 0]);
-        assert_eq!(room.test.read("sys/block/sda/device/delete").as_deref(), Some("1"), "its own disk goes");
+        fixture.set_up(&pod("u-3", json!({}))).expect("mounted");
+        fixture.programs.take();
+        fixture.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(9, "sdz")]);
+        fixture.test.write("sys/block/sdz/holders/dm-0", "");
+        fixture.tear_down(&fixture.volumes, "u-3");
+        fixture.release(&fixture.volumes);
+        assert_eq!(fixture.programs.take(), [""; 0]);
+        assert_eq!(fixture.test.read("sys/block/sda/device/delete").as_deref(), Some("1"), "its own disk goes");
     });
 }
 
 #[test]
 fn a_session_that_is_there_is_used() {
     in_private_mounts(|| {
-        let room = Room::new(&["192.0.2.1:3260"]);
-        room.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(7, "sda")]);
-        room.test.write(&format!("dev/disk/by-path/ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"), &"x".repeat(1 << 17));
-        room.set_up(&pod("u-1", json!({}))).expect("mounted");
-        assert!(room.programs.take().iter().all(|call| !call.contains(" -p 192.0.2.1")), "no login");
-        assert_eq!(room.test.read("sys/class/scsi_host/host0/scan").as_deref(), Some("0 0 7"), "but a scan");
-        room.tear_down(&room.volumes, "u-1");
-        room.release(&room.volumes);
+        let fixture = Fixture::new(&["192.0.2.1:3260"]);
+        fixture.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(7, "sda")]);
+        fixture.test.write(&format!("dev/disk/by-path/ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"), &"x".repeat(1 << 17));
+        fixture.set_up(&pod("u-1", json!({}))).expect("mounted");
+        assert!(fixture.programs.take().iter().all(|call| !call.contains(" -p 192.0.2.1")), "no login");
+        assert_eq!(fixture.test.read("sys/class/scsi_host/host0/scan").as_deref(), Some("0 0 7"), "but a scan");
+        fixture.tear_down(&fixture.volumes, "u-1");
+        fixture.release(&fixture.volumes);
     });
 }
 
 #[test]
 fn chap_is_read_from_the_secret() {
     in_private_mounts(|| {
-        let room = Room::new(&["192.0.2.1:3260"]);
+        let fixture = Fixture::new(&["192.0.2.1:3260"]);
         let chap = json!({"chapAuthDiscovery": true, "chapAuthSession": true, "secretRef": {"name": "chap"}});
-        let error = room.set_up(&pod("u-1", chap.clone())).expect_err("no secret");
+        let error = fixture.set_up(&pod("u-1", chap.clone())).expect_err("no secret");
         assert_eq!(error, "MountVolume.WaitForAttach failed for volume \"v\" : secrets \"chap\" not found");
         let encoded = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
         let secret = json!({"metadata": {"name": "chap", "namespace": "ns"}, "type": "kubernetes.io/iscsi-chap", "data": {
@@ -340,9 +340,9 @@ fn chap_is_read_from_the_secret() {
             "node.session.auth.username": encoded("user"), "node.session.auth.password": encoded("pass"),
             "node.session.auth.username_in": encoded("target"), "node.session.auth.password_in": encoded("ssap"),
         }});
-        room.replies.lock().expect("unpoisoned").insert("/api/v1/namespaces/ns/secrets/chap".to_owned(), secret);
-        room.set_up(&pod("u-1", chap)).expect("mounted");
-        let settings: Vec<String> = room
+        fixture.replies.lock().expect("unpoisoned").insert("/api/v1/namespaces/ns/secrets/chap".to_owned(), secret);
+        fixture.set_up(&pod("u-1", chap)).expect("mounted");
+        let settings: Vec<String> = fixture
             .programs
             .take()
             .iter()
@@ -362,51 +362,51 @@ fn chap_is_read_from_the_secret() {
             "node.session.auth.password_in -v ssap",
         ];
         assert_eq!(settings, expected);
-        let record = room.place("default", "192.0.2.1:3260");
+        let record = fixture.place("default", "192.0.2.1:3260");
         crate::filesystem::unmount(&record).expect("unmounted");
         assert!(!fs::read_to_string(record.join("iscsi.json")).expect("a record").contains("pass"));
-        room.tear_down(&room.volumes, "u-1");
-        room.release(&room.volumes);
+        fixture.tear_down(&fixture.volumes, "u-1");
+        fixture.release(&fixture.volumes);
     });
 }
 
 #[test]
 fn a_volume_waits_until_the_control_plane_has_attached_it() {
     in_private_mounts(|| {
-        let room = Room::with(&["192.0.2.1:3260"], true, true);
+        let fixture = Fixture::with(&["192.0.2.1:3260"], true, true);
         let name = format!("kubernetes.io/iscsi/192.0.2.1:{TARGET}:7");
-        let error = room.set_up(&pod("u-1", json!({}))).expect_err("not attached");
+        let error = fixture.set_up(&pod("u-1", json!({}))).expect_err("not attached");
         let end = "was not attached to this node within 123s: it is not in status.volumesInUse of the Node yet";
         assert!(
             error.starts_with("MountVolume.WaitForAttach failed for volume \"v\"") && error.ends_with(end),
             "{error}"
         );
-        assert_eq!((room.in_use(), room.programs.take()), ([name.clone()].into(), Vec::new()));
-        room.tear_down(&room.volumes, "u-1");
-        assert_eq!((room.release(&room.volumes), room.in_use()), (0, [].into()), "it was never attached");
+        assert_eq!((fixture.in_use(), fixture.programs.take()), ([name.clone()].into(), Vec::new()));
+        fixture.tear_down(&fixture.volumes, "u-1");
+        assert_eq!((fixture.release(&fixture.volumes), fixture.in_use()), (0, [].into()), "it was never attached");
         // No other node gets it until it has left the volumes in use.
-        let took = room.runtime.block_on(async {
+        let took = fixture.runtime.block_on(async {
             let of_pod = pod("u-1", json!({}));
-            let set_up = tokio::time::timeout(Duration::from_secs(5), room.volumes.set_up(&of_pod, None));
+            let set_up = tokio::time::timeout(Duration::from_secs(5), fixture.volumes.set_up(&of_pod, None));
             set_up.await.expect_err("it waits");
             let began = tokio::time::Instant::now();
-            room.volumes.tear_down("u-1").await.expect("torn down");
+            fixture.volumes.tear_down("u-1").await.expect("torn down");
             began.elapsed()
         });
         assert!(took < Duration::from_secs(1), "a pod that ends does not wait: {took:?}");
-        assert_eq!((room.release(&room.volumes), room.in_use()), (0, [].into()));
-        let (sender, attached) = (room.node.clone(), json!([{"name": name, "devicePath": ""}]));
-        room.runtime.spawn(async move {
+        assert_eq!((fixture.release(&fixture.volumes), fixture.in_use()), (0, [].into()));
+        let (sender, attached) = (fixture.node.clone(), json!([{"name": name, "devicePath": ""}]));
+        fixture.runtime.spawn(async move {
             tokio::time::sleep(Duration::from_secs(5)).await;
             sender.send_replace(Some(Arc::new(node(json!({"volumesInUse": [name]})))));
             tokio::time::sleep(Duration::from_secs(5)).await;
             sender.send_replace(Some(Arc::new(node(json!({"volumesInUse": [name], "volumesAttached": attached})))));
         });
-        room.set_up(&pod("u-1", json!({}))).expect("attached and mounted");
-        room.node.send_replace(None);
-        room.set_up(&pod("u-1", json!({}))).expect("what is mounted does not depend on the API server");
-        room.tear_down(&room.volumes, "u-1");
-        room.release(&room.volumes);
+        fixture.set_up(&pod("u-1", json!({}))).expect("attached and mounted");
+        fixture.node.send_replace(None);
+        fixture.set_up(&pod("u-1", json!({}))).expect("what is mounted does not depend on the API server");
+        fixture.tear_down(&fixture.volumes, "u-1");
+        fixture.release(&fixture.volumes);
     });
 }
 
@@ -417,14 +417,14 @@ fn a_raw_device_is_mapped_and_detached_after_its_pod() {
     }
     in_private_mounts(|| {
         // losetup(8) is the real one.
-        let room = Room::with(&["192.0.2.1:3260"], false, false);
-        let disk = LoopDevice::on(&room.root.path().join("disk"), 1 << 20);
-        let path = room.test.root.path().join(format!("dev/disk/by-path/ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"));
+        let fixture = Fixture::with(&["192.0.2.1:3260"], false, false);
+        let disk = LoopDevice::on(&fixture.root.path().join("disk"), 1 << 20);
+        let path = fixture.test.root.path().join(format!("dev/disk/by-path/ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"));
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
         std::os::unix::fs::symlink(&disk.0, &path).expect("a link");
-        room.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(7, "sda")]);
+        fixture.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(7, "sda")]);
         let reply = |path: &str, object: Value| {
-            room.replies.lock().expect("unpoisoned").insert(format!("/api/v1/{path}"), object);
+            fixture.replies.lock().expect("unpoisoned").insert(format!("/api/v1/{path}"), object);
         };
         let source = json!({"targetPortal": "192.0.2.1", "iqn": TARGET, "lun": 7});
         let claim = json!({"metadata": {"uid": "c-1"}, "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}});
@@ -441,33 +441,33 @@ fn a_raw_device_is_mapped_and_detached_after_its_pod() {
         spec.containers[0].volume_mounts = None;
         spec.containers[0].volume_devices =
             serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("a device");
-        room.volumes.make_pod_dirs("u-1").expect("the pod's folders");
-        room.set_up(&pod).expect("mapped");
-        let (link, read_only) = room.volumes.device(&pod, "v").expect("a device");
-        assert_eq!(link, room.root.path().join("pods/u-1/volumeDevices/kubernetes.io~iscsi/v"));
+        fixture.volumes.make_pod_dirs("u-1").expect("the pod's folders");
+        fixture.set_up(&pod).expect("mapped");
+        let (link, read_only) = fixture.volumes.device(&pod, "v").expect("a device");
+        assert_eq!(link, fixture.root.path().join("pods/u-1/volumeDevices/kubernetes.io~iscsi/v"));
         assert_eq!((fs::read_link(&link).expect("a link"), read_only), (path, false));
-        let places = room.root.path().join("plugins/kubernetes.io/iscsi/volumeDevices/iface-default");
+        let places = fixture.root.path().join("plugins/kubernetes.io/iscsi/volumeDevices/iface-default");
         let place = places.join(format!("192.0.2.1:3260-{TARGET}-lun-7"));
         assert!(
             filesystem::is_mount_point(&place.join("u-1")).expect("it is there") && place.join("iscsi.json").exists()
         );
-        room.programs.take();
-        room.set_up(&pod).expect("it is there");
-        assert_eq!((room.programs.take(), room.release(&room.volumes)), (Vec::new(), 0));
+        fixture.programs.take();
+        fixture.set_up(&pod).expect("it is there");
+        assert_eq!((fixture.programs.take(), fixture.release(&fixture.volumes)), (Vec::new(), 0));
 
         // Another agent, for which the mapped device is a file.
-        let next = room.next();
-        assert_eq!(room.release(&next), 0);
-        room.tear_down(&next, "u-1");
+        let next = fixture.next();
+        assert_eq!(fixture.release(&next), 0);
+        fixture.tear_down(&next, "u-1");
         assert!(next.is_torn_down("u-1") && !link.exists() && !place.join("u-1").exists());
-        assert_eq!(room.release(&next), 1);
-        assert!(!places.exists() && room.programs.take().iter().any(|call| call.ends_with("--logout")));
+        assert_eq!(fixture.release(&next), 1);
+        assert!(!places.exists() && fixture.programs.take().iter().any(|call| call.ends_with("--logout")));
     });
 }
 
 #[test]
 fn hostile_volumes_run_no_program_and_leave_nothing() {
-    let room = Room::new(&["192.0.2.1:3260"]);
+    let fixture = Fixture::new(&["192.0.2.1:3260"]);
     for change in [
         json!({"iqn": ""}),
         json!({"iqn": "-o"}),
@@ -480,15 +480,15 @@ fn hostile_volumes_run_no_program_and_leave_nothing() {
         json!({"iscsiInterface": "../../default"}),
         json!({"initiatorName": "-I"}),
     ] {
-        let error = room.set_up(&pod("u-1", change.clone())).expect_err("refused");
+        let error = fixture.set_up(&pod("u-1", change.clone())).expect_err("refused");
         assert!(error.starts_with("MountVolume.SetUp failed for volume \"v\" : iscsi: "), "{change}: {error}");
     }
     let mut climbing = pod("u-1", json!({}));
     let spec = climbing.spec.as_mut().expect("a spec");
     spec.volumes.as_mut().expect("volumes")[0].name = "../v".to_owned();
     spec.containers[0].volume_mounts.as_mut().expect("mounts")[0].name = "../v".to_owned();
-    let error = room.set_up(&climbing).expect_err("refused");
+    let error = fixture.set_up(&climbing).expect_err("refused");
     assert!(error.contains("cannot be part of a path"), "{error}");
-    assert_eq!(room.programs.take(), [""; 0]);
-    assert!(!room.root.path().join("plugins").exists() && !room.root.path().join("pods").exists());
+    assert_eq!(fixture.programs.take(), [""; 0]);
+    assert!(!fixture.root.path().join("plugins").exists() && !fixture.root.path().join("pods").exists());
 }

@@ -21,14 +21,14 @@ const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
 const SCRIPT: &str = r#"request=$(cat); echo "$request" >> "$LOG"
 token=$(printf %s "$request" | sed -n 's/.*"serviceAccountToken":"\([^"]*\)".*/\1/p'); sed "s/TOKEN/$token/" "$ANSWER""#;
 
-struct Room {
+struct Fixture {
     dir: tempfile::TempDir,
     metrics: Arc<Metrics>,
     api: Api,
     providers: Providers,
 }
 
-impl Room {
+impl Fixture {
     /// With one plugin for `*.io`, whose configuration has these fields too.
     fn new(changes: Value) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
@@ -84,41 +84,44 @@ impl Room {
 #[tokio::test]
 async fn responses_are_cached_by_registry() {
     for (duration, runs) in [("10m", 1), ("0s", 2)] {
-        let room = Room::new(json!({}));
+        let fixture = Fixture::new(json!({}));
         let auth = json!({"a.io": {"username": "u", "password": "p"}});
-        room.answers(json!({"cacheKeyType": "Registry", "cacheDuration": duration, "auth": auth}));
-        assert_eq!(room.found("a.io/x", "").await, [("p".to_owned(), CredentialSource::Node)]);
-        assert_eq!(room.found("a.io/y", "").await.len(), 1);
-        assert_eq!(room.requests().len(), runs, "{duration}");
-        assert!(room.found("b.com/x", "").await.is_empty() && room.requests().len() == runs, "no pattern matches");
+        fixture.answers(json!({"cacheKeyType": "Registry", "cacheDuration": duration, "auth": auth}));
+        assert_eq!(fixture.found("a.io/x", "").await, [("p".to_owned(), CredentialSource::Node)]);
+        assert_eq!(fixture.found("a.io/y", "").await.len(), 1);
+        assert_eq!(fixture.requests().len(), runs, "{duration}");
+        assert!(
+            fixture.found("b.com/x", "").await.is_empty() && fixture.requests().len() == runs,
+            "no pattern matches"
+        );
     }
 }
 
 #[tokio::test]
 async fn a_failing_plugin_gives_nothing() {
-    let room = Room::new(json!({}));
-    room.answers(json!({"apiVersion": "credentialprovider.kubelet.k8s.io/v1beta1"}));
-    assert!(room.found("a.io/x", "").await.is_empty());
-    assert!(!room.errors(), "the program worked");
-    let room = Room::new(json!({"args": ["-c", "echo broken >&2; exit 1"]}));
-    assert!(room.found("a.io/x", "").await.is_empty());
-    assert!(room.errors());
-    let room = Room::new(json!({"args": ["-c", "yes | head -c 2000000"]}));
-    assert!(room.found("a.io/x", "").await.is_empty());
-    assert!(room.errors(), "output without end");
+    let fixture = Fixture::new(json!({}));
+    fixture.answers(json!({"apiVersion": "credentialprovider.kubelet.k8s.io/v1beta1"}));
+    assert!(fixture.found("a.io/x", "").await.is_empty());
+    assert!(!fixture.errors(), "the program worked");
+    let fixture = Fixture::new(json!({"args": ["-c", "echo broken >&2; exit 1"]}));
+    assert!(fixture.found("a.io/x", "").await.is_empty());
+    assert!(fixture.errors());
+    let fixture = Fixture::new(json!({"args": ["-c", "yes | head -c 2000000"]}));
+    assert!(fixture.found("a.io/x", "").await.is_empty());
+    assert!(fixture.errors(), "output without end");
 }
 
 #[tokio::test]
 async fn concurrent_requests_for_an_image_share_a_run() {
-    let room = Room::new(json!({}));
-    room.answers(json!({"cacheDuration": "0s", "auth": {"a.io": {"username": "u", "password": "p"}}}));
-    let (one, other) = tokio::join!(room.found("a.io/x", ""), room.found("a.io/x", ""));
+    let fixture = Fixture::new(json!({}));
+    fixture.answers(json!({"cacheDuration": "0s", "auth": {"a.io": {"username": "u", "password": "p"}}}));
+    let (one, other) = tokio::join!(fixture.found("a.io/x", ""), fixture.found("a.io/x", ""));
     assert_eq!(one, [("p".to_owned(), CredentialSource::Node)]);
-    assert_eq!((one, room.requests().len()), (other, 1));
-    room.found("a.io/x", "").await;
-    assert_eq!(room.requests().len(), 2, "not cached");
+    assert_eq!((one, fixture.requests().len()), (other, 1));
+    fixture.found("a.io/x", "").await;
+    assert_eq!(fixture.requests().len(), 2, "not cached");
     let expected = json!({"kind": "CredentialProviderRequest", "apiVersion": V1, "image": "a.io/x"});
-    assert_eq!(room.requests()[0], expected);
+    assert_eq!(fixture.requests()[0], expected);
 }
 
 fn attributes(changes: Value) -> Value {
@@ -135,45 +138,45 @@ fn source(uid: &str) -> CredentialSource {
 
 #[tokio::test]
 async fn plugins_get_a_token_of_the_service_account() {
-    let room = Room::new(attributes(json!({"optionalServiceAccountAnnotationKeys": ["example.com/role"]})));
-    room.answers(json!({}));
-    room.account("first", json!({"example.com/role": "reader", "other": "x"}));
-    assert_eq!(room.found("a.io/x", "sa").await, [("token-1".to_owned(), source("first"))]);
-    let request = room.requests().remove(0);
+    let fixture = Fixture::new(attributes(json!({"optionalServiceAccountAnnotationKeys": ["example.com/role"]})));
+    fixture.answers(json!({}));
+    fixture.account("first", json!({"example.com/role": "reader", "other": "x"}));
+    assert_eq!(fixture.found("a.io/x", "sa").await, [("token-1".to_owned(), source("first"))]);
+    let request = fixture.requests().remove(0);
     assert_eq!(request["serviceAccountToken"], "token-1");
     assert_eq!(request["serviceAccountAnnotations"], json!({"example.com/role": "reader"}));
-    let asked = room.api.state().last_token.clone();
+    let asked = fixture.api.state().last_token.clone();
     assert_eq!(asked["spec"]["audiences"], json!(["registry"]));
     assert_eq!((&asked["metadata"]["uid"], &asked["spec"]["boundObjectRef"]["uid"]), (&json!("first"), &json!("u")));
-    room.found("a.io/x", "sa").await;
-    assert_eq!(room.requests().len(), 1, "cached");
-    room.account("second", json!({}));
-    assert_eq!(room.found("a.io/x", "sa").await, [("token-2".to_owned(), source("second"))]);
+    fixture.found("a.io/x", "sa").await;
+    assert_eq!(fixture.requests().len(), 1, "cached");
+    fixture.account("second", json!({}));
+    assert_eq!(fixture.found("a.io/x", "sa").await, [("token-2".to_owned(), source("second"))]);
 }
 
 #[tokio::test]
 async fn a_token_is_no_credential_of_a_service_account() {
-    let room = Room::new(attributes(json!({"cacheType": "ServiceAccount"})));
-    room.answers(json!({}));
-    room.account("first", json!({}));
-    assert!(room.found("a.io/x", "sa").await.is_empty());
-    room.answers(json!({"auth": {"a.io": {"username": "u", "password": "issued"}}}));
-    assert_eq!(room.found("a.io/x", "sa").await, [("issued".to_owned(), source("first"))]);
+    let fixture = Fixture::new(attributes(json!({"cacheType": "ServiceAccount"})));
+    fixture.answers(json!({}));
+    fixture.account("first", json!({}));
+    assert!(fixture.found("a.io/x", "sa").await.is_empty());
+    fixture.answers(json!({"auth": {"a.io": {"username": "u", "password": "issued"}}}));
+    assert_eq!(fixture.found("a.io/x", "sa").await, [("issued".to_owned(), source("first"))]);
 }
 
 #[tokio::test]
 async fn pods_without_what_a_plugin_requires() {
     let required = json!({"requiredServiceAccountAnnotationKeys": ["example.com/role"]});
-    let room = Room::new(attributes(required));
-    room.answers(json!({"auth": {"a.io": {"username": "u", "password": "p"}}}));
-    assert!(room.found("a.io/x", "").await.is_empty(), "no service account");
-    assert!(room.found("a.io/x", "sa").await.is_empty(), "none of this name");
-    room.account("first", json!({}));
-    assert!(room.found("a.io/x", "sa").await.is_empty(), "no annotation");
-    assert!(room.requests().is_empty());
-    room.account("first", json!({"example.com/role": ""}));
-    assert_eq!(room.found("a.io/x", "sa").await.len(), 1);
-    let room = Room::new(attributes(json!({"requireServiceAccount": false})));
-    room.answers(json!({"auth": {"a.io": {"username": "u", "password": "p"}}}));
-    assert_eq!(room.found("a.io/x", "").await, [("p".to_owned(), CredentialSource::Node)]);
+    let fixture = Fixture::new(attributes(required));
+    fixture.answers(json!({"auth": {"a.io": {"username": "u", "password": "p"}}}));
+    assert!(fixture.found("a.io/x", "").await.is_empty(), "no service account");
+    assert!(fixture.found("a.io/x", "sa").await.is_empty(), "none of this name");
+    fixture.account("first", json!({}));
+    assert!(fixture.found("a.io/x", "sa").await.is_empty(), "no annotation");
+    assert!(fixture.requests().is_empty());
+    fixture.account("first", json!({"example.com/role": ""}));
+    assert_eq!(fixture.found("a.io/x", "sa").await.len(), 1);
+    let fixture = Fixture::new(attributes(json!({"requireServiceAccount": false})));
+    fixture.answers(json!({"auth": {"a.io": {"username": "u", "password": "p"}}}));
+    assert_eq!(fixture.found("a.io/x", "").await, [("p".to_owned(), CredentialSource::Node)]);
 }
