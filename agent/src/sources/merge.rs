@@ -73,13 +73,13 @@ pub struct MergeResult {
 
 impl MergeResult {
     /// With this update before the others.
-    pub fn after(mut self, first: Option<PodUpdate>) -> Self {
+    pub fn preceded_by(mut self, first: Option<PodUpdate>) -> Self {
         self.updates.splice(0..0, first);
         self
     }
 
     /// With this update behind the others.
-    pub fn before(mut self, last: Option<PodUpdate>) -> Self {
+    pub fn followed_by(mut self, last: Option<PodUpdate>) -> Self {
         self.updates.extend(last);
         self
     }

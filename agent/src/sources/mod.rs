@@ -160,12 +160,12 @@ fn apply(map: &mut merge::PodMap, source: ConfigSource, update: SourceUpdate, no
             let (is_first, undecodable) = (map.is_unmerged(), map.keep_undecodable(&kept));
             pods.extend(map.known(&kept));
             let merged = merge::merge(map, source, pods, now);
-            if is_first { merged.after(undecodable) } else { merged.before(undecodable) }
+            if is_first { merged.preceded_by(undecodable) } else { merged.followed_by(undecodable) }
         }
         SourceUpdate::Change { changed, removed } => {
             let uids = changed.iter().filter_map(|pod| pod.metadata.uid.as_ref());
             let undecodable = map.decoded(uids.chain(&removed));
-            merge::change(map, source, changed, &removed, now).before(undecodable)
+            merge::change(map, source, changed, &removed, now).followed_by(undecodable)
         }
     }
 }
