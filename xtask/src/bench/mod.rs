@@ -109,7 +109,7 @@ fn in_cluster_of_machine(arguments: &Arguments, program: &Path, part: &str, disk
 
 /// As busy a disk as a small node in a cloud has. Reads from a shared folder are served from the host's memory: tasks
 /// that need them wait no longer than they compute, in emulation.
-const THRASH_DISK: Disk = Disk { size: 1024, reads_per_second: 500 };
+const THRASH_DISK: Disk = Disk { size: 1024, reads_per_second: 100 };
 const MOUNT_DISK: &str = "modprobe virtio_blk && mkfs.ext4 -q /dev/vda && mkdir /data && mount /dev/vda /data";
 
 /// In the machine, variables are expanded by its shell.

@@ -12,7 +12,7 @@ use crate::stamps::monotonic_now;
 use crate::stamps::seconds;
 
 /// Requests are sent in this rhythm, whether or not earlier ones are answered: a stall delays all that are sent in it.
-const PERIOD: Duration = Duration::from_millis(50);
+const PERIOD: Duration = Duration::from_millis(200);
 /// A request without an answer counts as one that took so long.
 const LIMIT: Duration = Duration::from_secs(10);
 
