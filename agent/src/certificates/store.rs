@@ -60,7 +60,9 @@ impl Store {
     /// Pairs in `folder` (`--cert-dir`). `configured` names certificate and key files that are used until one is
     /// issued.
     pub fn new(folder: &Path, purpose: Purpose, configured: Option<(PathBuf, PathBuf)>) -> Self {
-        Self { folder: folder.to_owned(), purpose, configured }
+        // The target of a link is relative to the link, and a path in a kubeconfig to that file.
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        Self { folder, purpose, configured }
     }
 
     /// What the pairs are for.
@@ -201,6 +203,18 @@ mod tests {
         let mut files: Vec<_> = fs::read_dir(folder.path().join("pki")).expect("a folder").flatten().collect();
         files.retain(|file| !file.file_name().to_string_lossy().starts_with("kubelet-client-2023"));
         assert_eq!(files.len(), 1, "nothing but the link beside the pairs: {files:?}");
+    }
+
+    #[test]
+    fn a_relative_folder_is_one_of_the_working_directory() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let here = std::env::current_dir().expect("a working directory");
+        let up: PathBuf = here.components().skip(1).map(|_| "..").collect();
+        let store = store(&up.join(folder.path().strip_prefix("/").expect("an absolute path")));
+        store.replace(&pair("n", 0, 100), at(0)).expect("written");
+        let target = fs::read_link(store.current_path()).expect("a link");
+        assert!(target.is_absolute() && store.current_path().is_absolute(), "{}", target.display());
+        assert_eq!(name(&store), "n");
     }
 
     #[test]

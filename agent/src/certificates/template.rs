@@ -79,7 +79,7 @@ impl Template {
     /// The serving certificate of a node with these addresses. `None` without any IP address: it would not be signed.
     pub fn serving(node_name: &str, addresses: &[NodeAddress]) -> Option<Self> {
         let mut template = Self { purpose: Purpose::Serving, ..Self::client(node_name) };
-        for address in addresses {
+        for address in addresses.iter().filter(|address| !address.address.is_empty()) {
             let ip = address.address.parse::<IpAddr>().ok();
             match (address.type_.as_str(), ip) {
                 ("Hostname" | "InternalIP" | "ExternalIP", Some(ip)) => {
@@ -149,8 +149,9 @@ mod tests {
             })
         };
         type Addresses = [(&'static str, &'static str)];
-        let table: [(&Addresses, Option<&str>); 7] = [
+        let table: [(&Addresses, Option<&str>); 8] = [
             (&[], None),
+            (&[("InternalIP", "10.0.0.1"), ("Hostname", ""), ("ExternalDNS", "")], Some("10.0.0.1")),
             (&[("Hostname", "n")], None),
             (&[("InternalIP", "10.0.0.1"), ("Hostname", "n")], Some("n 10.0.0.1")),
             (&[("Hostname", "10.0.0.2")], Some("10.0.0.2")),

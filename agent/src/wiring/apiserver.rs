@@ -135,7 +135,7 @@ impl Joining<'_> {
     /// sends them as long as there is no certificate.
     fn rotate(&self, access: &Access, bootstrap: ApiServer, store: Store) -> anyhow::Result<Connection> {
         let (first, at_once) = first_pair(access, &store)?;
-        // Anonymous until there is one, as upstream: requests that the server allows to everyone work meanwhile.
+        // Anonymous until there is one, as upstream: requests that the server allows without credentials work meanwhile.
         let identity = Identity::default();
         identity.set(first.as_ref().map(|pair| pair.certified.clone()));
         let certified = Access { certificate: None, credentials: Credentials::None, ..access.clone() };
@@ -204,7 +204,10 @@ fn first_pair(access: &Access, store: &Store) -> anyhow::Result<(Option<Pair>, b
         (Some(pair), _) if !pair.leaf.expired(now) => Ok((Some(pair), false)),
         (_, Some(inline)) => {
             let pair = Pair::read(&inline.certificate, &inline.key).context("client certificate of the kubeconfig")?;
-            store.replace(&pair, now)?;
+            // As upstream: a full disk does not keep the node from joining.
+            if let Err(error) = store.replace(&pair, now) {
+                tracing::warn!(%error, "cannot store the client certificate of the kubeconfig, using it from memory");
+            }
             Ok((Some(pair), true))
         }
         (stored, None) => Ok((stored, false)),
@@ -254,6 +257,25 @@ mod tests {
 
     fn is_request(seen: &Seen) -> bool {
         seen.path.contains("/certificatesigningrequests")
+    }
+
+    #[test]
+    fn a_certificate_of_the_kubeconfig_that_cannot_be_stored_is_used_from_memory() {
+        let (certificate, key) = Authority::new().issue("n");
+        let (certificate, key) = (STANDARD.encode(certificate), STANDARD.encode(key));
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             contexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+             clusters: [{{name: k, cluster: {{server: 'https://10.0.0.1:6443'}}}}]\n\
+             users: [{{name: u, user: {{client-certificate-data: {certificate}, client-key-data: {key}}}}}]\n"
+        );
+        let access = kubeconfig::parse(Path::new("/x/kubelet.conf"), &text).expect("access");
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = folder.path().join("pki");
+        std::os::unix::fs::symlink("/no/such/folder", &place).expect("a link");
+        let store = Store::new(&place, Purpose::Client, None);
+        let (pair, at_once) = first_pair(&access, &store).expect("the start goes on");
+        assert!(pair.is_some_and(|pair| pair.leaf.common_name == "n") && at_once);
     }
 
     #[tokio::test]

@@ -215,9 +215,11 @@ impl Table {
         self.entries.iter().any(|(path, _)| path.strip_suffix('/').is_some_and(|prefix| segments == split(prefix)))
     }
 
-    /// The first segments of directly registered handlers, for `/statusz`.
+    /// The first segments of directly registered handlers, for `/statusz`, which upstream registers after it has listed
+    /// them.
     pub(super) fn own_paths(&self) -> Vec<String> {
-        let own = self.entries.iter().filter(|(_, handler)| matches!(handler, Handler::Any(_)));
+        let is_listed = |handler: &Handler| !matches!(handler, Handler::Routes(_) | Handler::Any(Endpoint::Statusz));
+        let own = self.entries.iter().filter(|(_, handler)| is_listed(handler));
         let mut paths: Vec<String> = own.map(|(path, _)| format!("/{}", split(path)[0])).collect();
         paths.sort();
         paths.dedup();

@@ -95,6 +95,7 @@ fn switched_off() {
 
 #[test]
 fn own_paths_of_statusz() {
-    let expected = ["/configz", "/debug", "/flagz", "/healthz", "/metrics", "/statusz"];
-    assert_eq!(main().own_paths(), expected);
+    assert_eq!(main().own_paths(), ["/configz", "/debug", "/flagz", "/healthz", "/metrics"]);
+    let refusing = Table::main(&EnabledHandlers { debug_flags: false, system_logs: false, ..ALL_ON });
+    assert_eq!(refusing.own_paths(), ["/configz", "/debug", "/flagz", "/healthz", "/logs", "/metrics"]);
 }

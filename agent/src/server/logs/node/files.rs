@@ -21,6 +21,8 @@ use tokio::fs::File;
 use tokio::io::AsyncReadExt as _;
 use tokio::io::AsyncSeekExt as _;
 
+use crate::filesystem;
+
 /// Bytes per read.
 const PIECE: usize = 16 * 1024;
 
@@ -31,15 +33,24 @@ pub(super) fn below(root: &Path, path: &str) -> Option<PathBuf> {
     (inside && !path.as_os_str().as_encoded_bytes().contains(&0)).then(|| root.join(path))
 }
 
+/// Opens a regular file. A container that mounts the directory can put a pipe in its place, which would be waited for.
+///
+/// # Errors
+/// It cannot be opened, or is no regular file.
+pub(super) async fn open_regular(path: &Path) -> io::Result<File> {
+    let path = path.to_owned();
+    filesystem::blocking(move || filesystem::open_regular(&path)).await.map(File::from_std)
+}
+
 /// Responds with the file or directory at `place`.
 pub(super) async fn show(place: Option<PathBuf>, headers: &HeaderMap) -> Response {
     let Some(place) = place else { return missing() };
     let shown = match tokio::fs::metadata(&place).await {
-        Ok(meta) if meta.is_dir() => match File::open(place.join("index.html")).await {
+        Ok(meta) if meta.is_dir() => match open_regular(&place.join("index.html")).await {
             Ok(index) => file(index, Path::new("index.html"), headers).await,
             Err(_) => listing(&place).await,
         },
-        Ok(meta) if meta.is_file() => match File::open(&place).await {
+        Ok(meta) if meta.is_file() => match open_regular(&place).await {
             Ok(opened) => file(opened, &place, headers).await,
             Err(error) => Err(error),
         },
@@ -191,6 +202,8 @@ fn http_date(time: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use http_body_util::BodyExt as _;
 
     use super::*;
@@ -260,5 +273,14 @@ mod tests {
         assert_eq!(get(log, Some("bytes=20-")).await.0, 416);
         assert_eq!(get(dir.path().join("none"), None).await, (404, "404 page not found\n".to_owned()));
         assert_eq!(get("/dev/zero".into(), None).await, (403, "403 Forbidden\n".to_owned()), "it has no end");
+    }
+
+    #[tokio::test]
+    async fn a_pipe_in_place_of_an_index_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        nix::unistd::mkfifo(&dir.path().join("index.html"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let shown = tokio::time::timeout(Duration::from_secs(30), get(dir.path().to_owned(), None));
+        let (status, page) = shown.await.expect("no wait for a writer");
+        assert!(status == 200 && page.contains("index.html"), "{status} {page}");
     }
 }

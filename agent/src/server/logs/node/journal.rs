@@ -20,6 +20,7 @@ use tokio::process::Child;
 use tokio::process::Command;
 use tokio::time::Instant;
 
+use super::files::open_regular;
 use super::query::Options;
 
 /// Time limit of a response.
@@ -70,7 +71,7 @@ fn journal(places: &Places, options: &Options, services: &[&str]) -> Pieces {
         Err(error) => {
             tracing::warn!(%error, journalctl = %places.journalctl.display(), "cannot run journalctl");
             let silent = options.boot.is_some_and(|boot| boot != 0);
-            stream::iter((!silent).then(|| Bytes::from_static(b"error: journal output not available"))).boxed()
+            stream::iter((!silent).then(|| Bytes::from_static(b"\nerror: journal output not available\n"))).boxed()
         }
     }
 }
@@ -134,9 +135,12 @@ async fn open(folder: &Path, service: &str) -> io::Result<File> {
         return Err(io::ErrorKind::NotFound.into());
     }
     for name in [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")] {
-        match File::open(folder.join(name)).await {
-            Ok(file) if file.metadata().await?.is_file() => return Ok(file),
-            Ok(_) => {}
+        let path = folder.join(name);
+        if tokio::fs::metadata(&path).await.is_ok_and(|found| found.is_dir()) {
+            continue;
+        }
+        match open_regular(&path).await {
+            Ok(file) => return Ok(file),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => return Err(error),
         }
@@ -182,6 +186,25 @@ mod tests {
             "\noptions present and query resolved to log files for [plain deep]\ntry without specifying options\n";
         assert_eq!(output, expected);
         assert_eq!(text(&places, &[".."], Options::default()).await, "\nlog not found for ..\n");
+    }
+
+    #[tokio::test]
+    async fn a_pipe_in_place_of_a_log_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = places(dir.path());
+        nix::unistd::mkfifo(&places.folder.join("pipe.log"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let output = tokio::time::timeout(TIME_LIMIT, text(&places, &["pipe"], Options::default()));
+        let output = output.await.expect("no wait for a writer");
+        assert_eq!(output, "\nerror getting log for pipe: not a regular file\n");
+    }
+
+    #[tokio::test]
+    async fn a_journal_that_cannot_be_read_is_reported_on_a_line_of_its_own() {
+        let places = Places { journalctl: "/no/such/journalctl".into(), folder: "/no/such/folder".into() };
+        let pieces: Vec<Bytes> = journal(&places, &Options::default(), &["known"]).collect().await;
+        assert_eq!(pieces, ["\nerror: journal output not available\n"]);
+        let earlier = Options { boot: Some(-1), ..Options::default() };
+        assert_eq!(journal(&places, &earlier, &["known"]).count().await, 0);
     }
 
     #[tokio::test]

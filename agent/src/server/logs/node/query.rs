@@ -1,5 +1,7 @@
 //! The query of `/logs/`. Pure.
 
+use regex_syntax::ast::parse::Parser;
+
 use crate::log_format::Stamp;
 
 /// Services per query, and the length of their names, at most.
@@ -77,8 +79,8 @@ pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<Wante
     if lines.is_some_and(|lines| !(0..=MAX_LINES).contains(&lines)) {
         problems.push(format!("tailLines: Invalid value: must be between 0 and {MAX_LINES}, inclusive"));
     }
-    if let Some(error) =
-        pattern.as_deref().and_then(|pattern| regex_syntax::ast::parse::Parser::new().parse(pattern).err())
+    if let Some(pattern) = &pattern
+        && let Err(error) = Parser::new().parse(&with_literal_braces(pattern))
     {
         problems.push(format!("pattern: Invalid value: {}", error.kind()));
     }
@@ -122,6 +124,37 @@ fn names_problems(names: &[&str], has_options: bool, problems: &mut Vec<String>)
         problems.push(format!("query: Invalid value: {file:?}: path escapes from parent"));
     }
     Some((*file).to_owned())
+}
+
+/// The pattern with a backslash before each brace that begins no repetition. Go and journalctl(1) take such a brace as
+/// it is, as in a pattern for lines of JSON, and the parser refuses it.
+fn with_literal_braces(pattern: &str) -> String {
+    let mut out = String::with_capacity(pattern.len());
+    let mut chars = pattern.char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
+        if c == '{' && !is_repetition(&pattern[at + 1..]) {
+            out.push('\\');
+        }
+        out.push(c);
+        if c == '\\'
+            && let Some((_, escaped)) = chars.next()
+        {
+            out.push(escaped);
+            // The braces of `\p{Greek}` and `\x{7F}` belong to the escape.
+            if matches!(escaped, 'p' | 'P' | 'x') {
+                out.extend(chars.next_if(|(_, next)| *next == '{').map(|(_, next)| next));
+            }
+        }
+    }
+    out
+}
+
+/// Whether what follows a brace makes it a repetition: `2}`, `2,}` or `2,3}`.
+fn is_repetition(rest: &str) -> bool {
+    let Some((range, _)) = rest.split_once('}') else { return false };
+    let (least, most) = range.split_once(',').unwrap_or((range, ""));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number(least) && (most.is_empty() || is_number(most))
 }
 
 fn aggregate(problems: &[String]) -> String {
@@ -214,6 +247,35 @@ mod tests {
             "-1",
         ];
         assert_eq!(options.arguments(&["a"]), expected);
+    }
+
+    #[test]
+    fn braces_that_repeat_nothing_are_literal() {
+        let find = |pattern: &str| {
+            let parameters = [("query", "kubelet"), ("pattern", pattern)];
+            parse(&parameters.map(|(name, value)| (name.to_owned(), value.to_owned())), "")
+        };
+        for good in [
+            r#"{"level":"error""#,
+            r#""code":\d+}"#,
+            "{",
+            "a{",
+            "a{x}",
+            "a{,2}",
+            "a{2",
+            "a{2}b{2,}c{2,3}",
+            "[{}]",
+            r"\{",
+            r"\\{x",
+            r"\b{x}",
+            r"\p{Greek}\x{7F}\d{2}",
+        ] {
+            let Ok(Wanted::Services(_, options)) = find(good) else { panic!("{good} is refused") };
+            assert_eq!(options.pattern.as_deref(), Some(good), "journalctl gets it as it is");
+        }
+        for bad in ["{2}", "a{3,2}", "(", "[", r"\x{zz}"] {
+            assert!(matches!(find(bad), Err(BadQuery::Invalid(_))), "{bad}");
+        }
     }
 
     #[test]
