@@ -74,6 +74,8 @@ async fn over_http1(
     let failed = |error: hyper::Error| exchange_failed(request, &error);
     let mut builder = http1::Builder::new();
     builder.title_case_headers(true).max_buf_size(MAX_HEAD).max_headers(MAX_HEADERS);
+    // Servers that write headers in these forms are probed with success by upstream, whose client reads them.
+    builder.allow_spaces_after_header_name_in_responses(true).allow_obsolete_multiline_headers_in_responses(true);
     let (mut sender, connection) = builder.handshake(TokioIo::new(stream)).await.map_err(failed)?;
     let message = http1_message(request)?;
     let mut driver: Driver = Some(Box::pin(async move { _ = connection.await }));

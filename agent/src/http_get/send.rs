@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
+use hyper::body::Body as _;
 use tokio::time::Instant;
 use tokio::time::timeout_at;
 
@@ -14,9 +15,6 @@ use super::connection::Exchange;
 use super::connection::exchange;
 use super::connection::reason;
 use super::redirect::next_request;
-
-/// How long [`notify`] reads the body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The final response.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,16 +44,20 @@ pub async fn send(request: &HttpGet, timeout: Option<Duration>) -> Result<Respon
     Ok(Response { status: exchange.response.status(), body })
 }
 
-/// Sends a request and follows redirects to the same host, for a sender to whom the body does not matter. Waits for the
-/// head of a response as long as the server does, so the caller has to limit it, and then for the body a second at most,
-/// so that the server can send it. Dropping the future closes the connection.
+/// Sends a request and follows redirects to the same host, for a sender to whom the content of the body does not matter.
+/// Waits for the response as long as the server does, so the caller has to limit it. That includes the body, up to
+/// [`MAX_BODY`]: a server may send the head first and then do what it is asked for. As upstream, a body that is announced to
+/// be longer is not waited for. Dropping the future closes the connection.
 ///
 /// # Errors
 /// There is no response; any status is one.
 pub async fn notify(request: &HttpGet) -> Result<StatusCode, HttpGetError> {
     let mut exchange = redirected(request).await?;
-    // Neither what is in it nor whether it ends matters.
-    let _ = tokio::time::timeout(BODY_TIMEOUT, read_body(&mut exchange)).await;
+    let announced = exchange.response.body().size_hint().exact();
+    if announced.is_none_or(|length| length <= MAX_BODY as u64) {
+        // Neither what is in it nor whether it is complete matters.
+        let _ = read_body(&mut exchange).await;
+    }
     Ok(exchange.response.status())
 }
 

@@ -1,6 +1,6 @@
 //! The image service: limits on pulls, credentials, records of who may use which image.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use super::node;
 use crate::config::Feature;
 use crate::config::Settings;
+use crate::filesystem;
 use crate::images::AccessRecords;
 use crate::images::Credentials;
 use crate::images::Images;
@@ -18,15 +19,15 @@ use crate::objects::Objects;
 use crate::runtime::Runtime;
 
 /// Images of this runtime, with access records unless their feature gate is off. Makes directories.
-pub(super) fn prepare(settings: &Settings, runtime: Runtime, metrics: &Arc<Metrics>) -> anyhow::Result<Images> {
+pub(super) async fn prepare(settings: &Settings, runtime: Runtime, metrics: &Arc<Metrics>) -> anyhow::Result<Images> {
     let images = Images::new(runtime, node::pull_limits(settings)).with_prefetch(settings.keblet.images.prefetch);
     if !settings.gates.enabled(Feature::KubeletEnsureSecretPulledImages) {
         return Ok(images);
     }
-    let root = &settings.flags.root_dir;
-    let access = AccessRecords::open(root, verification_policy(settings), metrics.clone());
-    let access = access.with_context(|| format!("opening the records of pulled images below {}", root.display()))?;
-    Ok(images.with_access(access))
+    let (root, policy, metrics) = (settings.flags.root_dir.clone(), verification_policy(settings), metrics.clone());
+    let operation = format!("opening the records of pulled images below {}", root.display());
+    let opening = filesystem::blocking(move || AccessRecords::open(&root, policy, metrics));
+    Ok(images.with_access(opening.await.context(operation)?))
 }
 
 fn verification_policy(settings: &Settings) -> VerificationPolicy {
@@ -43,7 +44,7 @@ fn verification_policy(settings: &Settings) -> VerificationPolicy {
 }
 
 /// Where credentials are looked up beside pods' secrets: files of the node, and plugins. `objects`: service accounts.
-pub(super) fn credentials(
+pub(super) async fn credentials(
     settings: &Settings,
     objects: &Objects,
     metrics: &Arc<Metrics>,
@@ -55,6 +56,10 @@ pub(super) fn credentials(
         return Ok(credentials);
     }
     let tokens = settings.gates.enabled(Feature::KubeletServiceAccountTokenForCredentialProviders);
-    let providers = Providers::read(Path::new(config), Path::new(directory), tokens, objects.clone(), metrics.clone());
+    let (config, directory) = (PathBuf::from(config), PathBuf::from(directory));
+    let (objects, metrics) = (objects.clone(), metrics.clone());
+    let reading = move || Providers::read(&config, &directory, tokens, objects, metrics);
+    let providers =
+        tokio::task::spawn_blocking(reading).await.context("reading the configuration of CRI auth plugins")?;
     Ok(credentials.with_providers(providers.context("failed to register CRI auth plugins")?))
 }

@@ -67,6 +67,13 @@ async fn a_response_may_have_many_headers() {
 }
 
 #[tokio::test]
+async fn headers_may_be_folded_or_have_a_space_before_their_colon() {
+    let server = speaking("HTTP/1.1 200 OK\r\nSID : 0\r\nX-Folded: a\r\n b\r\nContent-Length: 2\r\n\r\nok").await;
+    let response = send(&request_to(server.address, "/"), Some(LONG)).await.expect("a response");
+    assert_eq!((response.status.as_u16(), &response.body[..]), (200, &b"ok"[..]));
+}
+
+#[tokio::test]
 async fn a_server_that_never_answers_costs_the_timeout() {
     let server = silent().await;
     for request in [request_to(server.address, "/"), https(&server)] {

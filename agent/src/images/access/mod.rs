@@ -26,6 +26,7 @@ use std::time::SystemTime;
 
 use keblet_proto::cri::v1 as cri;
 use tokio::sync::Mutex;
+use tokio::sync::OwnedMutexGuard;
 
 pub use policy::VerificationPolicy;
 pub use record::AccountUse;
@@ -42,14 +43,17 @@ use record::PulledRecord;
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// Pulls in progress by the image's name, which a file exists for.
+type Pulling = HashMap<String, u32>;
+
 /// The access records of a node.
 #[derive(Debug)]
 pub struct AccessRecords {
     files: Files,
     policy: VerificationPolicy,
     metrics: Arc<Metrics>,
-    /// Pulls in progress by the image's name, which a file exists for. Held while files are changed.
-    pulling: Mutex<HashMap<String, u32>>,
+    /// Held while files are changed.
+    pulling: Arc<Mutex<Pulling>>,
 }
 
 /// A hash in upstream's notation.
@@ -63,7 +67,7 @@ impl AccessRecords {
     /// # Errors
     /// The folders cannot be made or read.
     pub fn open(root: &Path, policy: VerificationPolicy, metrics: Arc<Metrics>) -> io::Result<Self> {
-        let records = Self { files: Files::open(root)?, policy, metrics, pulling: Mutex::default() };
+        let records = Self { files: Files::open(root)?, policy, metrics, pulling: Arc::default() };
         count(&records.files, &records.metrics);
         Ok(records)
     }
@@ -112,7 +116,7 @@ impl AccessRecords {
         let presented = presented().await?;
         let Some(proof) = policy::proof(access, &presented) else { return Ok(MustPull::Authenticate) };
         if policy::is_recorded(access) {
-            self.record(image, image_ref, proof).await;
+            self.record(image, image_ref, proof, false).await;
         }
         Ok(MustPull::Recorded)
     }
@@ -130,19 +134,14 @@ impl AccessRecords {
         .await
     }
 
-    /// A pull begins. To be followed by [`Self::pulled`] or [`Self::not_pulled`].
+    /// A pull begins. To be followed by [`Self::pulled`] or [`Self::not_pulled`]. If the future is dropped, none has begun;
+    /// a file that it has written stays until the next pull of the image ends.
     ///
     /// # Errors
     /// The intent cannot be written: the image must not be pulled.
     pub async fn begin(&self, image: &str) -> io::Result<()> {
-        let mut pulling = self.pulling.lock().await;
-        let (files, metrics, intent) = (self.files.clone(), self.metrics.clone(), Intent::new(image));
-        filesystem::blocking(move || {
-            files.write(&intent)?;
-            count(&files, &metrics);
-            Ok(())
-        })
-        .await?;
+        let intent = Intent::new(image);
+        let mut pulling = self.change(self.lock().await, move |files| files.write(&intent).map(|()| true)).await?;
         *pulling.entry(image.to_owned()).or_default() += 1;
         Ok(())
     }
@@ -154,25 +153,25 @@ impl AccessRecords {
 
     /// The pull has succeeded with this credential. The intent stays if the record cannot be written.
     pub async fn pulled(&self, image: &str, image_ref: &str, source: &CredentialSource) {
-        if self.record(image, image_ref, source).await {
+        if self.record(image, image_ref, source, true).await {
             self.end(image).await;
         }
     }
 
-    /// Adds a credential to the record of an image. False if it cannot be written.
-    async fn record(&self, image: &str, image_ref: &str, source: &CredentialSource) -> bool {
-        let _changing = self.pulling.lock().await;
-        let (files, metrics, source) = (self.files.clone(), self.metrics.clone(), source.clone());
-        let (name, id) = (without_tag(image).to_owned(), image_ref.to_owned());
-        let written = filesystem::blocking(move || {
+    /// Adds a credential to the record of an image, which has just been `pulled` or not. False if it cannot be written.
+    async fn record(&self, image: &str, image_ref: &str, source: &CredentialSource, pulled: bool) -> bool {
+        let (name, id, source) = (without_tag(image).to_owned(), image_ref.to_owned(), source.clone());
+        let written = self.change(self.lock().await, move |files| {
             // A file that cannot be read is replaced: no pod could use the image without a pull otherwise.
             let mut record = files.get(&id).unwrap_or_default().unwrap_or_else(|| PulledRecord::new(&id));
-            if record.add(&name, &source) {
+            // The time of a pull is recorded even if nothing else changes: garbage collection may have listed the images
+            // before it, and removes what is older than its list.
+            let changed = record.add(&name, &source) || pulled;
+            if changed {
                 record.updated(SystemTime::now());
                 files.write(&record)?;
-                count(&files, &metrics);
             }
-            Ok(())
+            Ok(changed)
         });
         let written = written.await;
         if let Err(error) = &written {
@@ -183,18 +182,14 @@ impl AccessRecords {
 
     /// One pull of this image less. Its intent is removed with the last one.
     async fn end(&self, image: &str) {
-        let mut pulling = self.pulling.lock().await;
+        let mut pulling = self.lock().await;
         if let Some(count) = pulling.get_mut(image).filter(|count| **count > 1) {
             *count -= 1;
             return;
         }
         pulling.remove(image);
-        let (files, metrics, key) = (self.files.clone(), self.metrics.clone(), image.to_owned());
-        let removed = filesystem::blocking(move || {
-            files.remove::<Intent>(&key)?;
-            count(&files, &metrics);
-            Ok(())
-        });
+        let key = image.to_owned();
+        let removed = self.change(pulling, move |files| files.remove::<Intent>(&key).map(|()| true));
         if let Err(error) = removed.await {
             tracing::warn!(image, %error, "cannot remove the record of an intended pull");
         }
@@ -206,39 +201,54 @@ impl AccessRecords {
     /// # Errors
     /// The intents cannot be listed. What remains intended counts as pulled by the agent.
     pub async fn recover(&self, images: Vec<cri::Image>) -> io::Result<()> {
-        let _changing = self.pulling.lock().await;
-        let (files, metrics) = (self.files.clone(), self.metrics.clone());
-        filesystem::blocking(move || {
+        let recovered = self.change(self.lock().await, move |files| {
             let intents: HashSet<String> = files.all::<Intent>()?.into_iter().map(|intent| intent.image).collect();
             for image in images {
                 for name in image.repo_tags.iter().chain(&image.repo_digests).filter(|name| intents.contains(*name)) {
-                    recover_one(&files, name, &image.id);
+                    recover_one(files, name, &image.id);
                 }
             }
-            count(&files, &metrics);
-            Ok(())
-        })
-        .await
+            Ok(true)
+        });
+        recovered.await.map(drop)
     }
 
     /// Removes the records of images that are not on the node. `images`: ids of all that are, listed after `since`; later
     /// records stay.
     pub async fn prune(&self, images: HashSet<String>, since: SystemTime) {
-        let _changing = self.pulling.lock().await;
-        let (files, metrics) = (self.files.clone(), self.metrics.clone());
-        let pruned = filesystem::blocking(move || {
+        let pruned = self.change(self.lock().await, move |files| {
             // Their time is cut to seconds.
             let is_old =
                 |record: &PulledRecord| record.last_updated() + SECOND < since && !images.contains(&record.image_ref);
             for record in files.all::<PulledRecord>()?.into_iter().filter(is_old) {
                 files.remove::<PulledRecord>(&record.image_ref)?;
             }
-            count(&files, &metrics);
-            Ok(())
+            Ok(true)
         });
         if let Err(error) = pruned.await {
             tracing::warn!(%error, "cannot remove records of images that are gone");
         }
+    }
+
+    async fn lock(&self) -> OwnedMutexGuard<Pulling> {
+        self.pulling.clone().lock_owned().await
+    }
+
+    /// Carries out `work`, which returns whether it has changed files. Nothing else changes them before it has ended, even
+    /// if the future is dropped meanwhile: the work has the lock, and is carried out then too.
+    async fn change(
+        &self,
+        pulling: OwnedMutexGuard<Pulling>,
+        work: impl FnOnce(&Files) -> io::Result<bool> + Send + 'static,
+    ) -> io::Result<OwnedMutexGuard<Pulling>> {
+        let (files, metrics) = (self.files.clone(), self.metrics.clone());
+        filesystem::blocking(move || {
+            if work(&files)? {
+                count(&files, &metrics);
+            }
+            Ok(pulling)
+        })
+        .await
     }
 }
 

@@ -2,17 +2,20 @@
 
 use std::convert::Infallible;
 use std::fs;
+use std::sync::mpsc;
 use std::time::Duration;
+
+use futures_util::FutureExt as _;
 
 use super::*;
 
-struct Room {
+struct Fixture {
     dir: tempfile::TempDir,
     metrics: Arc<Metrics>,
     records: AccessRecords,
 }
 
-impl Room {
+impl Fixture {
     fn new(policy: VerificationPolicy) -> Self {
         let (dir, metrics) = (tempfile::tempdir().expect("a folder"), Metrics::new());
         let records = AccessRecords::open(dir.path(), policy, metrics.clone()).expect("opened");
@@ -45,24 +48,24 @@ fn secret(uid: &str, namespace: &str, name: &str, hash: &str) -> CredentialSourc
 
 #[tokio::test]
 async fn preloaded_images_are_used_and_pulled_ones_verified() {
-    let room = Room::new(VerificationPolicy::default());
-    assert!(room.may_use("r.io/a:1", &[]).await, "preloaded");
-    room.pull("r.io/a:1", &secret("u1", "ns", "s", "A")).await;
-    assert_eq!(room.intents(), 0);
+    let fixture = Fixture::new(VerificationPolicy::default());
+    assert!(fixture.may_use("r.io/a:1", &[]).await, "preloaded");
+    fixture.pull("r.io/a:1", &secret("u1", "ns", "s", "A")).await;
+    assert_eq!(fixture.intents(), 0);
     for (presented, expected) in [
         (vec![], false),
         (vec![secret("u2", "ns", "s", "C")], false),
         (vec![secret("u1", "ns", "s", "A")], true),
         (vec![secret("u2", "ns2", "s2", "A")], true),
     ] {
-        assert_eq!(room.may_use("r.io/a:1", &presented).await, expected, "{presented:?}");
+        assert_eq!(fixture.may_use("r.io/a:1", &presented).await, expected, "{presented:?}");
     }
-    let known = room.record().expect("a record").credentials["r.io/a"].kubernetes_secrets.len();
+    let known = fixture.record().expect("a record").credentials["r.io/a"].kubernetes_secrets.len();
     assert_eq!(known, 2, "the secret with the same content is added");
-    assert!(!room.may_use("a:1", &[secret("u1", "ns", "s", "A")]).await, "another name of the image");
-    room.pull("r.io/a:1", &CredentialSource::Node).await;
-    assert!(room.may_use("r.io/a:2", &[]).await, "everyone may use what was pulled without credentials");
-    let text = room.metrics.render().expect("metrics");
+    assert!(!fixture.may_use("a:1", &[secret("u1", "ns", "s", "A")]).await, "another name of the image");
+    fixture.pull("r.io/a:1", &CredentialSource::Node).await;
+    assert!(fixture.may_use("r.io/a:2", &[]).await, "everyone may use what was pulled without credentials");
+    let text = fixture.metrics.render().expect("metrics");
     for (result, count) in [("credentialPolicyAllowed", 1), ("mustAuthenticate", 3), ("credentialRecordFound", 3)] {
         let line = format!("kubelet_imagemanager_image_mustpull_checks_total{{result=\"{result}\"}} {count}");
         assert!(text.contains(&line), "{line} in {text}");
@@ -72,63 +75,82 @@ async fn preloaded_images_are_used_and_pulled_ones_verified() {
 
 #[tokio::test]
 async fn an_image_whose_pull_did_not_end_is_verified() {
-    let room = Room::new(VerificationPolicy::default());
-    room.records.begin("a:1").await.expect("written");
-    room.records.begin("a:1").await.expect("written");
-    room.records.not_pulled("a:1").await;
-    assert_eq!(room.intents(), 1, "another pull is in progress");
-    assert!(!room.may_use("a:1", &[secret("u", "ns", "s", "A")]).await);
-    let again = AccessRecords::open(room.dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
+    let fixture = Fixture::new(VerificationPolicy::default());
+    fixture.records.begin("a:1").await.expect("written");
+    fixture.records.begin("a:1").await.expect("written");
+    fixture.records.not_pulled("a:1").await;
+    assert_eq!(fixture.intents(), 1, "another pull is in progress");
+    assert!(!fixture.may_use("a:1", &[secret("u", "ns", "s", "A")]).await);
+    let again = AccessRecords::open(fixture.dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
     let asked = async || Ok::<_, Infallible>(Vec::new());
     assert!(!again.may_use("a:1", "id", asked).await.expect("infallible"), "after a restart too");
-    room.records.not_pulled("a:1").await;
-    assert_eq!(room.intents(), 0);
-    assert!(room.may_use("a:1", &[]).await);
+    fixture.records.not_pulled("a:1").await;
+    assert_eq!(fixture.intents(), 0);
+    assert!(fixture.may_use("a:1", &[]).await);
 }
 
 #[tokio::test]
 async fn broken_files_permit_nothing_and_are_replaced() {
-    let room = Room::new(VerificationPolicy::NeverVerify);
-    room.pull("a:1", &secret("u", "ns", "s", "A")).await;
-    let folder = room.dir.path().join("image_manager/pulled");
+    let fixture = Fixture::new(VerificationPolicy::NeverVerify);
+    fixture.pull("a:1", &secret("u", "ns", "s", "A")).await;
+    let folder = fixture.dir.path().join("image_manager/pulled");
     let path = fs::read_dir(folder).expect("listed").next().expect("a record").expect("an entry").path();
     fs::write(&path, "{").expect("written");
-    assert!(!room.may_use("a:1", &[]).await);
-    room.pull("a:1", &secret("u", "ns", "s", "B")).await;
-    assert!(room.record().is_some() && room.may_use("a:1", &[]).await);
+    assert!(!fixture.may_use("a:1", &[]).await);
+    fixture.pull("a:1", &secret("u", "ns", "s", "B")).await;
+    assert!(fixture.record().is_some() && fixture.may_use("a:1", &[]).await);
 }
 
 #[tokio::test]
 async fn without_a_place_for_intents_nothing_is_pulled() {
-    let room = Room::new(VerificationPolicy::default());
-    fs::remove_dir_all(room.dir.path().join("image_manager")).expect("removed");
-    room.records.begin("a:1").await.expect_err("no folder");
-    assert!(room.records.pulling.lock().await.is_empty());
+    let fixture = Fixture::new(VerificationPolicy::default());
+    fs::remove_dir_all(fixture.dir.path().join("image_manager")).expect("removed");
+    fixture.records.begin("a:1").await.expect_err("no folder");
+    assert!(fixture.records.pulling.lock().await.is_empty());
+}
+
+#[test]
+fn a_change_whose_caller_is_gone_is_not_overtaken_by_the_next_one() {
+    // One thread for file calls, which is busy.
+    let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().expect("a runtime");
+    runtime.block_on(async {
+        let fixture = Fixture::new(VerificationPolicy::default());
+        let (release, released) = mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || released.recv());
+        assert!(fixture.records.begin("a:1").now_or_never().is_none(), "dropped before its file is written");
+        assert!(fixture.records.pulling.try_lock().is_err(), "the file is still to be written");
+        drop(release);
+        busy.await.expect("ended").expect_err("nothing was sent");
+        fixture.records.begin("a:1").await.expect("written");
+        assert_eq!(fixture.records.pulling.lock().await["a:1"], 1);
+        fixture.records.not_pulled("a:1").await;
+        assert_eq!(fixture.intents(), 0);
+    });
 }
 
 #[tokio::test]
 async fn a_record_that_cannot_be_written_leaves_the_intent() {
-    let room = Room::new(VerificationPolicy::default());
-    room.records.begin("a:1").await.expect("written");
-    fs::remove_dir_all(room.dir.path().join("image_manager/pulled")).expect("removed");
-    room.records.pulled("a:1", "id", &CredentialSource::Node).await;
-    assert_eq!(room.intents(), 1);
+    let fixture = Fixture::new(VerificationPolicy::default());
+    fixture.records.begin("a:1").await.expect("written");
+    fs::remove_dir_all(fixture.dir.path().join("image_manager/pulled")).expect("removed");
+    fixture.records.pulled("a:1", "id", &CredentialSource::Node).await;
+    assert_eq!(fixture.intents(), 1);
 }
 
 #[tokio::test]
 async fn intents_of_an_earlier_run_become_records() {
-    let room = Room::new(VerificationPolicy::default());
+    let fixture = Fixture::new(VerificationPolicy::default());
     for image in ["docker.io/library/app:1", "app:1"] {
-        room.records.begin(image).await.expect("written");
+        fixture.records.begin(image).await.expect("written");
     }
-    let again = AccessRecords::open(room.dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
+    let again = AccessRecords::open(fixture.dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
     let listed = |id: &str, tag: &str| cri::Image {
         id: id.to_owned(),
         repo_tags: vec![tag.to_owned()],
         ..cri::Image::default()
     };
     again.recover(vec![listed("id", "docker.io/library/app:1"), listed("other", "b:1")]).await.expect("recovered");
-    let record = room.record().expect("a record");
+    let record = fixture.record().expect("a record");
     assert!(record.credentials.is_empty());
     assert_eq!(again.files.count::<PulledRecord>().expect("counted"), 1, "other images stay preloaded");
     assert_eq!(again.files.all::<Intent>().expect("listed"), [Intent::new("app:1")]);
@@ -138,36 +160,51 @@ async fn intents_of_an_earlier_run_become_records() {
 
 #[tokio::test]
 async fn a_record_that_cannot_be_read_is_replaced_and_the_other_pulls_are_recovered() {
-    let room = Room::new(VerificationPolicy::default());
-    room.pull("a:1", &secret("u", "ns", "s", "A")).await;
-    let folder = room.dir.path().join("image_manager/pulled");
+    let fixture = Fixture::new(VerificationPolicy::default());
+    fixture.pull("a:1", &secret("u", "ns", "s", "A")).await;
+    let folder = fixture.dir.path().join("image_manager/pulled");
     let path = fs::read_dir(folder).expect("listed").next().expect("a record").expect("an entry").path();
     fs::write(&path, "{").expect("written");
     for image in ["a:1", "b:1"] {
-        room.records.begin(image).await.expect("written");
+        fixture.records.begin(image).await.expect("written");
     }
     let listed = |id: &str, tag: &str| cri::Image {
         id: id.to_owned(),
         repo_tags: vec![tag.to_owned()],
         ..cri::Image::default()
     };
-    room.records.recover(vec![listed("id", "a:1"), listed("other", "b:1")]).await.expect("recovered");
+    fixture.records.recover(vec![listed("id", "a:1"), listed("other", "b:1")]).await.expect("recovered");
     for id in ["id", "other"] {
-        let record = room.records.files.get::<PulledRecord>(id).expect("readable").expect("a record");
+        let record = fixture.records.files.get::<PulledRecord>(id).expect("readable").expect("a record");
         assert!(record.credentials.is_empty(), "{id}");
     }
-    assert_eq!(room.intents(), 0);
+    assert_eq!(fixture.intents(), 0);
 }
 
 #[tokio::test]
 async fn records_of_images_that_are_gone_are_removed() {
-    let room = Room::new(VerificationPolicy::default());
-    room.pull("a:1", &CredentialSource::Node).await;
+    let fixture = Fixture::new(VerificationPolicy::default());
+    fixture.pull("a:1", &CredentialSource::Node).await;
     let (past, future) = (SystemTime::UNIX_EPOCH, SystemTime::now() + Duration::from_secs(10));
-    room.records.prune(HashSet::new(), past).await;
-    assert!(room.record().is_some(), "newer than the list");
-    room.records.prune(["id".to_owned()].into(), future).await;
-    assert!(room.record().is_some(), "still there");
-    room.records.prune(HashSet::new(), future).await;
-    assert_eq!(room.record(), None);
+    fixture.records.prune(HashSet::new(), past).await;
+    assert!(fixture.record().is_some(), "newer than the list");
+    fixture.records.prune(["id".to_owned()].into(), future).await;
+    assert!(fixture.record().is_some(), "still there");
+    fixture.records.prune(HashSet::new(), future).await;
+    assert_eq!(fixture.record(), None);
+}
+
+#[tokio::test]
+async fn an_image_that_is_pulled_again_after_images_were_listed_keeps_its_record() {
+    let (fixture, source) = (Fixture::new(VerificationPolicy::default()), secret("u", "ns", "s", "A"));
+    fixture.pull("a:1", &source).await;
+    let mut old = fixture.record().expect("a record");
+    old.updated(SystemTime::UNIX_EPOCH);
+    fixture.records.files.write(&old).expect("written");
+    // The image has been removed since.
+    let (images, listed_at) = (HashSet::new(), SystemTime::now());
+    fixture.pull("a:1", &source).await;
+    fixture.records.prune(images, listed_at).await;
+    assert!(fixture.record().is_some());
+    assert!(!fixture.may_use("a:1", &[]).await, "a pulled image counts as no preloaded one");
 }

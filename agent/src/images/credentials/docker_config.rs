@@ -138,13 +138,13 @@ fn login(entry: WrittenEntry) -> Result<Login, ConfigProblem> {
 
 /// `user:password` in Base64: padded if it ends in `=`, else without padding; line ends are skipped.
 fn decode_auth(auth: &str) -> Result<(String, SecretString), ConfigProblem> {
-    let padding = match auth.ends_with('=') {
+    let text: String = auth.chars().filter(|letter| !matches!(letter, '\r' | '\n')).collect();
+    let padding = match text.ends_with('=') {
         true => DecodePaddingMode::RequireCanonical,
         false => DecodePaddingMode::RequireNone,
     };
     let config = GeneralPurposeConfig::new().with_decode_padding_mode(padding).with_decode_allow_trailing_bits(true);
     let engine = GeneralPurpose::new(&alphabet::STANDARD, config);
-    let text: String = auth.chars().filter(|letter| !matches!(letter, '\r' | '\n')).collect();
     let bytes = engine.decode(text).map_err(|_| ConfigProblem::Encoding)?;
     let text = String::from_utf8(bytes).map_err(|_| ConfigProblem::Encoding)?;
     let (user, password) = text.split_once(':').ok_or(ConfigProblem::NoColon)?;
@@ -167,6 +167,7 @@ mod tests {
             json!({"username": "foo", "password": "bar"}),
             json!({"auth": "Zm9vOmJhcg"}),
             json!({"auth": "Zm9v\r\nOmJhcg=="}),
+            json!({"auth": "Zm9vOm\nJhcg==\n"}),
             json!({"auth": "Zm9vOmJhcg==", "username": "other", "password": "x"}),
         ] {
             let found = config(&entry).expect("valid").remove("r.io").expect("an entry");

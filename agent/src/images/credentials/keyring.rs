@@ -74,10 +74,13 @@ fn split_path(text: &str) -> (&str, &str) {
     text.find('/').map_or((text, ""), |slash| text.split_at(slash))
 }
 
-/// Host and port; an IPv6 address without a port has none.
+/// Host and port. As upstream, an IPv6 address has its brackets only without a port; they are a class of the pattern then.
 fn split_port(host: &str) -> (&str, &str) {
     match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') => (name, port),
+        Some((name, port)) if !port.contains(']') => {
+            let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+            (address.unwrap_or(name), port)
+        }
         _ => (host, ""),
     }
 }
@@ -172,7 +175,11 @@ mod tests {
             ("k[^a-c].io", "kb.io/a", false),
             ("k[.io", "k[.io/a", false),
             ("*a*b.io", "xaab.io/a", true),
-            ("[::1]:5000", "[::1]:5000/a", false),
+            ("[::1]:5000", "[::1]:5000/a", true),
+            ("http://[fd00::a]:5000/v2/", "[fd00::a]:5000/a", true),
+            ("[::1]:5000", "[::2]:5000/a", false),
+            ("[::1]:5000", "[::1]:5001/a", false),
+            ("[::1]", "[::1]/a", false),
             ("b.io:x", "b.io:x/a", false),
             ("b io", "b io/a", false),
         ] {

@@ -89,7 +89,9 @@ pub(super) struct ProviderConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EnvPair {
+    #[serde(default)]
     pub(super) name: String,
+    #[serde(default)]
     pub(super) value: String,
 }
 
@@ -196,7 +198,7 @@ fn decode(file: &Path, content: &[u8]) -> Result<Vec<ProviderConfig>, ProviderCo
     let (Some(document), None) = (documents.next(), documents.next()) else {
         return Err(failed("expected one document".to_owned()));
     };
-    let written: Written = serde_path_to_error::deserialize(Value::Object(document.fields))
+    let written: Written = serde_path_to_error::deserialize(without_nulls(Value::Object(document.fields)))
         .map_err(|error| failed(format!("{}: {}", error.path(), error.inner())))?;
     let version = written.version.strip_prefix("kubelet.config.k8s.io/").unwrap_or_default();
     if written.kind != KIND || !["v1", "v1beta1", "v1alpha1"].contains(&version) {
@@ -207,6 +209,18 @@ fn decode(file: &Path, content: &[u8]) -> Result<Vec<ProviderConfig>, ProviderCo
         return Err(failed("unknown field \"tokenAttributes\" before version v1".to_owned()));
     }
     Ok(written.providers)
+}
+
+/// Without fields that are `null`, such as `env:` with nothing after it: that says the same as leaving them out.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let written = fields.into_iter().filter(|(_, value)| !value.is_null());
+            Value::Object(written.map(|(name, value)| (name, without_nulls(value))).collect())
+        }
+        Value::Array(items) => Value::Array(items.into_iter().map(without_nulls).collect()),
+        plain => plain,
+    }
 }
 
 /// What is wrong with a plugin's configuration.
@@ -363,6 +377,8 @@ mod tests {
                 json!({"requiredServiceAccountAnnotationKeys": ["Example.com/Key"], "optionalServiceAccountAnnotationKeys": ["x"]}),
             ),
             json!({"env": [{"name": "A", "value": ""}], "args": ["x"], "defaultCacheDuration": "0s"}),
+            json!({"env": [{"name": "A", "value": null}, {"name": "B"}], "args": null, "tokenAttributes": null}),
+            json!({"env": null}),
         ] {
             place.write("c", "v1", &[provider(good.clone())]);
             place.read("c").unwrap_or_else(|error| panic!("{good}: {error}"));

@@ -36,7 +36,7 @@ impl Origin<'_> {
 
 /// Sends the request of an action. Any response is success, whatever its status. A server that was asked for `https` and does
 /// not speak TLS is asked again without TLS and without credentials; `fell_back` is called if it responds then. Waits for
-/// a response as long as the server takes.
+/// the end of the response as long as the server takes.
 ///
 /// # Errors
 /// There is no response; of two attempts the error of the first.
@@ -61,6 +61,8 @@ pub(super) async fn get(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::Value;
     use serde_json::json;
     use tokio::io::AsyncReadExt as _;
@@ -109,8 +111,8 @@ mod tests {
             "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
             "HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n",
             "HTTP/1.1 302 Elsewhere\r\nLocation: http://other.invalid/\r\nContent-Length: 0\r\n\r\n",
-            // A body that never ends.
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n",
+            // A body that is not read, for its length.
+            "HTTP/1.1 200 OK\r\nContent-Length: 10241\r\n\r\nok",
         ] {
             let (port, mut requests) = server(response).await;
             let (result, fell_back) = sent(json!({"path": "/stop?now", "port": port}), &ips).await;
@@ -119,6 +121,26 @@ mod tests {
             assert!(request.starts_with("GET /stop?now HTTP/1.1\r\n"), "{request}");
             assert!(request.to_lowercase().contains("user-agent: kube-lifecycle/1.36\r\n"), "{request}");
         }
+    }
+
+    /// The server sends the head before it has done what it is asked for.
+    #[tokio::test]
+    async fn a_hook_lasts_until_the_body_of_its_response_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let draining = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            assert!(stream.read(&mut [0; 4096]).await.expect("a request") > 0);
+            let beginning = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n";
+            stream.write_all(beginning).await.expect("sent");
+            let closed = tokio::time::timeout(Duration::from_millis(1500), stream.read_u8()).await;
+            assert!(closed.is_err(), "the hook did not wait: {closed:?}");
+            stream.write_all(b"0\r\n\r\n").await.expect("sent");
+            stream
+        });
+        let (result, _) = sent(json!({"path": "/drain", "port": port}), &["127.0.0.1".to_owned()]).await;
+        assert!(result.is_ok(), "{result:?}");
+        draining.await.expect("it was waited for");
     }
 
     #[tokio::test]
