@@ -20,6 +20,8 @@ use kube::core::watch::Bookmark;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_path_to_error::Path;
+use serde_path_to_error::Segment;
 
 use crate::model::quote::Excerpt;
 
@@ -27,6 +29,8 @@ use crate::model::quote::Excerpt;
 const MAX_LINE: u64 = 64 << 20;
 /// So many objects that cannot be decoded are remembered.
 const MOST_IGNORED: usize = 1000;
+/// At most so many fields are left out of an object; each takes another try.
+const MOST_LEFT_OUT: usize = 20;
 
 /// What identifies an object and this state of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -58,6 +62,8 @@ pub(super) struct Undecodable {
     /// The field that cannot be decoded.
     pub field: String,
     pub problem: String,
+    /// All that was received of it.
+    pub object: Value,
 }
 
 /// An object, if it can be decoded.
@@ -201,38 +207,70 @@ fn decode_list<K: DeserializeOwned>(text: &str) -> serde_json::Result<List<Decod
 fn decode<K: DeserializeOwned>(object: Value) -> Decoded<K> {
     serde_path_to_error::deserialize(&object).map_err(|error| {
         let (field, problem) = (error.path().to_string(), Excerpt(&error.inner().to_string()).to_string());
-        let Named { metadata: identity } = Named::deserialize(object).unwrap_or_default();
-        Box::new(Undecodable { identity, field, problem })
+        let Named { metadata: identity } = Named::deserialize(&object).unwrap_or_default();
+        Box::new(Undecodable { identity, field, problem, object })
     })
+}
+
+/// The object without the fields that cannot be decoded. `None` if it cannot be decoded without them either.
+fn without_fields<K: DeserializeOwned>(mut object: Value) -> Option<K> {
+    for _ in 0..=MOST_LEFT_OUT {
+        let decoded: Result<K, _> = serde_path_to_error::deserialize(&object);
+        match decoded {
+            Ok(decoded) => return Some(decoded),
+            Err(error) => remove_field(&mut object, error.path())?,
+        }
+    }
+    None
+}
+
+/// Removes the field at this path; `None` if there is none.
+fn remove_field(object: &mut Value, path: &Path) -> Option<()> {
+    let steps: Vec<&Segment> = path.iter().collect();
+    let (Segment::Map { key: field }, parents) = steps.split_last()? else { return None };
+    let mut parent = object;
+    for step in parents {
+        parent = match step {
+            Segment::Map { key } => parent.get_mut(key)?,
+            Segment::Seq { index } => parent.get_mut(*index)?,
+            Segment::Enum { .. } | Segment::Unknown => return None,
+        };
+    }
+    parent.as_object_mut()?.remove(field).map(drop)
 }
 
 /// Logs objects that cannot be decoded, each once for each field that is the reason.
 pub(super) struct Ignored {
     kind: String,
+    /// Only the fields are ignored, where the object can be decoded without them.
+    only_fields: bool,
     /// By UID.
     fields: HashMap<String, String>,
 }
 
 impl Ignored {
     /// `kind` names the objects in log lines.
-    pub(super) fn new(kind: &str) -> Self {
-        Self { kind: kind.to_owned(), fields: HashMap::new() }
+    pub(super) fn new(kind: &str, only_fields: bool) -> Self {
+        Self { kind: kind.to_owned(), only_fields, fields: HashMap::new() }
     }
 
     /// The object, or the identity of one that is ignored.
-    pub(super) fn check<K: Resource>(&mut self, object: Decoded<K>) -> Result<K, Identity> {
+    pub(super) fn check<K: Resource + DeserializeOwned>(&mut self, object: Decoded<K>) -> Result<K, Identity> {
         match object {
             Ok(object) => {
                 self.remove(object.meta().uid.as_deref().unwrap_or_default());
                 Ok(object)
             }
             Err(object) => {
-                if self.add(&object) {
-                    let (Identity { namespace, name, .. }, kind) = (&object.identity, &self.kind);
-                    let (field, error) = (&object.field, &object.problem);
-                    tracing::error!(kind, namespace, name, field, error, "object cannot be decoded and is ignored");
+                let is_new = self.add(&object);
+                let Undecodable { identity, field, problem: error, object } = *object;
+                let rest: Option<K> = if self.only_fields { without_fields(object) } else { None };
+                if is_new {
+                    let what = if rest.is_some() { "field" } else { "object" };
+                    let (Identity { namespace, name, .. }, kind) = (&identity, &self.kind);
+                    tracing::error!(kind, namespace, name, field, error, "{what} cannot be decoded and is ignored");
                 }
-                Err(object.identity)
+                rest.ok_or(identity)
             }
         }
     }
@@ -332,12 +370,30 @@ mod tests {
     }
 
     #[test]
+    fn fields_that_cannot_be_decoded_are_left_out_where_the_rest_can_be() {
+        let mut odd = pod("a", BEYOND);
+        odd["spec"] = json!({"containers": [], "tolerations": [{"key": "b", "tolerationSeconds": "x"}, {"key": "c"}]});
+        let decoded: Pod = without_fields(odd).expect("the rest");
+        let expected = json!({"apiVersion": "v1", "kind": "Pod", "status": {},
+            "metadata": {"namespace": "n", "name": "a", "uid": "a-uid", "resourceVersion": "7"},
+            "spec": {"containers": [], "tolerations": [{"key": "b"}, {"key": "c"}]}});
+        assert_eq!(serde_json::to_value(decoded).expect("JSON"), expected);
+        let conditions =
+            |count: usize| json!({"status": {"conditions": vec![json!({"lastProbeTime": BEYOND}); count]}});
+        assert!(without_fields::<Pod>(conditions(MOST_LEFT_OUT)).is_some());
+        assert!(without_fields::<Pod>(conditions(MOST_LEFT_OUT + 1)).is_none(), "bounded");
+        assert!(without_fields::<Pod>(json!([1])).is_none(), "no field to leave out");
+        assert!(without_fields::<Pod>(json!({"metadata": {"finalizers": [1]}})).is_none(), "an element is no field");
+    }
+
+    #[test]
     fn an_object_is_new_once_for_each_field() {
-        let mut ignored = Ignored::new("pods");
+        let mut ignored = Ignored::new("pods", false);
         let object = |uid: &str, field: &str| Undecodable {
             identity: Identity { uid: uid.to_owned(), ..Identity::default() },
             field: field.to_owned(),
             problem: String::new(),
+            object: Value::Null,
         };
         let table = [("a", "x", true), ("a", "x", false), ("b", "x", true), ("a", "y", true), ("a", "y", false)];
         for (uid, field, is_new) in table {

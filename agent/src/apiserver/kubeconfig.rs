@@ -210,9 +210,10 @@ impl Reader<'_> {
             let problem = "cannot be set together with a certificate authority";
             return Err(self.wrong(format!("{place}.insecure-skip-tls-verify"), problem));
         }
+        let certificate = self.certificate(user, user_place)?;
+        let tls = authority.is_some() || insecure || certificate.is_some();
         let server = set(&cluster.server).ok_or_else(|| self.wrong(format!("{place}.server"), "is not set"))?;
-        let server = server_uri(server, authority.is_some() || insecure)
-            .map_err(|problem| self.wrong(format!("{place}.server"), problem))?;
+        let server = server_uri(server, tls).map_err(|problem| self.wrong(format!("{place}.server"), problem))?;
         let proxy = set(&cluster.proxy_url)
             .map(|url| proxy_uri(url).map_err(|problem| self.wrong(format!("{place}.proxy-url"), problem)));
         Ok(Access {
@@ -221,7 +222,7 @@ impl Reader<'_> {
             insecure,
             server_name: set(&cluster.tls_server_name).cloned(),
             proxy: proxy.transpose()?,
-            certificate: self.certificate(user, user_place)?,
+            certificate,
             credentials: self.credentials(user, user_place, cluster)?,
         })
     }

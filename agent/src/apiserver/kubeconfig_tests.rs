@@ -36,6 +36,11 @@ fn inline_data_counts_before_files() {
     assert_eq!(access.server, "https://a/", "TLS is configured");
     assert_eq!(access.authority.unwrap().read().unwrap().expose_secret(), "hallo");
     assert_eq!(read("server: a", "").server, "http://a/");
+    assert_eq!(
+        read("server: a", "client-certificate: f, client-key: k").server,
+        "https://a/",
+        "a certificate needs TLS"
+    );
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod requests;
 pub mod tls;
 pub mod transport;
 pub mod watch;
+mod watch_errors;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

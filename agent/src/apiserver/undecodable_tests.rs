@@ -81,6 +81,38 @@ async fn an_object_that_cannot_be_decoded_hides_no_other_and_counts_as_present()
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_object_may_be_followed_without_the_fields_that_cannot_be_decoded() {
+    let logged = Logged::default();
+    let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(logged.clone()));
+    let (mut server, api) = start();
+    let mut events = std::pin::pin!(follow_in_part(api, Config::default(), Recovered::default()).map(shown));
+    let test = async {
+        let lines = server.next().await.stream();
+        send(&lines, "ADDED", undecodable("a", "1"));
+        send(&lines, "BOOKMARK", bookmark("2", true));
+        send(&lines, "MODIFIED", undecodable("a", "3"));
+        let mut whole = undecodable("b", "4");
+        whole["metadata"]["finalizers"] = json!([1]);
+        send(&lines, "ADDED", whole);
+        send(&lines, "MODIFIED", object("a", "5"));
+        std::future::pending::<()>().await;
+    };
+    let seen = async {
+        let mut seen = Vec::new();
+        for _ in 0..5 {
+            seen.extend(events.next().await);
+        }
+        seen
+    };
+    let seen = tokio::select! {
+        seen = seen => seen,
+        () = test => Vec::new(),
+    };
+    assert_eq!(seen, ["init", "+a", "done", "=a", "=a"], "of b nothing is left");
+    assert_eq!(logged.0.load(SeqCst), 2, "one line for each object");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_object_that_cannot_be_decoded_hides_no_other_of_a_list_in_pages() {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());

@@ -22,7 +22,6 @@ use kube::api::ResourceExt as _;
 use kube::api::VersionMatch;
 use kube::api::WatchParams;
 use kube::core::Request;
-use kube::core::Status;
 use kube::runtime::watcher::Config;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -35,6 +34,10 @@ use super::decode::List;
 use super::decode::Named;
 use super::decode::WatchLine;
 use super::recovery::Recovered;
+use super::watch_errors::WatchErrorAction;
+use super::watch_errors::action_for;
+use super::watch_errors::lags_behind;
+use super::watch_errors::too_new;
 use crate::model::Backoff;
 
 pub use super::decode::Identity;
@@ -85,10 +88,26 @@ pub fn follow<K>(api: Api<K>, config: Config, recovered: Recovered) -> impl Stre
 where
     K: Resource + DeserializeOwned + Send + 'static,
 {
+    events(api, config, recovered, false)
+}
+
+/// As [`follow`], but of an object that cannot be decoded only the fields are left out that are the reason, if it can be
+/// decoded without them.
+pub fn follow_in_part<K>(api: Api<K>, config: Config, recovered: Recovered) -> impl Stream<Item = Event<K>> + Send
+where
+    K: Resource + DeserializeOwned + Send + 'static,
+{
+    events(api, config, recovered, true)
+}
+
+fn events<K>(api: Api<K>, config: Config, recovered: Recovered, in_part: bool) -> impl Stream<Item = Event<K>> + Send
+where
+    K: Resource + DeserializeOwned + Send + 'static,
+{
     let resource = Request::new(api.resource_url());
     let follower = Follower {
         client: api.into_client(),
-        ignored: Ignored::new(kind(&resource)),
+        ignored: Ignored::new(kind(&resource), in_part),
         resource,
         config,
         recovered,
@@ -422,36 +441,6 @@ async fn in_time<T>(asking: impl Future<Output = kube::Result<T>>) -> kube::Resu
 
 fn newer(seen: Option<String>, known: String) -> String {
     seen.filter(|version| !version.is_empty()).unwrap_or(known)
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WatchErrorAction {
-    /// The known resource version can be resumed.
-    Resume,
-    /// It cannot: too old, in the future, or of unknown state.
-    Relist,
-}
-
-/// What an error means for the known resource version. Errors of unavailable, overloaded or denying servers leave it
-/// valid.
-fn action_for(error: &kube::Error) -> WatchErrorAction {
-    let kube::Error::Api(status) = error else { return WatchErrorAction::Resume };
-    match status.code {
-        _ if too_new(status) => WatchErrorAction::Relist,
-        401 | 403 | 429 | 500..=599 => WatchErrorAction::Resume,
-        _ => WatchErrorAction::Relist,
-    }
-}
-
-/// True if the server's cache has not got as far as was asked for, or not as far back: another try may succeed.
-fn lags_behind(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 410 || too_new(status))
-}
-
-/// The server has not got to a resource version: its cache lags behind, or it was restored to an earlier state.
-fn too_new(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")
 }
 
 /// The pauses after errors in a row. A watch has no moment of success: time without

@@ -428,26 +428,6 @@ async fn a_hanging_watch_is_given_up_when_its_end_is_overdue() {
 }
 
 #[test]
-fn verdicts() {
-    let api = |code: u16, cause: Option<&str>| {
-        let mut value = status(code, "x");
-        if let Some(cause) = cause {
-            value["details"] = json!({"causes": [{"reason": cause, "message": "Too large resource version"}]});
-        }
-        kube::Error::Api(serde_json::from_value(value).expect("a status"))
-    };
-    for code in [401, 403, 429, 500, 503, 504] {
-        assert_eq!(action_for(&api(code, None)), WatchErrorAction::Resume, "{code}");
-    }
-    for code in [400, 404, 410, 422] {
-        assert_eq!(action_for(&api(code, None)), WatchErrorAction::Relist, "{code}");
-    }
-    assert_eq!(action_for(&api(504, Some("ResourceVersionTooLarge"))), WatchErrorAction::Relist);
-    let reset = kube::Error::ReadEvents(std::io::Error::other("reset"));
-    assert_eq!(action_for(&reset), WatchErrorAction::Resume);
-}
-
-#[test]
 fn pauses_double_and_start_anew_after_ten_quiet_seconds() {
     let (mut pauses, mut now) = (Pauses::default(), Instant::now());
     let mut seconds = Vec::new();

@@ -3,7 +3,9 @@
 //! Owns how layers are laid over each other (defaults, file, drop-ins, flags). Reads no files and judges no values.
 
 use std::collections::BTreeMap;
+use std::path::Component;
 use std::path::Path;
+use std::path::PathBuf;
 
 use serde_json::Map;
 use serde_json::Value;
@@ -268,11 +270,25 @@ fn resolve_path(fields: &mut Map<String, Value>, path: &str, folder: &Path) {
         None => {
             if let Some(Value::String(text)) = fields.get_mut(path)
                 && !text.is_empty()
+                && Path::new(text.as_str()).is_relative()
             {
-                *text = folder.join(text.as_str()).to_string_lossy().into_owned();
+                *text = joined(folder, text).to_string_lossy().into_owned();
             }
         }
     }
+}
+
+/// A path seen from `folder`, without `.` and `..`, as a kubelet joins them: not every field may have such parts.
+fn joined(folder: &Path, path: &str) -> PathBuf {
+    let mut joined = PathBuf::new();
+    for part in folder.join(path).components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => _ = joined.pop(),
+            other => joined.push(other),
+        }
+    }
+    joined
 }
 
 fn put(fields: &mut Map<String, Value>, path: &str, value: Value) {

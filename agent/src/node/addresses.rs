@@ -87,7 +87,7 @@ impl AddressConfig {
         flag.split(',').filter_map(|entry| entry.trim().parse().ok()).collect()
     }
 
-    /// The addresses of the flag: at most one of each family, none if it only selects the family.
+    /// The addresses of the flag: at most one of each family, none if it only says which family is preferred.
     fn specified(&self) -> Option<&[IpAddr]> {
         Some(self.node_ips.as_slice()).filter(|ips| ips.first().is_some_and(|ip| !ip.is_unspecified()))
     }
@@ -156,11 +156,7 @@ fn find(config: &AddressConfig, network: &Network) -> Result<IpAddr, AddressErro
     let valid: Vec<IpAddr> = resolved.into_iter().filter(|ip| validate(ip, network).is_ok()).collect();
     let from_dns = valid.iter().find(|ip| preferred(ip)).or(valid.first());
     let routes = &network.default_route;
-    let from_route = || match config.node_ips.first() {
-        // An unspecified address selects its family.
-        Some(_) => routes.iter().find(|ip| preferred(ip)),
-        None => routes.iter().find(|ip| preferred(ip)).or(routes.first()),
-    };
+    let from_route = || routes.iter().find(|ip| preferred(ip)).or(routes.first());
     from_dns.or_else(from_route).copied().ok_or_else(|| AddressError::NotFound {
         node: config.node_name.clone(),
         reason: match &network.resolved {

@@ -37,7 +37,8 @@ fn rules_in_order() {
     let nothing = Network { local: ips(&LOCAL), resolved: Err("no such host".to_owned()), ..Network::default() };
     let both = network(&["2001:db8::5", "10.0.0.5"], &["192.0.2.1", "2001:db8::5"]);
     let unreachable = network(&["127.0.0.1", "198.51.100.9"], &["192.0.2.1", "2001:db8::5"]);
-    let table: [(&str, &str, bool, &Network, &[&str]); 19] = [
+    let one_family = network(&[], &["192.0.2.1"]);
+    let table: [(&str, &str, bool, &Network, &[&str]); 20] = [
         ("n", "192.0.2.1", false, &plain, &["InternalIP 192.0.2.1", "Hostname n"]),
         ("n", "10.0.0.5, 2001:db8::5", false, &plain, &["InternalIP 10.0.0.5", "InternalIP 2001:db8::5", "Hostname n"]),
         ("n", "2001:db8::5,10.0.0.5", false, &plain, &["InternalIP 2001:db8::5", "InternalIP 10.0.0.5", "Hostname n"]),
@@ -48,6 +49,7 @@ fn rules_in_order() {
         ("n", "::", false, &plain, &["InternalIP 10.0.0.5", "Hostname n"]),
         ("n", "", false, &unreachable, &["InternalIP 192.0.2.1", "Hostname n"]),
         ("n", "::", false, &unreachable, &["InternalIP 2001:db8::5", "Hostname n"]),
+        ("n", "::", false, &one_family, &["InternalIP 192.0.2.1", "Hostname n"]),
         ("203.0.113.7", "", false, &nothing, &["InternalIP 203.0.113.7", "Hostname 203.0.113.7"]),
         ("n", "", false, &nothing, &["can't get ip address of node n. error: no such host; no default routes found"]),
         ("n", "127.0.0.1", false, &plain, &["failed to validate nodeIP: nodeIP can't be loopback address"]),

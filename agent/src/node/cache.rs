@@ -1,5 +1,8 @@
 //! Cache of the own Node, from the watch and from responses to writes. The newest version wins, but what a complete list
 //! has replaces what was cached when it began: after a restore of the API server's data its versions are lower.
+//!
+//! Fields that cannot be decoded, such as a taint's time at the end of the year 9999, are left out: without the Node its
+//! status could not be reported.
 
 use std::sync::Arc;
 
@@ -98,7 +101,7 @@ pub async fn follow(
     shutdown: CancellationToken,
 ) {
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    let mut events = std::pin::pin!(watch::follow(nodes, config, recovered));
+    let mut events = std::pin::pin!(watch::follow_in_part(nodes, config, recovered));
     let mut listing = Listing::default();
     while let Some(Some(event)) = shutdown.run_until_cancelled(events.next()).await {
         take(&cache, &mut listing, event);

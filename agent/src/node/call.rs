@@ -40,7 +40,7 @@ impl CallError {
 
     /// There was no response.
     pub(super) fn is_unanswered(&self) -> bool {
-        self.code().is_none()
+        self.code().is_none() && !self.is_undecodable()
     }
 
     /// It was executed, and what the API server answered cannot be decoded.
@@ -64,7 +64,7 @@ impl CallError {
 
 /// Logs a failed call. That the API server is unreachable or rejects the credentials is logged once by the API client.
 pub(super) fn log_failure(node: &str, what: &'static str, error: &CallError) {
-    if error.is_unanswered() || error.code() == Some(401) {
+    if matches!(error.code(), None | Some(401)) {
         tracing::debug!(node, %error, "{what}");
     } else {
         tracing::warn!(node, %error, "{what}");

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::coordination::v1::LeaseSpec;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Api;
 use kube::Client;
@@ -117,6 +118,13 @@ impl LeaseController {
         loop {
             let error = match call::within(self.timeout(), self.leases.get(&self.config.name)).await {
                 Ok(lease) => return Some((lease, false)),
+                Err(error) if error.is_undecodable() => {
+                    // Another client wrote it. A renewal needs no more of it than its metadata.
+                    match call::within(self.timeout(), self.leases.get_metadata(&self.config.name)).await {
+                        Ok(known) => return Some((held(&self.config, known.metadata), false)),
+                        Err(error) => error,
+                    }
+                }
                 Err(error) if error.is_not_found() => {
                     let owner = match self.owner().await {
                         Ok(owner) => owner,
@@ -159,11 +167,15 @@ impl LeaseController {
 
 /// A new Lease.
 fn new(config: &NodeConfig, owner: OwnerReference, now: SystemTime) -> Lease {
-    let mut lease = Lease::default();
-    lease.metadata.name = Some(config.name.clone());
-    lease.metadata.namespace = Some(NAMESPACE.to_owned());
-    lease.spec = Some(LeaseSpec { holder_identity: Some(config.name.clone()), ..LeaseSpec::default() });
-    renewed(lease, config, Some(owner), now)
+    let metadata =
+        ObjectMeta { name: Some(config.name.clone()), namespace: Some(NAMESPACE.to_owned()), ..ObjectMeta::default() };
+    renewed(held(config, metadata), config, Some(owner), now)
+}
+
+/// A Lease that this node holds.
+fn held(config: &NodeConfig, metadata: ObjectMeta) -> Lease {
+    let spec = LeaseSpec { holder_identity: Some(config.name.clone()), ..LeaseSpec::default() };
+    Lease { metadata, spec: Some(spec) }
 }
 
 /// The Lease renewed now; other fields are kept.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
 
 use super::addresses::AddressConfig;
 use super::addresses::Network;
@@ -15,7 +16,7 @@ const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 /// Reads the network. DNS is used only if needed. Cancel-safe.
 pub(super) async fn read(config: &AddressConfig) -> Network {
     let interfaces = interfaces();
-    let local = interfaces.iter().map(|(_, ip)| *ip).collect();
+    let local = interfaces.iter().map(|interface| interface.ip).collect();
     if !config.needs_lookup() {
         return Network { local, resolved: Ok(Vec::new()), default_route: Vec::new() };
     }
@@ -28,35 +29,55 @@ pub(super) async fn read(config: &AddressConfig) -> Network {
     Network { local, resolved, default_route: default_route(&interfaces) }
 }
 
-/// Names and addresses of the interfaces that are up.
-fn interfaces() -> Vec<(String, IpAddr)> {
+/// An address of an interface.
+struct Interface {
+    name: String,
+    ip: IpAddr,
+    flags: InterfaceFlags,
+}
+
+impl Interface {
+    /// An address of this family that other machines can reach.
+    fn is_global(&self, v6: bool) -> bool {
+        let is_global = match self.ip {
+            IpAddr::V4(ip) => !v6 && !ip.is_loopback() && !ip.is_link_local(),
+            IpAddr::V6(ip) => v6 && !ip.is_loopback() && !ip.is_unicast_link_local(),
+        };
+        is_global && self.flags.contains(InterfaceFlags::IFF_UP)
+    }
+}
+
+/// All addresses of all interfaces, whether these are up or not.
+fn interfaces() -> Vec<Interface> {
     let address = |entry: nix::ifaddrs::InterfaceAddress| {
         let storage = entry.address?;
         let v4 = storage.as_sockaddr_in().map(|socket| IpAddr::V4(socket.ip()));
         let ip = v4.or_else(|| storage.as_sockaddr_in6().map(|socket| IpAddr::V6(socket.ip())))?;
-        let up = entry.flags.contains(nix::net::if_::InterfaceFlags::IFF_UP);
-        up.then_some((entry.interface_name, ip))
+        Some(Interface { name: entry.interface_name, ip, flags: entry.flags })
     };
     getifaddrs().into_iter().flatten().filter_map(address).collect()
 }
 
 /// The files are made by the kernel: reading them waits for no disk.
-fn default_route(interfaces: &[(String, IpAddr)]) -> Vec<IpAddr> {
+fn default_route(interfaces: &[Interface]) -> Vec<IpAddr> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let (v4, v6) = (read("/proc/net/route"), read("/proc/net/ipv6_route"));
-    let of = |device: &str, v6: bool| {
-        let global = |ip: &IpAddr| match ip {
-            IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
-            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
-        };
-        interfaces.iter().find(|(name, ip)| name == device && ip.is_ipv6() == v6 && global(ip)).map(|(_, ip)| *ip)
-    };
-    let v4 = default_devices_v4(&v4).into_iter().filter_map(|device| of(device, false));
-    let v6 = default_devices_v6(&v6).into_iter().filter_map(|device| of(device, true));
+    let v4 = default_devices_v4(&v4).into_iter().filter_map(|device| address_of(interfaces, device, false));
+    let v6 = default_devices_v6(&v6).into_iter().filter_map(|device| address_of(interfaces, device, true));
     v4.chain(v6).collect()
 }
 
-/// Devices of IPv4 routes to everywhere that are up: `Iface Destination Gateway Flags … Mask`, all in hex.
+/// The address of the interface of a default route. Where the network has only link-local addresses (RFC 5549), that of the
+/// node is on the loopback interface.
+fn address_of(interfaces: &[Interface], device: &str, v6: bool) -> Option<IpAddr> {
+    let global = || interfaces.iter().filter(move |interface| interface.is_global(v6));
+    let own = global().find(|interface| interface.name == device);
+    let loopback = || global().find(|interface| interface.flags.contains(InterfaceFlags::IFF_LOOPBACK));
+    own.or_else(loopback).map(|interface| interface.ip)
+}
+
+/// Devices of IPv4 routes to everywhere that are up: `Iface Destination Gateway Flags … Mask`, all in hex. A route that
+/// rejects packets has the device `*`.
 fn default_devices_v4(table: &str) -> Vec<&str> {
     table
         .lines()
@@ -64,7 +85,8 @@ fn default_devices_v4(table: &str) -> Vec<&str> {
         .filter_map(|line| {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
             let up = u32::from_str_radix(fields.get(3)?, 16).ok()? & 1 != 0;
-            (fields.get(1) == Some(&"00000000") && fields.get(7) == Some(&"00000000") && up).then(|| fields[0])
+            let everywhere = fields.get(1) == Some(&"00000000") && fields.get(7) == Some(&"00000000");
+            (everywhere && up && fields[0] != "*").then(|| fields[0])
         })
         .collect()
 }
@@ -93,7 +115,8 @@ mod tests {
         let v4 = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
                   eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
                   eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n\
-                  eth1\t00000000\t0100000B\t0002\t0\t0\t0\t00000000\t0\t0\t0\n";
+                  eth1\t00000000\t0100000B\t0002\t0\t0\t0\t00000000\t0\t0\t0\n\
+                  *\t00000000\t00000000\t0201\t0\t0\t0\t00000000\t0\t0\t0\n";
         assert_eq!(default_devices_v4(v4), ["eth0"]);
         let zero = "0".repeat(32);
         let v6 = format!(
@@ -103,6 +126,29 @@ mod tests {
         );
         assert_eq!(default_devices_v6(&v6), ["eth0"]);
         assert!(default_devices_v4("").is_empty());
+    }
+
+    #[test]
+    fn a_route_over_link_local_addresses_leads_to_the_address_of_the_loopback_interface() {
+        let interface = |name: &str, ip: &str, flags: InterfaceFlags| Interface {
+            name: name.to_owned(),
+            ip: ip.parse().expect("an address"),
+            flags,
+        };
+        let (up, lo) = (InterfaceFlags::IFF_UP, InterfaceFlags::IFF_UP | InterfaceFlags::IFF_LOOPBACK);
+        let mut all = vec![
+            interface("lo", "127.0.0.1", lo),
+            interface("lo", "10.1.1.1", lo),
+            interface("lo", "2001:db8::1", lo),
+            interface("eth0", "fe80::1", up),
+            interface("eth1", "192.0.2.9", InterfaceFlags::empty()),
+        ];
+        let found = |all: &[Interface], device: &str, v6: bool| address_of(all, device, v6).map(|ip| ip.to_string());
+        assert_eq!(found(&all, "eth0", false).as_deref(), Some("10.1.1.1"));
+        assert_eq!(found(&all, "eth0", true).as_deref(), Some("2001:db8::1"));
+        assert_eq!(found(&all, "eth1", false).as_deref(), Some("10.1.1.1"), "it is down");
+        all.push(interface("eth0", "192.0.2.1", up));
+        assert_eq!(found(&all, "eth0", false).as_deref(), Some("192.0.2.1"));
     }
 
     #[tokio::test]

@@ -14,9 +14,7 @@ use crate::config::kubelet::KubeletConfiguration;
 use crate::config::kubelet::StringMap;
 use crate::config::parse_cpus;
 use crate::model::Amount;
-
-/// Amounts by resource name.
-pub type Amounts = BTreeMap<String, Amount>;
+use crate::model::qos::Amounts;
 
 const HUGEPAGES: &str = "hugepages-";
 /// Thresholds that count as reserved, with the resource they are taken from.

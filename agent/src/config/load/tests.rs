@@ -226,11 +226,14 @@ fn flags_win_over_every_file() {
 
 #[test]
 fn relative_paths_of_the_main_file_start_at_its_folder() {
-    let case =
-        Case::new().main("staticPodPath: pods\nresolvConf: ''\nauthentication: {x509: {clientCAFile: ../ca.crt}}\n");
+    let case = Case::new().main(
+        "staticPodPath: pods/\nresolvConf: ''\npodLogsDir: ./logs/../pod-logs\n\
+         authentication: {x509: {clientCAFile: ../ca.crt}}\n",
+    );
     let config = case.load().kubelet;
     assert_eq!(Path::new(&config.static_pod_path), case.folder.path().join("pods"));
-    assert_eq!(Path::new(&config.authentication.x509.client_ca_file), case.folder.path().join("../ca.crt"));
+    assert_eq!(config.pod_logs_dir, case.folder.path().join("pod-logs").to_string_lossy());
+    assert_eq!(Path::new(&config.authentication.x509.client_ca_file), case.folder.path().with_file_name("ca.crt"));
     assert_eq!(config.resolv_conf, "");
     let config = Case::new().main("").drop_in("a.conf", "staticPodPath: pods\n").load().kubelet;
     assert_eq!(config.static_pod_path, "pods", "those of drop-ins are taken as they are");

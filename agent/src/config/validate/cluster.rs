@@ -13,7 +13,8 @@ const CHANGE_STRATEGIES: [&str; 3] = ["Get", "Cache", "Watch"];
 const TAINT_EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
 /// Sysctl prefixes that belong to a namespace of the pod.
-const NAMESPACED: [&str; 5] = ["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue.", "net."];
+const NAMESPACED: [&str; 7] =
+    ["kernel.shm", "kernel.msg", "kernel.sem", "kernel.domainname", "fs.mqueue.", "net.", "user."];
 
 /// Labels under Kubernetes' own domains a node may give itself.
 const OWN_LABELS: [&str; 11] = [

@@ -220,7 +220,7 @@ fn what_the_rules_allow() {
         json!({"tracing": {"endpoint": "unix:///run/otel.sock"}}),
         json!({"tracing": {"endpoint": "collector"}}),
         json!({"tracing": {"endpoint": "[2001:db8::1]"}}),
-        json!({"allowedUnsafeSysctls": ["kernel.msg*", "net/core/somaxconn"]}),
+        json!({"allowedUnsafeSysctls": ["kernel.msg*", "net/core/somaxconn", "kernel.domainname", "user.*"]}),
         json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}),
         json!({"podLogsDir": "/"}),
     ] {

@@ -92,6 +92,24 @@ async fn is_renewed_after_failures() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_that_cannot_be_decoded_is_renewed() {
+    let keeper = LeaseHarness::start();
+    let owner = json!({ "apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u" });
+    let metadata = json!({ "name": "n", "labels": { "theirs": "kept" }, "ownerReferences": [owner] });
+    let spec = json!({ "holderIdentity": "n", "acquireTime": "9999-12-31T23:59:59.000000Z" });
+    keeper.server.put(LEASE, json!({ "metadata": metadata, "spec": spec }));
+    keeper.node_appears();
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(keeper.server.calls(), [GET, GET, PUT], "the second for the metadata alone");
+    let lease = keeper.server.get(LEASE);
+    assert_eq!(lease["metadata"]["labels"]["theirs"], "kept");
+    assert_eq!((&lease["spec"]["holderIdentity"], &lease["spec"]["acquireTime"]), (&json!("n"), &json!(null)));
+    assert!(!keeper.renewed().is_empty());
+    pass(Duration::from_secs(11)).await;
+    assert_eq!(keeper.server.calls(), [PUT]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_existing_lease_is_adopted() {
     let keeper = LeaseHarness::start();
     keeper

@@ -1,0 +1,61 @@
+//! What an error of a list or watch means for the resource version that is known.
+
+use kube::core::Status;
+
+/// What to do with the known resource version after an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WatchErrorAction {
+    /// The known resource version can be resumed.
+    Resume,
+    /// It cannot: too old, in the future, or of unknown state.
+    Relist,
+}
+
+/// What an error means for the known resource version. Errors of unavailable, overloaded or denying servers leave it
+/// valid.
+pub(super) fn action_for(error: &kube::Error) -> WatchErrorAction {
+    let kube::Error::Api(status) = error else { return WatchErrorAction::Resume };
+    match status.code {
+        _ if too_new(status) => WatchErrorAction::Relist,
+        401 | 403 | 429 | 500..=599 => WatchErrorAction::Resume,
+        _ => WatchErrorAction::Relist,
+    }
+}
+
+/// True if the server's cache has not got as far as was asked for, or not as far back: another try may succeed.
+pub(super) fn lags_behind(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 410 || too_new(status))
+}
+
+/// The server has not got to a resource version: its cache lags behind, or it was restored to an earlier state.
+pub(super) fn too_new(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn verdicts() {
+        let api = |code: u16, cause: Option<&str>| {
+            let mut value = json!({"status": "Failure", "message": "x", "reason": "x", "code": code});
+            if let Some(cause) = cause {
+                value["details"] = json!({"causes": [{"reason": cause, "message": "Too large resource version"}]});
+            }
+            kube::Error::Api(serde_json::from_value(value).expect("a status"))
+        };
+        for code in [401, 403, 429, 500, 503, 504] {
+            assert_eq!(action_for(&api(code, None)), WatchErrorAction::Resume, "{code}");
+        }
+        for code in [400, 404, 410, 422] {
+            assert_eq!(action_for(&api(code, None)), WatchErrorAction::Relist, "{code}");
+        }
+        assert_eq!(action_for(&api(504, Some("ResourceVersionTooLarge"))), WatchErrorAction::Relist);
+        let reset = kube::Error::ReadEvents(std::io::Error::other("reset"));
+        assert_eq!(action_for(&reset), WatchErrorAction::Resume);
+    }
+}
