@@ -99,7 +99,7 @@ fn check(container: &Container, spec: &PodSpec, volumes: &Volumes<'_>, path: &Pa
     resources::resize_policies(container, spec, path, findings);
     let host_network = spec.host_network == Some(true);
     port::check_all(container.ports.as_deref().unwrap_or_default(), host_network, &path.child("ports"), findings);
-    env::check_all(container, path, findings);
+    env::check_all(container, volumes, path, findings);
     mount::check_all(container, volumes, path, findings);
     if let Some(requirements) = &container.resources {
         let claims = spec.resource_claims.as_deref().unwrap_or_default();

@@ -9,8 +9,10 @@ use k8s_openapi::api::core::v1::ResourceFieldSelector;
 
 use super::super::field::Findings;
 use super::super::field::Path;
+use super::container::Volumes;
 use super::formats;
 use super::text;
+use super::volume::VolumeKind;
 
 const ENV_FIELDS: [&str; 9] = [
     "metadata.name",
@@ -36,7 +38,7 @@ const BYTE_DIVISORS: [&str; 14] =
     ["0", "1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 const ONE_AT_A_TIME: &str = "may not have more than one field specified at a time";
 
-pub(super) fn check_all(container: &Container, path: &Path, findings: &mut Findings) {
+pub(super) fn check_all(container: &Container, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
     for (i, env) in container.env.iter().flatten().enumerate() {
         let path = path.child("env").index(i);
         if env.name.is_empty() {
@@ -44,14 +46,14 @@ pub(super) fn check_all(container: &Container, path: &Path, findings: &mut Findi
         } else {
             findings.invalid_each(&path.child("name"), &env.name, formats::env_name(&env.name));
         }
-        value(env, &path, findings);
+        value(env, volumes, &path, findings);
     }
     for (i, from) in container.env_from.iter().flatten().enumerate() {
         env_from(from, &path.child("envFrom").index(i), findings);
     }
 }
 
-fn value(env: &EnvVar, path: &Path, findings: &mut Findings) {
+fn value(env: &EnvVar, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
     let value = text(&env.value);
     // The kernel ends a variable at the first NUL: the process would see another value.
     if value.contains('\0') {
@@ -71,12 +73,12 @@ fn value(env: &EnvVar, path: &Path, findings: &mut Findings) {
             "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`",
         ),
         1 if !value.is_empty() => findings.invalid(&path, "", "may not be specified when `value` is not empty"),
-        1 => source(from, &path, findings),
+        1 => source(from, volumes, &path, findings),
         _ => findings.invalid(&path, "", ONE_AT_A_TIME),
     }
 }
 
-fn source(from: &EnvVarSource, path: &Path, findings: &mut Findings) {
+fn source(from: &EnvVarSource, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
     if let Some(field) = &from.field_ref {
         field_ref(field, &ENV_FIELDS, &path.child("fieldRef"), findings);
     }
@@ -107,6 +109,14 @@ fn source(from: &EnvVarSource, path: &Path, findings: &mut Findings) {
             }
         }
         super::local_path(&file.path, &path.child("path"), findings);
+        let (path, name) = (path.child("volumeName"), &file.volume_name);
+        match volumes.get(name.as_str()) {
+            None if !name.is_empty() => findings.not_found(&path, name),
+            Some(kind) if *kind != VolumeKind::EmptyDir => {
+                findings.invalid(&path, name, "referenced volume must be of type emptyDir");
+            }
+            _ => {}
+        }
     }
 }
 

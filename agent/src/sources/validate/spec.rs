@@ -18,6 +18,8 @@ use super::volume;
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_CHARS: usize = 2048;
+/// Of the kernel.
+const MAX_HOSTNAME: usize = 64;
 
 pub(super) fn check(spec: &PodSpec, path: &Path, findings: &mut Findings) {
     let volumes = volume::check_all(spec.volumes.as_deref().unwrap_or_default(), &path.child("volumes"), findings);
@@ -77,7 +79,6 @@ fn names(spec: &PodSpec, path: &Path, findings: &mut Findings) {
         ("serviceAccountName", &spec.service_account_name),
         ("priorityClassName", &spec.priority_class_name),
         ("runtimeClassName", &spec.runtime_class_name),
-        ("hostnameOverride", &spec.hostname_override),
     ];
     for (field, value) in subdomains {
         let value = text(value);
@@ -95,14 +96,26 @@ fn names(spec: &PodSpec, path: &Path, findings: &mut Findings) {
     if !scheduler.is_empty() {
         findings.invalid_each(&path.child("schedulerName"), scheduler, formats::qualified_name(scheduler));
     }
-    let hostname_override = text(&spec.hostname_override);
-    if hostname_override.len() > 64 {
-        findings.too_long(&path.child("hostnameOverride"), 64);
+    if let Some(name) = &spec.hostname_override {
+        hostname_override(name, spec, &path.child("hostnameOverride"), findings);
     }
     for (key, value) in spec.node_selector.iter().flatten() {
         findings.invalid_each(&path.child("nodeSelector"), key, formats::qualified_name(key));
         findings.invalid_each(&path.child("nodeSelector"), value, formats::label_value(value));
     }
+}
+
+fn hostname_override(name: &str, spec: &PodSpec, path: &Path, findings: &mut Findings) {
+    if spec.set_hostname_as_fqdn == Some(true) {
+        findings.forbidden(path, "may not be specified when setHostnameAsFQDN is true");
+    }
+    if spec.host_network == Some(true) {
+        findings.forbidden(path, "may not be specified when hostNetwork is true");
+    }
+    if name.len() > MAX_HOSTNAME {
+        findings.too_long(path, MAX_HOSTNAME);
+    }
+    findings.invalid_each(path, name, formats::dns_subdomain(name));
 }
 
 fn dns(spec: &PodSpec, path: &Path, findings: &mut Findings) {

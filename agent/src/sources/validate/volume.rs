@@ -20,13 +20,15 @@ use super::text;
 use crate::model::Amount;
 use crate::model::iscsi;
 
-/// As far as mounts care.
+/// What containers may use a volume for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum VolumeKind {
     /// Could be a block device.
     Claim,
     /// The content of an image.
     Image,
+    /// May have files of variables.
+    EmptyDir,
     /// Any other.
     Other,
 }
@@ -67,6 +69,8 @@ fn kind(volume: &Volume) -> VolumeKind {
         VolumeKind::Claim
     } else if volume.image.is_some() {
         VolumeKind::Image
+    } else if volume.empty_dir.is_some() {
+        VolumeKind::EmptyDir
     } else {
         VolumeKind::Other
     }

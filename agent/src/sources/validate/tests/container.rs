@@ -244,6 +244,17 @@ fn environment() {
             from(json!({"fileKeyRef": {"key": "k", "volumeName": "v", "path": "../x"}})),
             "spec.containers[0].env[0].valueFrom.fileKeyRef.path: Invalid value: \"../x\": must not contain '..'",
         ),
+        (at, from(json!({"fileKeyRef": {"key": "k", "volumeName": "v", "path": "x"}})), ""),
+        (
+            at,
+            from(json!({"fileKeyRef": {"key": "k", "volumeName": "w", "path": "x"}})),
+            "spec.containers[0].env[0].valueFrom.fileKeyRef.volumeName: Not found: \"w\"",
+        ),
+        (
+            "/spec/initContainers/0/env",
+            json!([{"name": "A", "valueFrom": {"fileKeyRef": {"key": "k", "volumeName": "", "path": "x"}}}]),
+            "spec.initContainers[0].env[0].valueFrom.fileKeyRef.volumeName: Required value",
+        ),
         (
             "/spec/containers/0/envFrom",
             json!([{}]),

@@ -155,6 +155,23 @@ fn pod_level_fields() {
 }
 
 #[test]
+fn an_overridden_hostname_excludes_others() {
+    check(&[
+        ("/spec/hostnameOverride", json!("h.example"), ""),
+        ("/spec/hostnameOverride", json!(""), "spec.hostnameOverride: Invalid value: \"\""),
+        ("/spec/hostnameOverride", json!("a".repeat(65)), "spec.hostnameOverride: Too long"),
+    ]);
+    let mut pod = base();
+    pod["spec"]["hostnameOverride"] = json!("h.example");
+    for field in ["setHostnameAsFQDN", "hostNetwork"] {
+        pod["spec"][field] = json!(true);
+    }
+    let expected = ["setHostnameAsFQDN", "hostNetwork"]
+        .map(|field| format!("spec.hostnameOverride: Forbidden: may not be specified when {field} is true"));
+    assert_eq!(errors_of(pod), expected);
+}
+
+#[test]
 fn security() {
     let pod = "/spec/securityContext";
     let container = "/spec/containers/0/securityContext";
