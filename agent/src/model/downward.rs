@@ -63,8 +63,9 @@ fn lines(map: Option<&BTreeMap<String, String>>) -> String {
     lines.join("\n")
 }
 
-/// A request or limit in whole multiples of the selector's divisor, rounded up. `own` is the container whose field it is,
-/// used if the selector names none; `allocatable` of the node is the limit of containers without one.
+/// A request or limit in whole multiples of the selector's divisor, rounded up. `own` is the container whose variable it is,
+/// used if the selector names none; `None` for a file of a volume. `allocatable` of the node is the limit of containers
+/// without one.
 ///
 /// # Errors
 /// An unknown resource or container; a quantity that cannot be read.
@@ -84,13 +85,15 @@ pub fn resource_field(
         None => own.ok_or_else(|| missing(""))?,
     };
     let names_init = named.is_some_and(|name| spec::init_containers(pod).iter().any(|c| c.name == name));
+    // As upstream: a variable that names an init container gets no default for its limits, a file does.
+    let has_default = own.is_none() || !names_init;
     let resources = container.resources.as_ref();
     let amount = match side {
         "requests" if known => amount_of(resources.and_then(|r| r.requests.as_ref()), name)?,
         "limits" if known => {
             let stated = amount_of(resources.and_then(|r| r.limits.as_ref()), name)?;
             match stated.filter(|amount| !amount.is_zero()) {
-                None if !names_init => default_limit(pod, name, allocatable)?,
+                None if has_default => default_limit(pod, name, allocatable)?,
                 _ => stated,
             }
         }
@@ -111,12 +114,16 @@ fn amount_of(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Result<Op
     amount.map_err(|source| DownwardError::Quantity { resource: name.to_owned(), source })
 }
 
-/// The pod's own limit (KEP-2837), else what the node has to give; hugepages have no default.
+/// The pod's own limit (KEP-2837), else what the node has to give. Huge pages are never overcommitted: their limit is always
+/// stated.
 fn default_limit(
     pod: &Pod,
     name: &str,
     allocatable: &BTreeMap<String, Amount>,
 ) -> Result<Option<Amount>, DownwardError> {
+    if name.starts_with("hugepages-") {
+        return Ok(None);
+    }
     let pod_limits = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()).and_then(|r| r.limits.as_ref());
     let of_pod = match name {
         "cpu" | "memory" => amount_of(pod_limits, name)?,
@@ -162,5 +169,43 @@ mod tests {
             assert_eq!(error, format!("unsupported fieldPath: {path}"));
         }
         assert_eq!(metadata_field(&Pod::default(), "metadata.labels"), Ok(String::new()));
+    }
+
+    #[test]
+    fn limits_that_are_not_stated() {
+        let huge = json!({"limits": {"hugepages-2Mi": "4Mi"}});
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "initContainers": [{"name": "init"}, {"name": "sidecar", "restartPolicy": "Always"}],
+            "containers": [{"name": "main"}, {"name": "huge", "resources": huge}]}}))
+        .expect("a pod");
+        let of_node = [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "16Gi"), ("hugepages-2Mi", "64Mi")];
+        let amount = |(name, text): (&str, &str)| (name.to_owned(), text.parse().expect("an amount"));
+        let allocatable: BTreeMap<String, Amount> = of_node.into_iter().map(amount).collect();
+        let value = |own: Option<&str>, container: &str, resource: &str| {
+            let selector = json!({"containerName": container, "resource": resource, "divisor": "1"});
+            let selector: ResourceFieldSelector = serde_json::from_value(selector).expect("a selector");
+            let own = own.map(|name| find(&pod, name).expect("a container"));
+            resource_field(&pod, own, &selector, &allocatable).expect("a value")
+        };
+        for container in ["main", "init", "sidecar"] {
+            assert_eq!(value(None, container, "limits.cpu"), "4", "a file on {container}");
+            assert_eq!(value(None, container, "limits.memory"), (8_u64 << 30).to_string(), "a file on {container}");
+            assert_eq!(value(None, container, "requests.cpu"), "0", "a file on {container}");
+        }
+        for (own, container, expected) in [
+            ("main", "main", "4"),
+            ("main", "", "4"),
+            ("init", "", "4"),
+            ("init", "init", "0"),
+            ("main", "init", "0"),
+            ("init", "main", "4"),
+        ] {
+            assert_eq!(value(Some(own), container, "limits.cpu"), expected, "variable of {own} on {container:?}");
+        }
+        for own in [None, Some("main")] {
+            assert_eq!(value(own, "main", "limits.hugepages-2Mi"), "0", "what the node has is not the container's");
+            assert_eq!(value(own, "huge", "limits.hugepages-2Mi"), (4 << 20).to_string());
+            assert_eq!(value(own, "huge", "limits.ephemeral-storage"), (16_u64 << 30).to_string());
+        }
     }
 }

@@ -244,6 +244,7 @@ mod tests {
     use keblet_skip::mounts::tmpfs;
 
     use super::*;
+    use crate::volumes::PodDirs;
 
     #[test]
     fn the_policy_and_the_modes() {
@@ -315,12 +316,13 @@ mod tests {
             "done"
         };
         let notify = |text| notices.lock().expect("unpoisoned").push(text);
-        assert_eq!(with_reports(walk, Path::new("/v"), &count, notify).await, "done");
+        let dirs = PodDirs::new(Path::new("/r"));
+        let volume = dirs.volume("u-1", "p", "v").expect("a path");
+        assert_eq!(with_reports(walk, dirs.shown(&volume), &count, notify).await, "done");
         let notices = notices.into_inner().expect("unpoisoned");
-        assert!(
-            notices[0].starts_with("Setting volume ownership for /v is taking longer than expected, consider using")
-        );
-        let rest = [0, 9].map(|count| format!("Setting volume ownership for /v, processed {count} files."));
+        let begin = "Setting volume ownership for u-1/volumes/p/v";
+        assert!(notices[0].starts_with(&format!("{begin} is taking longer than expected, consider using")));
+        let rest = [0, 9].map(|count| format!("{begin}, processed {count} files."));
         assert_eq!(notices[1..], rest);
     }
 }

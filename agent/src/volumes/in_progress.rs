@@ -24,7 +24,7 @@ pub(super) struct InProgress(Arc<Mutex<HashMap<String, Weak<OfPod>>>>);
 struct OfPod {
     /// Read by set-ups, written by teardowns.
     alone: Arc<RwLock<()>>,
-    /// Locks of volumes, by name.
+    /// Locks of volumes, by name or claim.
     volumes: Locks,
     /// Cancelled when a teardown begins; the set-ups after it have another one.
     over: Mutex<CancellationToken>,
@@ -78,7 +78,7 @@ impl SettingUp {
         &self.over
     }
 
-    /// Waits until nothing else sets up the volume of this name. Cancel-safe.
+    /// Waits until nothing else sets up the volume, or one of the claim, of this name. Cancel-safe.
     pub(super) async fn lock(&self, volume: &str) -> OwnedMutexGuard<()> {
         self.of_pod.volumes.lock(volume).await
     }

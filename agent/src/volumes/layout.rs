@@ -94,6 +94,11 @@ impl PodDirs {
         Ok(self.root.join(PLUGINS).join(plugin).join(DEVICES).join(plain(volume)?).join(plain(uid)?))
     }
 
+    /// A path in a pod's directory as events name it: from the pod's UID on, as upstream.
+    pub(super) fn shown<'a>(&self, path: &'a Path) -> &'a Path {
+        path.strip_prefix(self.pods()).unwrap_or(path)
+    }
+
     /// What a volume plugin keeps for the node; `plugin` is its directory.
     pub(super) fn plugin(&self, plugin: &str) -> PathBuf {
         self.root.join(PLUGINS).join(plugin)

@@ -127,7 +127,8 @@ impl Volumes {
         join_all(attempts).await
     }
 
-    /// Sets a volume up in a task, once none does so. A future that is dropped before that has begun nothing.
+    /// Sets a volume up in a task, once none does so, nor another volume of the same claim. A future that is dropped before
+    /// that has begun nothing.
     async fn set_up_in_task(
         &self,
         setting_up: &SettingUp,
@@ -135,7 +136,7 @@ impl Volumes {
         memory: Option<i64>,
         volume: &Volume,
     ) -> Result<Ready, VolumeError> {
-        let alone = setting_up.lock(&volume.name).await;
+        let alone = setting_up.lock(lock_name(volume)).await;
         let (own, setting_up, pod, volume) = (self.clone(), setting_up.clone(), pod.clone(), volume.clone());
         let task = async move {
             let _alone = alone;
@@ -164,6 +165,12 @@ impl Volumes {
         self.actual.mounted(uid, &backing, (name, refreshes), began.elapsed(), done.is_ok());
         done
     }
+}
+
+/// Volumes with the same one are set up one after another: those of one claim have the same directory or device.
+fn lock_name(volume: &Volume) -> &str {
+    let claim = volume.persistent_volume_claim.as_ref();
+    claim.map_or(&volume.name, |claim| &claim.claim_name)
 }
 
 /// Waits for a set-up, if `limit` is given at most for so long; it goes on then.

@@ -153,8 +153,10 @@ impl VolumeWrite {
     fn run(&self) -> Result<Written, VolumeError> {
         tmpfs::prepare(&self.dir, self.memory)?;
         make_marker(&self.marker)?;
+        let written = atomic::write(&self.dir, &self.payload, self.owners)?;
+        // Afterwards: a link to what the volume no longer has would be in the way.
         nested::make(&self.dir, &self.nested, &self.payload)?;
-        atomic::write(&self.dir, &self.payload, self.owners)
+        Ok(written)
     }
 }
 

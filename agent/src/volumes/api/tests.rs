@@ -108,6 +108,26 @@ fn a_reader_sees_the_old_or_the_new_content() {
     assert_eq!(seen(dir), expected(&[("a", "2"), ("b", "2")]));
 }
 
+#[test]
+fn a_mount_point_takes_the_place_of_what_the_volume_no_longer_has() {
+    let root = tempfile::tempdir().expect("a folder");
+    let dir = root.path().join("volume");
+    let nested = ["a", "d/mount"].map(str::to_owned).to_vec();
+    let write = |files: &[(&str, &str)]| {
+        let (marker, owners) = (root.path().join("plugin/ready"), Owners::default());
+        let (payload, nested) = (payload(files), nested.clone());
+        VolumeWrite { dir: dir.clone(), marker, memory: None, payload, nested, owners }.run()
+    };
+    let is_dir = |name: &str| fs::symlink_metadata(dir.join(name)).is_ok_and(|found| found.is_dir());
+    write(&OLD).expect("written");
+    assert!(!is_dir("a") && !is_dir("d"), "the volume has these names");
+    assert_eq!(write(&[("b", "2")]).expect("written"), Written::Changed);
+    assert_eq!(seen(&dir), expected(&[("b", "2")]));
+    assert!(is_dir("a") && is_dir("d/mount") && is_dir("d"));
+    assert_eq!(write(&[("b", "2")]).expect("nothing to do"), Written::Unchanged);
+    assert!(is_dir("a") && is_dir("d/mount"));
+}
+
 /// Ends a write after `stop` steps; true if it came to its end before.
 fn interrupted(dir: &Path, files: &[(&str, &str)], stop: usize) -> (bool, Vec<WriteStep>) {
     let mut steps = Vec::new();

@@ -88,6 +88,7 @@ impl LocalMount {
         has_options: bool,
         notify: impl Fn(EventType, &str, &str),
     ) -> Result<(), VolumeError> {
+        let shown = dirs.shown(&self.target);
         let (dirs, target, from) = (dirs.clone(), self.target.clone(), source.to_owned());
         let look = move || {
             let group = fs::metadata(&from).on("inspect", &from)?.gid();
@@ -96,7 +97,7 @@ impl LocalMount {
         let (held, shared) = blocking(look).await?;
         if let Some((group, policy)) = self.group.filter(|_| !self.read_only) {
             if !shared {
-                fs_group::give(source, group, policy, &self.target, &notify).await?;
+                fs_group::give(source, group, policy, shown, &notify).await?;
             } else if held != group {
                 let name = &self.name;
                 let message = format!(

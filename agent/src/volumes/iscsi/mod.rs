@@ -135,7 +135,8 @@ impl Disks {
         if let Some(group) = wanted.target.fs_group.filter(|_| !wanted.read_only) {
             let policy = fs_group::ChangePolicy::of_pod(wanted.target.pod);
             let notify = fs_group::notices(wanted.recorder, wanted.target.pod);
-            fs_group::give(&place, group, policy, &dir, notify).await.map_err(failed("SetUp"))?;
+            let shown = self.dirs.shown(&dir);
+            fs_group::give(&place, group, policy, shown, notify).await.map_err(failed("SetUp"))?;
         }
         bind_mount::make(&place, &dir, wanted.read_only).await.map_err(failed("SetUp"))
     }

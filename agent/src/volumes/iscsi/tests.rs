@@ -254,7 +254,7 @@ fn one_portal_suffices_and_without_any_all_are_named() {
         fixture.release(&fixture.volumes);
 
         let silent = Fixture::new(&[]);
-        let error = silent.set_up(&pod("u-1", portals)).expect_err("nobody listens");
+        let error = silent.set_up(&pod("u-1", portals)).expect_err("no portal listens");
         let start = format!(
             "MountVolume.WaitForAttach failed for volume \"v\" : iscsi: no portal leads to unit 7 of {TARGET}: "
         );

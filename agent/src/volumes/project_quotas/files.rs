@@ -145,7 +145,7 @@ impl<'a> Replacement<'a> {
         name.push(path.file_name().unwrap_or_default());
         name.push(".keblet");
         let partial = path.with_file_name(name);
-        // One that a killed agent has left; nobody else writes it while the old file is locked.
+        // One that a killed agent has left; no other process writes it while the old file is locked.
         match fs::remove_file(&partial) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result.on("remove", &partial)?,

@@ -1,9 +1,11 @@
-//! Set-ups that take long, on paused time.
+//! Set-ups that take long, on paused time, and those of volumes with one claim.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use keblet_skip::mounts::in_private_mounts;
+use serde_json::Value;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio::time::timeout;
@@ -12,6 +14,7 @@ use super::*;
 use crate::metrics::Metrics;
 use crate::volumes::testing::Gated;
 use crate::volumes::testing::Replies;
+use crate::volumes::testing::objects;
 use crate::volumes::testing::slow_objects;
 use crate::volumes::tests::make;
 use crate::volumes::tests::operation;
@@ -52,25 +55,53 @@ async fn a_refresh_takes_the_time_it_needs_and_reports_what_never_ends() {
     assert_eq!(began.elapsed().as_secs(), SET_UP_TIMEOUT.as_secs());
 }
 
+/// A claim `data` that is bound to a persistent volume `pv` with this source.
+fn binds(replies: &Replies, source: Value) {
+    let mut spec = source;
+    spec["claimRef"] = json!({"uid": "c-1"});
+    let claim = json!({"metadata": {"name": "data", "namespace": "ns", "uid": "c-1"}, "spec": {"volumeName": "pv"},
+        "status": {"phase": "Bound"}});
+    let mut replies = replies.lock().expect("unpoisoned");
+    replies.insert("/api/v1/namespaces/ns/persistentvolumeclaims/data".to_owned(), claim);
+    replies.insert("/api/v1/persistentvolumes/pv".to_owned(), json!({"metadata": {"name": "pv"}, "spec": spec}));
+}
+
+/// A pod with volumes of these names, all of the claim `data`.
+fn with_claim(names: &[&str]) -> Pod {
+    let volume = |name: &&str| json!({"name": name, "persistentVolumeClaim": {"claimName": "data"}});
+    let mount = |name: &&str| json!({"name": name, "mountPath": format!("/{name}")});
+    let (volumes, mounts): (Vec<_>, Vec<_>) = names.iter().map(|name| (volume(name), mount(name))).unzip();
+    serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u-1"},
+        "spec": {"volumes": volumes, "containers": [{"name": "c", "volumeMounts": mounts}]},
+    }))
+    .expect("a pod")
+}
+
+#[test]
+fn a_claim_that_a_pod_has_twice_is_mounted_once() {
+    in_private_mounts(|| {
+        let (root, replies) = (tempfile::tempdir().expect("a folder"), Replies::default());
+        let disk = root.path().join("disk");
+        std::fs::create_dir(&disk).expect("a folder");
+        binds(&replies, json!({"local": {"path": disk}}));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let volumes = Volumes::new(root.path()).with_objects(objects(&replies).0, BTreeMap::new());
+            volumes.set_up(&with_claim(&["v", "w"]), None).await.expect("mounted");
+        });
+        let mounted = root.path().join("pods/u-1/volumes/kubernetes.io~local-volume/pv");
+        crate::filesystem::unmount(&mounted).expect("unmounted");
+        assert!(!crate::filesystem::is_mount_point(&mounted).expect("inspected"), "there was one mount");
+    });
+}
+
 /// As after a restart of the agent: a predecessor has set up the volumes of the pod.
 #[tokio::test(start_paused = true)]
 async fn a_claim_is_read_once_however_slowly_the_api_server_answers() {
     let (root, replies) = (tempfile::tempdir().expect("a folder"), Replies::default());
-    let reply =
-        |path: &str, object| drop(replies.lock().expect("unpoisoned").insert(format!("/api/v1/{path}"), object));
-    let claim = json!({"metadata": {"name": "data", "namespace": "ns", "uid": "c-1"}, "spec": {"volumeName": "pv"},
-        "status": {"phase": "Bound"}});
-    reply("namespaces/ns/persistentvolumeclaims/data", claim);
-    let spec = json!({"claimRef": {"uid": "c-1"}, "hostPath": {"path": root.path(), "type": "Directory"}});
-    reply("persistentvolumes/pv", json!({"metadata": {"name": "pv"}, "spec": spec}));
-    let pod: Pod = serde_json::from_value(json!({
-        "metadata": {"name": "p", "namespace": "ns", "uid": "u-1"},
-        "spec": {
-            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}],
-            "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
-        },
-    }))
-    .expect("a pod");
+    binds(&replies, json!({"hostPath": {"path": root.path(), "type": "Directory"}}));
+    let pod = with_claim(&["v"]);
     let (objects, asked) = slow_objects(&replies, Duration::from_secs(3));
     let volumes = Volumes::new(root.path()).with_objects(objects, BTreeMap::new());
     assert!(volumes.can_change(&pod));
