@@ -50,7 +50,7 @@ pub struct KernelOptions {
     /// The kernel log, for OOM kills whose records were lost.
     pub log: PathBuf,
     /// Bytes of the ring buffer of exits and OOM kills; `None` for the default size.
-    pub deaths_ring: Option<u32>,
+    pub exits_ring: Option<u32>,
     /// Cgroups of containers that are created or removed are hints as well: for an observer, which starts none itself.
     pub announce_containers: bool,
     /// Counts lost records.
@@ -72,7 +72,7 @@ pub async fn start(
     shutdown: CancellationToken,
 ) -> Option<Probes> {
     let loading =
-        bpf::Options { btf: options.btf.clone(), hierarchy: hierarchy.clone(), deaths_ring: options.deaths_ring };
+        bpf::Options { btf: options.btf.clone(), hierarchy: hierarchy.clone(), exits_ring: options.exits_ring };
     let Loaded { probes, records, status } = match bpf::load(loading).await {
         Ok(loaded) => loaded,
         Err(error) => {
@@ -193,13 +193,13 @@ impl Follower {
     }
 
     fn on_loss(&mut self, lost: &Losses) -> Hint {
-        let Losses { deaths, cgroups, watches } = *lost;
-        for (queue, count) in [("deaths", deaths), ("cgroups", cgroups), ("watches", watches)] {
+        let Losses { exits, cgroups, watches } = *lost;
+        for (queue, count) in [("exits", exits), ("cgroups", cgroups), ("watches", watches)] {
             if count > 0 {
                 self.options.metrics.sensors.dropped(queue, count);
             }
         }
-        tracing::warn!(deaths, cgroups, watches, "kernel records lost");
+        tracing::warn!(exits, cgroups, watches, "kernel records lost");
         if cgroups > 0 || watches > 0 {
             self.watch_pods();
         }

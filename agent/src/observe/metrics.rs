@@ -78,7 +78,7 @@ pub fn families(node: &ObservedNode) -> Vec<MetricFamily> {
     for sensor in node.sensors.values() {
         metrics.sensor(&sensor.sensor, SensorLevel::named(&sensor.state).unwrap_or(SensorLevel::Down));
     }
-    metrics.lost(node.lost.deaths, node.lost.cgroups, node.lost.watches);
+    metrics.lost(node.lost.exits, node.lost.cgroups, node.lost.watches);
     oom_kills(&metrics, &node.oom_counts);
     if let Some(pressure) = &node.pressure {
         waiting(&metrics, None, pressure);

@@ -232,7 +232,7 @@ fn reasons_of_exits() {
         ("Unknown", 255, killed(Some(true)), None),
         ("Error", 255, killed(Some(true)), Some("OOMKilled")),
         ("StartError", 128, killed(Some(true)), None),
-        // A child was killed earlier; the container exits by itself or is killed by someone else.
+        // A child was killed earlier; the container exits by itself or is killed from outside.
         ("OOMKilled", 0, none, Some("Completed")),
         ("OOMKilled", 0, complete(false), Some("Completed")),
         ("OOMKilled", 1, none, Some("Error")),

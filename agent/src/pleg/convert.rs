@@ -10,14 +10,7 @@ use crate::model::ContainerUser;
 use crate::model::SandboxId;
 use crate::model::SandboxStatus;
 use crate::model::TerminationFile;
-
-pub(super) const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
-pub(super) const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
-pub(super) const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-const HASH: &str = "io.kubernetes.container.hash";
-const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
-const TERMINATION_PATH: &str = "io.kubernetes.container.terminationMessagePath";
-const TERMINATION_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+use crate::model::runtime_keys;
 
 /// CRI state number to the model's state.
 pub(super) fn state(raw: i32) -> ContainerState {
@@ -35,7 +28,7 @@ pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_i
     let exited = state == ContainerState::Exited;
     let meta = status.metadata.unwrap_or_default();
     let annotations = &status.annotations;
-    let termination_path = annotations.get(TERMINATION_PATH).cloned().unwrap_or_default();
+    let termination_path = annotations.get(runtime_keys::TERMINATION_PATH).cloned().unwrap_or_default();
     let host_path = status
         .mounts
         .iter()
@@ -55,15 +48,17 @@ pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_i
         message: status.message,
         image: status.image.map(|i| i.image).unwrap_or_default(),
         image_ref: status.image_ref,
-        hash: annotations.get(HASH).and_then(|h| u64::from_str_radix(h, 16).ok()).unwrap_or(0),
-        restart_count: annotations.get(RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
+        hash: annotations.get(runtime_keys::HASH).and_then(|h| u64::from_str_radix(h, 16).ok()).unwrap_or(0),
+        restart_count: annotations.get(runtime_keys::RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
         user: status.user.and_then(|user| user.linux).map(user),
         resources: status.resources.and_then(|resources| resources.linux).map(resources).unwrap_or_default(),
         log_path: status.log_path,
         termination: TerminationFile {
             container_path: termination_path,
             host_path,
-            fallback_to_logs: annotations.get(TERMINATION_POLICY).is_some_and(|p| p == "FallbackToLogsOnError"),
+            fallback_to_logs: annotations
+                .get(runtime_keys::TERMINATION_POLICY)
+                .is_some_and(|p| p == "FallbackToLogsOnError"),
         },
         pid,
         proven: None,
@@ -117,9 +112,13 @@ mod tests {
             id: "c1".into(),
             state: v1::ContainerState::ContainerExited as i32,
             exit_code: 3,
-            annotations: [(HASH, "ff"), (RESTART_COUNT, "7"), (TERMINATION_PATH, "/dev/termination-log")]
-                .map(|(k, v)| (k.to_owned(), v.to_owned()))
-                .into(),
+            annotations: [
+                (runtime_keys::HASH, "ff"),
+                (runtime_keys::RESTART_COUNT, "7"),
+                (runtime_keys::TERMINATION_PATH, "/dev/termination-log"),
+            ]
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .into(),
             mounts: vec![v1::Mount {
                 container_path: "/dev/termination-log".into(),
                 host_path: "/pods/x".into(),
@@ -169,7 +168,9 @@ mod tests {
     fn invalid_annotations_count_as_missing() {
         let status = v1::ContainerStatus {
             state: 99,
-            annotations: [(HASH, "zz"), (RESTART_COUNT, "-1")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+            annotations: [(runtime_keys::HASH, "zz"), (runtime_keys::RESTART_COUNT, "-1")]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .into(),
             ..Default::default()
         };
         let c = container(status, None, SandboxId::from("s"));

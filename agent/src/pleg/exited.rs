@@ -50,7 +50,7 @@ impl PlegTask {
             return;
         }
         let Some(record) = self.records.get_mut(uid) else { return };
-        record.deaths.remove(&container.id);
+        record.proven_exits.remove(&container.id);
         record.rechecks = 0;
         let Some(known) = record.snapshot.clone() else { return };
         let mut snapshot = PodSnapshot::clone(&known);

@@ -22,6 +22,7 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::SandboxId;
 use crate::model::SandboxStatus;
+use crate::model::runtime_keys;
 use crate::runtime::ContainerInspection;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
@@ -48,7 +49,7 @@ pub(super) async fn list_all(runtime: &Runtime) -> Result<(Instant, HashMap<PodU
         }
     }
     for container in containers {
-        let uid = container.labels.get(convert::LABEL_POD_UID).filter(|uid| !uid.is_empty());
+        let uid = container.labels.get(runtime_keys::POD_UID).filter(|uid| !uid.is_empty());
         if let Some(uid) = uid {
             pods.entry(PodUid::from(uid.as_str())).or_default().containers.push(container);
         }
@@ -59,7 +60,7 @@ pub(super) async fn list_all(runtime: &Runtime) -> Result<(Instant, HashMap<PodU
 /// Lists one pod.
 pub(super) async fn list_one(runtime: &Runtime, uid: &PodUid) -> Result<(Instant, Listing), RuntimeError> {
     let sampled_at = Instant::now();
-    let labels = BTreeMap::from([(convert::LABEL_POD_UID.to_owned(), uid.as_str().to_owned())]);
+    let labels = BTreeMap::from([(runtime_keys::POD_UID.to_owned(), uid.as_str().to_owned())]);
     let of_sandboxes = v1::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() };
     let of_containers = v1::ContainerFilter { label_selector: labels, ..Default::default() };
     let (sandboxes, containers) =
@@ -104,9 +105,15 @@ pub(super) async fn complete(
     let mut sandboxes: Vec<SandboxStatus> = sandboxes.into_iter().flatten().collect();
     let mut containers: Vec<ContainerStatus> = containers.into_iter().flatten().collect();
     sandboxes.sort_by(|a, b| (b.attempt, b.created_at, &b.id).cmp(&(a.attempt, a.created_at, &a.id)));
-    containers.sort_by(|a, b| (b.created_at, b.attempt, &b.id).cmp(&(a.created_at, a.attempt, &a.id)));
+    sort_newest_first(&mut containers);
     let ips = ips(&sandboxes, previous);
     Ok(PodSnapshot { pod, sandboxes, containers, ips, sampled_at })
+}
+
+/// By attempt, which grows from one instance of a container to the next also if the clock is set back in between, then by
+/// creation time.
+fn sort_newest_first(containers: &mut [ContainerStatus]) {
+    containers.sort_by(|a, b| (b.attempt, b.created_at, &b.id).cmp(&(a.attempt, a.created_at, &a.id)));
 }
 
 fn ips(sandboxes: &[SandboxStatus], previous: Option<&PodSnapshot>) -> Vec<String> {
@@ -125,8 +132,8 @@ fn pod_ref(uid: &PodUid, listing: &Listing, previous: Option<&PodSnapshot>) -> P
         let label = |name: &str| container.labels.get(name).map(String::as_str).unwrap_or_default();
         return PodRef {
             uid: uid.clone(),
-            namespace: label(convert::LABEL_POD_NAMESPACE).into(),
-            name: label(convert::LABEL_POD_NAME).into(),
+            namespace: label(runtime_keys::POD_NAMESPACE).into(),
+            name: label(runtime_keys::POD_NAME).into(),
         };
     }
     let unknown = || PodRef { uid: uid.clone(), namespace: "".into(), name: "".into() };
@@ -197,6 +204,7 @@ async fn container_status(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pleg::testing;
     use crate::runtime::RuntimeOptions;
     use crate::runtime::tests::server::Socket;
     use crate::runtime::tests::server::say;
@@ -231,5 +239,20 @@ mod tests {
         let found = container_status(&runtime, &messages, &listed, None, &PrefetchedStatuses::new()).await;
         let found = found.expect("an answer").expect("it exists");
         assert_eq!((found.state, found.pid), (ContainerState::Running, Some(4711)));
+    }
+
+    #[test]
+    fn a_later_instance_is_newer_also_if_the_clock_was_set_back() {
+        let instance = |id: &str, attempt, created_at| {
+            let exited = testing::container(id, "web", ContainerState::Exited);
+            ContainerStatus { attempt, created_at, ..exited }
+        };
+        let mut containers = vec![instance("first", 0, 9), instance("third", 2, 5), instance("second", 1, 4)];
+        sort_newest_first(&mut containers);
+        let ids: Vec<&str> = containers.iter().map(|container| container.id.as_str()).collect();
+        assert_eq!(ids, ["third", "second", "first"]);
+        let mut equal = vec![instance("earlier", 0, 1), instance("later", 0, 2)];
+        sort_newest_first(&mut equal);
+        assert_eq!(equal[0].id.as_str(), "later");
     }
 }

@@ -15,7 +15,6 @@
 //! monotonic clock before the runtime is called; time stamps of other processes are not compared.
 
 mod convert;
-mod death;
 mod diff;
 mod dirty;
 mod exited;
@@ -24,6 +23,7 @@ mod inspect;
 mod observer;
 mod oom;
 mod proof;
+mod proven_exits;
 mod record;
 mod relist;
 mod report;

@@ -122,8 +122,8 @@ impl PlegTask {
         };
         let is_oom = self.is_oom_killed(container, container.exit_code);
         let Some(record) = self.records.get_mut(uid) else { return };
-        if let Some(death) = record.deaths.get_mut(id) {
-            death.oom_killed = is_oom;
+        if let Some(exit) = record.proven_exits.get_mut(id) {
+            exit.oom_killed = is_oom;
         }
         let mut snapshot = PodSnapshot::clone(&known);
         self.overlay_pending_exits(uid, &mut snapshot);

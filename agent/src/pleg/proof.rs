@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::death;
+use super::proven_exits;
 use super::record::recheck_delay;
 use super::task::PlegTask;
 use crate::events::ExitFacts;
@@ -26,7 +26,7 @@ use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
-use crate::model::ProvenDeath;
+use crate::model::ProvenExit;
 use crate::model::Source;
 
 /// Exit records kept for containers that no snapshot has shown yet. An init that ends within a millisecond of its start
@@ -101,13 +101,13 @@ impl PlegTask {
             match self.config.watch.pin(pid, &container.id) {
                 Pinned::Watching(gone) => self.await_gone(uid, id, gone, is_proof),
                 Pinned::Hint(gone) => self.await_gone(uid, id, gone, false),
-                Pinned::Gone if is_proof => self.record_death(uid, container, None),
+                Pinned::Gone if is_proof => self.record_exit(uid, container, None),
                 Pinned::Gone => self.record_exit_hint(uid, id),
                 // The kernel itself has recorded the end of this container's init.
                 Pinned::NotFound(_) | Pinned::Ineligible(_) | Pinned::Failed(_)
                     if is_proof && self.exits.get(container).is_some() =>
                 {
-                    self.record_death(uid, container, None);
+                    self.record_exit(uid, container, None);
                 }
                 Pinned::NotFound(reason) => {
                     tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process not found");
@@ -135,10 +135,10 @@ impl PlegTask {
         self.pins.push(Box::pin(async move { PinGone { uid, id, gone: gone.await, is_proof } }));
     }
 
-    fn record_death(&mut self, uid: &PodUid, container: &ContainerStatus, exit_code: Option<i32>) {
-        let death = self.death(container, exit_code);
+    fn record_exit(&mut self, uid: &PodUid, container: &ContainerStatus, exit_code: Option<i32>) {
+        let exit = self.proven_exit(container, exit_code);
         if let Some(record) = self.records.get_mut(uid) {
-            record.deaths.insert(container.id.clone(), death);
+            record.proven_exits.insert(container.id.clone(), exit);
         }
     }
 
@@ -167,11 +167,11 @@ impl PlegTask {
         !record.exit_hints.is_empty()
     }
 
-    fn death(&self, container: &ContainerStatus, exit_code: Option<i32>) -> ProvenDeath {
+    fn proven_exit(&self, container: &ContainerStatus, exit_code: Option<i32>) -> ProvenExit {
         let now = Instant::now();
         let facts = self.exits.get(container);
         let exit_code = facts.map(|f| f.exit_code).or(exit_code);
-        ProvenDeath {
+        ProvenExit {
             seen_at: now,
             kernel_age: facts.map(|f| f.at.age(now)),
             exit_code,
@@ -187,7 +187,7 @@ impl PlegTask {
         if !pinned.is_proof {
             return self.record_exit_hint(&pinned.uid, pinned.id);
         }
-        self.record_death(&pinned.uid, container, pinned.gone.exit_code);
+        self.record_exit(&pinned.uid, container, pinned.gone.exit_code);
         self.republish(&pinned.uid, &known);
         let attempt = self.records.get(&pinned.uid).map_or(0, |r| r.rechecks);
         self.recheck_later(&pinned.uid, recheck_delay(attempt, self.events_up()));
@@ -198,7 +198,7 @@ impl PlegTask {
     pub(super) fn on_exit_facts(&mut self, facts: ExitFacts) {
         let (id, pid, code) = (facts.container.clone(), facts.pid, facts.exit_code);
         let owner = self.records.iter().find(|(_, record)| {
-            record.deaths.contains_key(&id)
+            record.proven_exits.contains_key(&id)
                 && record.snapshot.as_ref().and_then(|s| s.by_id(&id)).is_some_and(|c| c.pid == Some(pid))
         });
         let owner = owner.map(|(uid, _)| uid.clone());
@@ -206,10 +206,10 @@ impl PlegTask {
         let Some(uid) = owner else { return self.recheck_reason(&id) };
         let Some(known) = self.records.get(&uid).and_then(|record| record.snapshot.clone()) else { return };
         let is_oom = known.by_id(&id).is_some_and(|container| self.is_oom_killed(container, Some(code)));
-        let Some(death) = self.records.get_mut(&uid).and_then(|record| record.deaths.get_mut(&id)) else { return };
-        if (death.exit_code, death.oom_killed) != (Some(code), is_oom) {
-            death.exit_code = Some(code);
-            death.oom_killed = is_oom;
+        let Some(exit) = self.records.get_mut(&uid).and_then(|record| record.proven_exits.get_mut(&id)) else { return };
+        if (exit.exit_code, exit.oom_killed) != (Some(code), is_oom) {
+            exit.exit_code = Some(code);
+            exit.oom_killed = is_oom;
             self.republish(&uid, &known);
         }
     }
@@ -226,11 +226,11 @@ impl PlegTask {
     pub(super) fn overlay_pending_exits(&mut self, uid: &PodUid, snapshot: &mut PodSnapshot) -> bool {
         let Some(record) = self.records.get_mut(uid) else { return false };
         let clock = self.config.clock;
-        let overlay = death::overlay_exits(snapshot, &record.deaths, |death| {
-            clock.wall_nanos_before(death.seen_at.elapsed() + death.kernel_age.unwrap_or_default())
+        let overlay = proven_exits::overlay_exits(snapshot, &record.proven_exits, |exit| {
+            clock.wall_nanos_before(exit.seen_at.elapsed() + exit.kernel_age.unwrap_or_default())
         });
         for id in overlay.settled.iter().chain(&overlay.contradicted) {
-            record.deaths.remove(id);
+            record.proven_exits.remove(id);
         }
         for id in &overlay.contradicted {
             tracing::warn!(pod = %snapshot.pod, id = %id, "the runtime still reports a container as running whose exit the kernel proved; the runtime wins");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
-use crate::model::ProvenDeath;
+use crate::model::ProvenExit;
 
 /// A runtime that still reports a container as running for so long contradicts the kernel. containerd needs about 45 ms
 /// on an idle machine, and seconds on a busy one.
@@ -26,27 +26,27 @@ pub(super) struct Overlay {
     pub pending: bool,
 }
 
-/// Applies `deaths` to `snapshot`. `finished_at` returns the wall-clock time of an exit in nanoseconds.
+/// Applies `exits` to `snapshot`. `finished_at` returns the wall-clock time of an exit in nanoseconds.
 pub(super) fn overlay_exits(
     snapshot: &mut PodSnapshot,
-    deaths: &HashMap<ContainerId, ProvenDeath>,
-    finished_at: impl Fn(&ProvenDeath) -> i64,
+    exits: &HashMap<ContainerId, ProvenExit>,
+    finished_at: impl Fn(&ProvenExit) -> i64,
 ) -> Overlay {
     let mut overlay = Overlay::default();
-    for (id, death) in deaths {
+    for (id, exit) in exits {
         let Some(container) = snapshot.containers.iter_mut().find(|c| &c.id == id) else {
             overlay.settled.push(id.clone());
             continue;
         };
         if container.state == ContainerState::Exited && container.proven.is_none() {
             overlay.settled.push(id.clone());
-        } else if snapshot.sampled_at > death.seen_at + CONTRADICTION {
+        } else if snapshot.sampled_at > exit.seen_at + CONTRADICTION {
             overlay.contradicted.push(id.clone());
         } else {
             container.state = ContainerState::Exited;
-            container.exit_code = death.exit_code;
-            container.finished_at = finished_at(death);
-            container.proven = Some(*death);
+            container.exit_code = exit.exit_code;
+            container.finished_at = finished_at(exit);
+            container.proven = Some(*exit);
             overlay.pending = true;
         }
     }
@@ -61,33 +61,33 @@ mod tests {
     use crate::pleg::testing::container;
     use crate::pleg::testing::snapshot;
 
-    fn death(at: Instant) -> ProvenDeath {
-        ProvenDeath { seen_at: at, kernel_age: None, exit_code: Some(3), oom_killed: false }
+    fn exit(at: Instant) -> ProvenExit {
+        ProvenExit { seen_at: at, kernel_age: None, exit_code: Some(3), oom_killed: false }
     }
 
     #[test]
     fn an_exit_is_applied_until_the_runtime_confirms_it() {
         let now = Instant::now();
-        let deaths = HashMap::from([(ContainerId::from("a"), death(now))]);
+        let exits = HashMap::from([(ContainerId::from("a"), exit(now))]);
 
         let mut stale = snapshot(now, vec![container("a", "web", ContainerState::Running)]);
-        let overlay = overlay_exits(&mut stale, &deaths, |_| 99);
+        let overlay = overlay_exits(&mut stale, &exits, |_| 99);
         assert!(overlay.pending && overlay.settled.is_empty());
         assert_eq!(stale.containers[0].state, ContainerState::Exited);
         assert_eq!((stale.containers[0].exit_code, stale.containers[0].finished_at), (Some(3), 99));
 
         let mut confirmed = snapshot(now, vec![container("a", "web", ContainerState::Exited)]);
-        assert_eq!(overlay_exits(&mut confirmed, &deaths, |_| 99).settled, vec![ContainerId::from("a")]);
+        assert_eq!(overlay_exits(&mut confirmed, &exits, |_| 99).settled, vec![ContainerId::from("a")]);
         assert!(confirmed.containers[0].proven.is_none());
     }
 
     #[test]
     fn a_long_contradiction_is_decided_for_the_runtime() {
         let now = Instant::now();
-        let deaths = HashMap::from([(ContainerId::from("a"), death(now))]);
+        let exits = HashMap::from([(ContainerId::from("a"), exit(now))]);
         let later = now + CONTRADICTION + Duration::from_millis(1);
         let mut late = snapshot(later, vec![container("a", "web", ContainerState::Running)]);
-        let overlay = overlay_exits(&mut late, &deaths, |_| 99);
+        let overlay = overlay_exits(&mut late, &exits, |_| 99);
         assert_eq!(overlay.contradicted, vec![ContainerId::from("a")]);
         assert_eq!(late.containers[0].state, ContainerState::Running);
     }

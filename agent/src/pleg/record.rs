@@ -14,7 +14,7 @@ use crate::events::Expect;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
-use crate::model::ProvenDeath;
+use crate::model::ProvenExit;
 use crate::model::Source;
 use crate::model::backoff_delay;
 
@@ -48,7 +48,7 @@ pub(super) struct Waiter {
 pub(super) struct PodRecord {
     pub snapshot: Option<Arc<PodSnapshot>>,
     /// Exits that the kernel proved and the runtime has not confirmed.
-    pub deaths: HashMap<ContainerId, ProvenDeath>,
+    pub proven_exits: HashMap<ContainerId, ProvenExit>,
     /// Containers whose init is watched, or cannot be.
     pub pins: HashSet<ContainerId>,
     /// Containers whose init ended without proving their exit: the runtime has yet to report it.

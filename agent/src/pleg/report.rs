@@ -54,8 +54,8 @@ impl PlegTask {
     fn happened(&self, container: &ContainerStatus, kind: LifecycleKind) -> Option<KernelMoment> {
         let now = Instant::now();
         let (stamp, wall) = match (kind, &container.proven) {
-            (LifecycleKind::ContainerDied, Some(death)) => {
-                return Some(KernelMoment(death.seen_at.checked_sub(death.kernel_age.unwrap_or_default())?));
+            (LifecycleKind::ContainerDied, Some(exit)) => {
+                return Some(KernelMoment(exit.seen_at.checked_sub(exit.kernel_age.unwrap_or_default())?));
             }
             (LifecycleKind::ContainerDied, None) if container.state == ContainerState::Exited => {
                 (container.finished_at, self.config.clock.wall_nanos())

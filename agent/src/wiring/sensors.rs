@@ -62,8 +62,8 @@ pub(super) async fn start(
             let cgroup_root = root(cgroups);
             let metrics = reports.metrics.clone();
             let (btf, log) = (btf::VMLINUX.into(), KMSG.into());
-            let (deaths_ring, announce_containers) = (None, false);
-            let options = KernelOptions { cgroup_root, btf, log, deaths_ring, announce_containers, metrics };
+            let (exits_ring, announce_containers) = (None, false);
+            let options = KernelOptions { cgroup_root, btf, log, exits_ring, announce_containers, metrics };
             kernel::start(options, hierarchy.clone(), hints.clone(), sensor_states.clone(), shutdown.clone()).await
         }
         Ok(_) => {

@@ -30,7 +30,7 @@ use core::mem::size_of;
 /// Names of the programs, maps and globals inside the probe object.
 pub mod names {
     /// Ring buffer of [`super::ExitRecord`] and [`super::OomRecord`].
-    pub const DEATHS: &str = "DEATHS";
+    pub const EXITS: &str = "EXITS";
     /// Ring buffer of [`super::CgroupRecord`].
     pub const CGROUPS: &str = "CGROUPS";
     /// Per-CPU counters of what was lost, indexed by [`super::Loss`].
@@ -52,7 +52,7 @@ pub mod names {
 #[repr(u32)]
 pub enum Loss {
     /// Exit and OOM records that found their ring buffer full.
-    Deaths = 0,
+    Exits = 0,
     /// Cgroup records that found their ring buffer full.
     Cgroups = 1,
     /// New cgroups that could not be watched because the watch map was full.

@@ -10,7 +10,7 @@ use keblet_ebpf_common::flags;
 use keblet_ebpf_common::kind;
 use keblet_ebpf_common::watch;
 
-use crate::maps::DEATHS;
+use crate::maps::EXITS;
 use crate::maps::OOM_VICTIMS;
 use crate::maps::WATCHED_CGROUPS;
 use crate::maps::WATCHED_PIDS;
@@ -54,7 +54,7 @@ fn report(task: Task) -> Option<()> {
         pid_ns_level: identity.pid_ns_level,
         comm: identity.comm,
     };
-    emit(&DEATHS, Loss::Deaths, record);
+    emit(&EXITS, Loss::Exits, record);
     Some(())
 }
 
@@ -63,7 +63,7 @@ fn report(task: Task) -> Option<()> {
 fn why(task: Task, pid: u32, cgroup_id: Option<u64>) -> Option<u32> {
     let mut why = 0;
     let mut wanted = false;
-    // A pid is watched for one life: whoever gets the number next has to be watched anew.
+    // A pid is watched for one life: the next process with that number has to be watched anew.
     if WATCHED_PIDS.remove(pid).is_ok() {
         why |= flags::WATCHED_PID;
         wanted = true;

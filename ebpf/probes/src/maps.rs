@@ -24,9 +24,9 @@ pub static OFFSETS: Global<Offsets> = Global::new(
     unsafe { MaybeUninit::zeroed().assume_init() },
 );
 
-/// Exits and OOM kills; separate from cgroup events, so that many of those lose no death.
+/// Exits and OOM kills; separate from cgroup events, so that many of those lose no exit.
 #[map]
-pub static DEATHS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
+pub static EXITS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 
 /// Cgroup creations and removals.
 #[map]

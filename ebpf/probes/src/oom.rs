@@ -21,7 +21,7 @@ use keblet_ebpf_common::OomRecord;
 use keblet_ebpf_common::flags;
 use keblet_ebpf_common::kind;
 
-use crate::maps::DEATHS;
+use crate::maps::EXITS;
 use crate::maps::OOM_VICTIMS;
 use crate::maps::WATCHED_CGROUPS;
 use crate::maps::config;
@@ -62,8 +62,8 @@ fn report(victim: Option<Task>, pid: u32) {
     let time_ns = unsafe { bpf_ktime_get_boot_ns() };
     // The record of the victim's exit is flagged.
     let _ = OOM_VICTIMS.insert(victim.and_then(Task::tgid).unwrap_or(pid), time_ns, 0);
-    let Some(mut entry) = DEATHS.reserve::<OomRecord>(0) else {
-        lose(Loss::Deaths);
+    let Some(mut entry) = EXITS.reserve::<OomRecord>(0) else {
+        lose(Loss::Exits);
         return;
     };
     let head = Head { kind: kind::OOM, flags: 0, time_ns };

@@ -70,8 +70,8 @@ impl Task {
         follow(self.0, offset!(task_signal))
     }
 
-    /// True once no thread of the group is alive. The kernel counts down before the tracepoint, so
-    /// exactly one thread of a group sees this.
+    /// True once no thread of the group is alive. The kernel counts down before the tracepoint:
+    /// the last thread sees this, and others too if they exit at the same moment.
     #[inline(always)]
     pub fn group_is_dead(self) -> bool {
         let live = self.signal().and_then(|signal| read::<i32>(signal, offset!(signal_live)));

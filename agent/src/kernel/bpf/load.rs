@@ -68,7 +68,7 @@ pub(super) struct Parts {
 
 /// The two ring buffers.
 pub(super) struct Rings {
-    pub(super) deaths: RingBuf<MapData>,
+    pub(super) exits: RingBuf<MapData>,
     pub(super) cgroups: RingBuf<MapData>,
 }
 
@@ -142,12 +142,12 @@ pub(super) fn load(options: &Options) -> Result<Parts, LoadError> {
         &global_offsets,
         true,
     );
-    if let Some(bytes) = options.deaths_ring {
-        loader.map_max_entries(names::DEATHS, bytes);
+    if let Some(bytes) = options.exits_ring {
+        loader.map_max_entries(names::EXITS, bytes);
     }
     let mut ebpf = loader.load(OBJECT).map_err(|error| object_error(&error))?;
     let status = SPECS.iter().map(|spec| attach_or_report(&mut ebpf, spec, &found)).collect();
-    let rings = Rings { deaths: ring(&mut ebpf, names::DEATHS)?, cgroups: ring(&mut ebpf, names::CGROUPS)? };
+    let rings = Rings { exits: ring(&mut ebpf, names::EXITS)?, cgroups: ring(&mut ebpf, names::CGROUPS)? };
     let probes = Probes::new(ebpf)?;
     Ok(Parts { probes, rings, status })
 }

@@ -40,13 +40,13 @@ pub struct Options {
     /// The cgroup hierarchy that containers live in.
     pub hierarchy: Hierarchy,
     /// Bytes of the ring buffer of exits and OOM kills, a power of two and whole pages; `None` for 256 KiB.
-    pub deaths_ring: Option<u32>,
+    pub exits_ring: Option<u32>,
 }
 
 impl Options {
     /// The running kernel's own type information and default sizes.
     pub fn new(hierarchy: Hierarchy) -> Self {
-        Self { btf: super::btf::VMLINUX.into(), hierarchy, deaths_ring: None }
+        Self { btf: super::btf::VMLINUX.into(), hierarchy, exits_ring: None }
     }
 }
 

@@ -15,7 +15,7 @@ use super::watch::Probes;
 
 /// Records of the probes, in the order of their time stamps.
 pub struct Records {
-    deaths: Ring,
+    exits: Ring,
     cgroups: Ring,
     probes: Probes,
     /// Losses already reported.
@@ -40,7 +40,7 @@ pub enum ProbeOutput {
 impl Records {
     pub(super) fn new(rings: Rings, probes: Probes) -> io::Result<Self> {
         Ok(Self {
-            deaths: Ring::new(rings.deaths)?,
+            exits: Ring::new(rings.exits)?,
             cgroups: Ring::new(rings.cgroups)?,
             probes,
             reported: Losses::default(),
@@ -61,7 +61,7 @@ impl Records {
                 return Ok(ProbeOutput::Lost(lost));
             }
             tokio::select! {
-                ready = self.deaths.written() => ready?,
+                ready = self.exits.written() => ready?,
                 ready = self.cgroups.written() => ready?,
             }
         }
@@ -69,12 +69,12 @@ impl Records {
 
     /// The older of the two heads, so that a cgroup is reported before events in it.
     fn earliest(&mut self) -> Option<KernelRecord> {
-        self.deaths.fill();
+        self.exits.fill();
         self.cgroups.fill();
-        let first = match (&self.deaths.head, &self.cgroups.head) {
-            (Some(death), Some(cgroup)) if death.at() < cgroup.at() => &mut self.deaths,
+        let first = match (&self.exits.head, &self.cgroups.head) {
+            (Some(exit), Some(cgroup)) if exit.at() < cgroup.at() => &mut self.exits,
             (_, Some(_)) => &mut self.cgroups,
-            (_, None) => &mut self.deaths,
+            (_, None) => &mut self.exits,
         };
         first.head.take()
     }
@@ -83,7 +83,7 @@ impl Records {
         let now = self.probes.losses();
         let reported = std::mem::replace(&mut self.reported, now);
         let lost = Losses {
-            deaths: now.deaths.saturating_sub(reported.deaths),
+            exits: now.exits.saturating_sub(reported.exits),
             cgroups: now.cgroups.saturating_sub(reported.cgroups),
             watches: now.watches.saturating_sub(reported.watches),
         };

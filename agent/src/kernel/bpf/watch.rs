@@ -66,7 +66,7 @@ unsafe impl Pod for Watched {}
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
     /// Exit and OOM records.
-    pub deaths: u64,
+    pub exits: u64,
     /// Cgroup records.
     pub cgroups: u64,
     /// New cgroups that are not watched.
@@ -187,7 +187,7 @@ impl Probes {
             let values = self.shared.drops.get(&(what as u32), 0);
             values.map_or(0, |values| values.iter().sum())
         };
-        Losses { deaths: count(Loss::Deaths), cgroups: count(Loss::Cgroups), watches: count(Loss::Watches) }
+        Losses { exits: count(Loss::Exits), cgroups: count(Loss::Cgroups), watches: count(Loss::Watches) }
     }
 }
 

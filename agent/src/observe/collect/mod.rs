@@ -188,7 +188,7 @@ impl Sensing<'_> {
             cgroup_root: self.root.to_owned(),
             btf: btf::VMLINUX.into(),
             log: KMSG.into(),
-            deaths_ring: None,
+            exits_ring: None,
             announce_containers: true,
             metrics: self.metrics.clone(),
         };

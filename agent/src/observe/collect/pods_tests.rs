@@ -1,7 +1,7 @@
 use tokio::time::Instant;
 
 use super::*;
-use crate::model::ProvenDeath;
+use crate::model::ProvenExit;
 use crate::pleg::testing::container;
 use crate::pleg::testing::snapshot;
 
@@ -16,7 +16,7 @@ fn exited(id: &str, name: &str, code: i32, finished: i64) -> ContainerStatus {
 fn proven(id: &str, name: &str) -> ContainerStatus {
     let mut status = exited(id, name, 137, BEGAN + 5);
     status.reason.clear();
-    let proof = ProvenDeath { seen_at: Instant::now(), kernel_age: None, exit_code: Some(137), oom_killed: true };
+    let proof = ProvenExit { seen_at: Instant::now(), kernel_age: None, exit_code: Some(137), oom_killed: true };
     status.proven = Some(proof);
     status
 }

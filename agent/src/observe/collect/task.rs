@@ -262,7 +262,7 @@ impl Task {
                 let (time, record) = oom::record(&verdict);
                 self.line(Line::new(time, Record::Oom(record))).await
             }
-            Err(RecvError::Lagged(deaths)) => self.send(Record::Lost(Lost { deaths, ..Lost::default() })).await,
+            Err(RecvError::Lagged(exits)) => self.send(Record::Lost(Lost { exits, ..Lost::default() })).await,
             // The PLEG has stopped: so does this task.
             Err(RecvError::Closed) => Err(Closed),
         }
@@ -326,7 +326,7 @@ impl Task {
     fn newly_lost(&mut self, now: Losses) -> Option<Lost> {
         let before = std::mem::replace(&mut self.losses, now);
         let lost = Lost {
-            deaths: now.deaths.saturating_sub(before.deaths),
+            exits: now.exits.saturating_sub(before.exits),
             cgroups: now.cgroups.saturating_sub(before.cgroups),
             watches: now.watches.saturating_sub(before.watches),
         };

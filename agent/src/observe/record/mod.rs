@@ -164,7 +164,7 @@ pub struct Ready {
 #[serde(rename_all = "camelCase")]
 pub struct Lost {
     /// Records of exits and OOM kills.
-    pub deaths: u64,
+    pub exits: u64,
     /// Records of cgroups.
     pub cgroups: u64,
     /// Cgroups that are not watched.

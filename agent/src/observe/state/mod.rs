@@ -137,7 +137,7 @@ impl ObservedNode {
                 }
             }
             Record::Lost(lost) => {
-                self.lost.deaths = self.lost.deaths.saturating_add(lost.deaths);
+                self.lost.exits = self.lost.exits.saturating_add(lost.exits);
                 self.lost.cgroups = self.lost.cgroups.saturating_add(lost.cgroups);
                 self.lost.watches = self.lost.watches.saturating_add(lost.watches);
             }
@@ -154,8 +154,9 @@ impl ObservedNode {
             known.pod = record.clone();
         } else if self.pods.len() < PODS {
             let mut pod = ObservedPod { pod: record.clone(), ..ObservedPod::default() };
-            // A process may be killed before the runtime has reported its container.
-            for (_, oom) in self.oom_kills.iter().filter(|(_, oom)| oom.pod.as_ref() == Some(&record.pod)) {
+            // A process may be killed before the runtime has reported its pod: then only the UID is known.
+            let is_own = |oom: &OomRecord| oom.pod.as_ref().is_some_and(|of| of.uid == record.pod.uid);
+            for (_, oom) in self.oom_kills.iter().filter(|(_, oom)| is_own(oom)) {
                 count(&mut pod, oom);
             }
             self.pods.insert(record.pod.uid.clone(), pod);

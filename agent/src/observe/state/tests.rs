@@ -63,6 +63,20 @@ fn kills_are_counted_once_even_if_the_pod_comes_later() {
 }
 
 #[test]
+fn a_kill_of_which_only_the_uid_of_the_pod_is_known_is_counted() {
+    let unnamed = || Some(PodName { uid: "a".into(), ..PodName::default() });
+    let mut node = ObservedNode::default();
+    apply(&mut node, 0, kill(unnamed(), false));
+    apply(&mut node, 1, pod("a"));
+    apply(&mut node, 2, kill(unnamed(), false));
+    let counted = |node: &ObservedNode| {
+        let pod = &node.pods["a"];
+        (pod.oom_kills, pod.oom_counts.values().sum::<u64>(), node.oom_kills_of(&pod.pod.pod).count())
+    };
+    assert_eq!(counted(&node), (4, 4, 2));
+}
+
+#[test]
 fn everything_is_bounded() {
     let mut node = ObservedNode::default();
     for n in 0..PODS + 5 {

@@ -96,7 +96,7 @@ fn pressure(node: &ObservedNode) -> Line<'static> {
 fn lacks(node: &ObservedNode) -> Vec<String> {
     let mut lines: Vec<String> = node.lacks().map(|sensor| format!("! {}", report::lack(sensor))).collect();
     let lost = &node.lost;
-    let count = lost.deaths.saturating_add(lost.cgroups).saturating_add(lost.watches);
+    let count = lost.exits.saturating_add(lost.cgroups).saturating_add(lost.watches);
     if count > 0 {
         lines.push(format!("! {count} records of the kernel were lost; all pods were listed instead"));
     }

@@ -14,7 +14,7 @@ use crate::model::ContainerResources;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::ContainerUser;
-use crate::model::ProvenDeath;
+use crate::model::ProvenExit;
 use crate::model::testing::*;
 
 fn one(policy: &str, containers: Vec<ContainerStatus>) -> Situation {
@@ -80,15 +80,15 @@ fn restart_counts_never_fall() {
 }
 
 #[test]
-fn a_contradicted_proven_death_counts_no_restart() {
+fn a_contradicted_proven_exit_counts_no_restart() {
     let contradicted = one("Always", vec![proven("a", 0, Some(1))]).then(vec![running("a", 0)]);
     assert_eq!(story(&contradicted.generate(), "a"), "running after none, 0");
 }
 
 #[test]
-fn proven_deaths_are_reported_as_far_as_known() {
+fn proven_exits_are_reported_as_far_as_known() {
     let oom = |mut status: ContainerStatus| {
-        status.proven = status.proven.map(|proven| ProvenDeath { oom_killed: true, ..proven });
+        status.proven = status.proven.map(|proven| ProvenExit { oom_killed: true, ..proven });
         status
     };
     let rows = [

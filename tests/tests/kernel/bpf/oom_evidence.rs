@@ -75,14 +75,14 @@ struct Sensors {
 }
 
 impl Sensors {
-    async fn start(tree: &Tree, capacity: usize, deaths_ring: Option<u32>) -> Self {
+    async fn start(tree: &Tree, capacity: usize, exits_ring: Option<u32>) -> Self {
         let (sender, hints) = mpsc::channel(capacity);
         let (sensor_states, shutdown, metrics) = (SensorStates::default(), CancellationToken::new(), Metrics::new());
         let options = KernelOptions {
             cgroup_root: tree.root.path.clone(),
             btf: keblet::kernel::btf::VMLINUX.into(),
             log: KMSG.into(),
-            deaths_ring,
+            exits_ring,
             announce_containers: false,
             metrics: metrics.clone(),
         };
@@ -267,7 +267,7 @@ async fn kills_without_a_record_are_reported_once() {
     );
     assert!(of(OomConfidence::Kernel) > 0 && of(OomConfidence::Kernel) < kills, "the buffer held some: {sources:?}");
     let text = sensors.metrics.render().expect("metrics");
-    assert!(text.contains("keblet_hints_dropped_total{queue=\"deaths\"}"), "{text}");
+    assert!(text.contains("keblet_hints_dropped_total{queue=\"exits\"}"), "{text}");
     // Nothing more: the next kill is the next record.
     let mut shell = tree.container.shell(&format!("{HOG}; exit 0"));
     shell.go();

@@ -17,7 +17,7 @@ async fn lost_records_are_counted_and_reported_once() {
     }
     let cgroup = TestCgroup::new();
     let mut options = Options::new(cgroup.hierarchy.clone());
-    options.deaths_ring = Some(4096);
+    options.exits_ring = Some(4096);
     let mut loaded = load_with(options).await;
     loaded.probes.watch_cgroup(cgroup.id(), true).expect("room");
     assert_eq!(loaded.probes.losses(), Losses::default());
@@ -39,7 +39,7 @@ async fn lost_records_are_counted_and_reported_once() {
     assert_eq!(lost, loaded.probes.losses());
     assert_eq!((lost.cgroups, lost.watches), (0, 0));
     // Every process, `seq` and the shells that ran them: `true` 200 times, `seq`, its subshell or not, the shell.
-    assert!(received + lost.deaths >= processes + 2, "{received} received, {} lost", lost.deaths);
+    assert!(received + lost.exits >= processes + 2, "{received} received, {} lost", lost.exits);
 
     // The next process is reported again, and earlier losses are not.
     let mut shell = cgroup.shell("exit 0");
