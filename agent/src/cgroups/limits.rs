@@ -142,7 +142,7 @@ fn reserved(file: &Path, bytes: u64) -> Result<(), CgroupError> {
     fs::write(file, bytes.to_string()).on("write", file)
 }
 
-fn named(folder: &Path, what: &'static str, result: FsResult<()>) -> Result<(), CgroupError> {
+pub(super) fn named(folder: &Path, what: &'static str, result: FsResult<()>) -> Result<(), CgroupError> {
     result.map_err(|source| CgroupError::Limit { what, cgroup: folder.to_owned(), source: Box::new(source) })
 }
 

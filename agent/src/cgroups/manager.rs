@@ -17,7 +17,6 @@ use super::CgroupValues;
 use super::Driver;
 use super::Layout;
 use super::PodRequests;
-use super::QosClass;
 use super::QosPolicy;
 use super::arithmetic;
 use super::current::Current;
@@ -29,6 +28,7 @@ use super::name::pod_uid_of;
 use super::systemd::Systemd;
 use crate::metrics::Metrics;
 use crate::model::Backoff;
+use crate::model::QosClass;
 
 /// How often remaining processes are killed before giving up.
 const KILL_ROUNDS: u32 = 5;
@@ -58,7 +58,7 @@ pub struct Cgroups {
     pub(super) qos: Arc<Mutex<()>>,
     /// Which pods need not be limited again.
     limited: LimitedPods,
-    metrics: Option<Arc<Metrics>>,
+    pub(super) metrics: Option<Arc<Metrics>>,
 }
 
 impl Cgroups {
@@ -228,6 +228,14 @@ impl Cgroups {
         self.counted("update", self.write(&name, values)).await
     }
 
+    /// Kills the processes of the pod's cgroup. A cgroup that does not exist is not an error.
+    ///
+    /// # Errors
+    /// The cgroup cannot be read, or processes did not end.
+    pub async fn kill_pod(&self, class: QosClass, uid: &str) -> Result<(), CgroupError> {
+        self.kill_processes(&self.root.pod(class, uid)?.path(self.driver)).await
+    }
+
     /// Kills the processes of the pod's cgroup, removes it, and updates the QoS classes. A cgroup that does not exist is not
     /// an error.
     ///
@@ -236,7 +244,7 @@ impl Cgroups {
     pub async fn destroy_pod(&self, class: QosClass, uid: &str) -> Result<(), CgroupError> {
         let name = self.root.pod(class, uid)?;
         self.limited.remove(uid);
-        self.kill_processes(&name.path(self.driver)).await?;
+        self.kill_pod(class, uid).await?;
         self.counted("destroy", self.destroy(&name)).await?;
         if self.depends_on(class) {
             self.update_qos_classes().await;

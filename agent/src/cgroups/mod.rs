@@ -7,7 +7,8 @@
 //!                        └▶ hierarchy (path ↔ id)       qos     QoS classes
 //!                             of containers       daemons ├─▶ files    directories, processes
 //!                                                         ├─▶ current  values that are there
-//!                                                         ├─▶ limits   values, through `cgroups-rs`
+//!                                                         ├─▶ freezer  suspends a pod, through `cgroups-rs`
+//!                                                         ├─▶ limits   values, likewise
 //!                                                         ├─▶ limited  pods whose cgroups have got theirs
 //!                                                         └─▶ systemd  slices, over D-Bus
 //! ```
@@ -20,6 +21,7 @@ mod current;
 mod daemons;
 mod error;
 mod files;
+mod freezer;
 mod hierarchies;
 mod hierarchy;
 mod layout;
@@ -49,7 +51,6 @@ pub use layout::Layout;
 pub use manager::Cgroups;
 pub use name::CgroupName;
 pub use name::CgroupNameError;
-pub use name::QosClass;
 pub use name::pod_uid_of;
 pub use qos::QosPolicy;
 pub use qos::ReservedMemory;

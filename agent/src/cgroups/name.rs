@@ -1,6 +1,7 @@
 //! Names of cgroups as lists of components, and their paths with both drivers. Pure.
 
 use super::Driver;
+use crate::model::QosClass;
 
 /// Suffix of slice units.
 const SLICE: &str = ".slice";
@@ -9,34 +10,12 @@ const KUBEPODS: &str = "kubepods";
 /// Prefix of a pod's own component.
 const POD: &str = "pod";
 
-/// Quality of service class of a pod, which decides the parent of its cgroup.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum QosClass {
-    /// Limits equal requests, for every container.
-    Guaranteed,
-    /// Some requests or limits, but not Guaranteed.
-    Burstable,
-    /// No requests and no limits.
-    BestEffort,
-}
-
-impl QosClass {
-    /// The API's spelling.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Guaranteed => "Guaranteed",
-            Self::Burstable => "Burstable",
-            Self::BestEffort => "BestEffort",
-        }
-    }
-
-    /// Component below `kubepods`, if the class has one.
-    fn component(self) -> Option<&'static str> {
-        match self {
-            Self::Guaranteed => None,
-            Self::Burstable => Some("burstable"),
-            Self::BestEffort => Some("besteffort"),
-        }
+/// The component of a class below `kubepods`, if it has one.
+fn component(class: QosClass) -> Option<&'static str> {
+    match class {
+        QosClass::Guaranteed => None,
+        QosClass::Burstable => Some("burstable"),
+        QosClass::BestEffort => Some("besteffort"),
     }
 }
 
@@ -102,7 +81,7 @@ impl CgroupName {
     /// The parent of the pods of this class.
     pub fn class(&self, class: QosClass) -> Self {
         let kubepods = self.kubepods();
-        class.component().map_or_else(|| kubepods.clone(), |component| kubepods.known(component))
+        component(class).map_or_else(|| kubepods.clone(), |component| kubepods.known(component))
     }
 
     /// A pod's own cgroup.

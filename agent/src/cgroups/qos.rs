@@ -9,12 +9,12 @@ use super::CgroupName;
 use super::CgroupValues;
 use super::Cgroups;
 use super::Layout;
-use super::QosClass;
 use super::Requested;
 use super::arithmetic;
 use super::current::Current;
 use super::usage::CgroupPlace;
 use super::values::UNLIMITED;
+use crate::model::QosClass;
 
 /// All classes; the cgroup of the Guaranteed one is `kubepods`.
 const CLASSES: [QosClass; 3] = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];
@@ -78,6 +78,9 @@ impl Cgroups {
         let Some(requests) = &self.requests else { return true };
         let _order = self.qos.lock().await;
         let requested = requests.requested();
+        if let Some(metrics) = self.metrics.as_ref().filter(|_| self.policy.protects_memory) {
+            metrics.runtime.protected_memory(requested.guaranteed_memory, requested.burstable_memory);
+        }
         let wanted = values(&requested, &self.policy);
         let names = CLASSES.map(|class| self.root.class(class));
         let differing = match self.differing_classes(&names, wanted, requested.is_complete).await {

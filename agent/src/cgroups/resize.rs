@@ -7,11 +7,11 @@ use super::CgroupError;
 use super::CgroupValues;
 use super::Cgroups;
 use super::Layout;
-use super::QosClass;
 use super::arithmetic;
 use super::current::Current;
 use super::usage::CgroupPlace;
 use super::values::UNLIMITED;
+use crate::model::QosClass;
 
 /// Direction of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

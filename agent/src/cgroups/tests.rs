@@ -2,6 +2,7 @@
 //! simulated systemd.
 
 mod counts;
+mod suspension;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,6 +21,7 @@ use super::files;
 use super::layout::below;
 use super::systemd::Systemd;
 use super::*;
+use crate::model::QosClass;
 
 fn detected() -> Layout {
     Hierarchies::detect().expect("the machine has cgroups").layout

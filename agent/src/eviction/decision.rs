@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use k8s_openapi::api::core::v1::Container;
+
 use super::message::Notice;
 use super::message::notice;
 use super::ranking;
@@ -55,6 +57,8 @@ pub(super) struct Victim {
     pub pod: Pod,
     /// Its grace period in seconds.
     pub grace: i64,
+    /// Its processes are suspended for a moment, see [`suspends`].
+    pub suspend: bool,
     /// Texts of its status and event.
     pub notice: Notice,
 }
@@ -77,7 +81,15 @@ pub(super) fn victim(
     let resource = Resource::of(threshold.signal);
     let notice = notice(resource, &pod, usage.get(&pod_ref(&pod).uid), due, readings);
     let grace = if threshold.is_hard() { IMMEDIATE } else { soft_grace(&pod, max_grace) };
-    (Some(Victim { pod, grace, notice }), spared)
+    let suspend = grace == IMMEDIATE && resource == Resource::Memory && suspends(&pod);
+    (Some(Victim { pod, grace, suspend, notice }), spared)
+}
+
+/// A pod that is evicted at once for want of memory takes no more of it while the runtime stops it, if its processes are
+/// suspended. A preStop hook needs all of its short grace period, and what it talks to.
+pub(super) fn suspends(pod: &Pod) -> bool {
+    let hooks = |container: &Container| container.lifecycle.as_ref().is_some_and(|hooks| hooks.pre_stop.is_some());
+    !spec::regular_containers(pod).iter().chain(spec::init_containers(pod)).any(hooks)
 }
 
 fn soft_grace(pod: &Pod, max: i64) -> i64 {

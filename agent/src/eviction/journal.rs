@@ -35,6 +35,9 @@ pub(super) struct EvictionRecord {
     /// When it was decided, in nanoseconds since the Unix epoch.
     #[serde(default)]
     pub(super) decided_at: i64,
+    /// When an agent last knew that it is not finished; 0 if none has renewed it.
+    #[serde(default)]
+    pub(super) renewed_at: i64,
     /// The boot of the machine in which it was decided.
     #[serde(default)]
     pub(super) boot_id: String,
@@ -47,12 +50,22 @@ impl EvictionRecord {
         TerminationReason { reason: REASON, message: self.message.clone(), disruption }
     }
 
-    /// True if it was decided in this boot, and its pod may still be ending: its grace period and `period` have not passed.
-    /// An entry from the future says nothing: the clock was set.
+    /// True if it was decided in this boot, and its pod may still be ending: its grace period and `period` have not passed
+    /// since it was last known not to be finished. An entry from the future says nothing: the clock was set.
     fn is_current(&self, boot_id: &str, now: i64, period: Duration) -> bool {
         let grace = Duration::from_secs(u64::try_from(self.grace).unwrap_or(0));
         let limit = i64::try_from(grace.saturating_add(period).as_nanos()).unwrap_or(i64::MAX);
-        self.boot_id == boot_id && (0..=limit).contains(&now.saturating_sub(self.decided_at))
+        self.boot_id == boot_id && (0..=limit).contains(&self.age(now))
+    }
+
+    /// How long ago it was last known not to be finished, in nanoseconds; below 0 if the clock was set back since.
+    fn age(&self, now: i64) -> i64 {
+        now.saturating_sub(self.decided_at.max(self.renewed_at))
+    }
+
+    fn renew(&mut self, now: i64) {
+        self.decided_at = self.decided_at.min(now);
+        self.renewed_at = now;
     }
 
     /// True if a container of the pod was created after the decision and before this agent was started: another kubelet has
@@ -135,6 +148,23 @@ impl Journal {
         self.own.extend(self.inherited.extract_if(.., |known| known.uid == uid.as_str()));
     }
 
+    /// Renews entries that are older than `age`, or from the future: those of this agent, and inherited ones of pods that are
+    /// still awaited. None of them is finished; `now` is in nanoseconds since the Unix epoch.
+    pub(super) async fn renew(&mut self, now: i64, age: Duration, is_awaited: impl Fn(&PodUid) -> bool) {
+        let current = 0..i64::try_from(age.as_nanos()).unwrap_or(i64::MAX);
+        let awaited = self.inherited.iter_mut().filter(|entry| is_awaited(&PodUid::from(entry.uid.as_str())));
+        let mut has_renewed = false;
+        for entry in self.own.iter_mut().chain(awaited) {
+            if !current.contains(&entry.age(now)) {
+                entry.renew(now);
+                has_renewed = true;
+            }
+        }
+        if has_renewed {
+            self.write().await;
+        }
+    }
+
     /// Removes inherited entries of another boot, and those whose grace period and `period` have passed; `now` is in
     /// nanoseconds since the Unix epoch.
     pub(super) async fn forget_stale(&mut self, now: i64, period: Duration) {
@@ -173,8 +203,9 @@ mod tests {
     use super::*;
 
     fn entry(uid: &str) -> EvictionRecord {
-        let (message, boot_id) = ("low".to_owned(), "boot".to_owned());
-        EvictionRecord { uid: uid.to_owned(), grace: 1, message, disruption: true, decided_at: 20 * SECOND, boot_id }
+        let (uid, message, boot_id) = (uid.to_owned(), "low".to_owned(), "boot".to_owned());
+        let (decided_at, renewed_at) = (20 * SECOND, 0);
+        EvictionRecord { uid, grace: 1, message, disruption: true, decided_at, renewed_at, boot_id }
     }
 
     const SECOND: i64 = 1_000_000_000;
@@ -188,6 +219,8 @@ mod tests {
         assert!(!current("another", 20));
         let forever = EvictionRecord { grace: i64::MAX, ..entry("a") };
         assert!(forever.is_current("boot", i64::MAX, period));
+        let renewed = EvictionRecord { renewed_at: 30 * SECOND, ..entry("a") };
+        assert!(renewed.is_current("boot", 41 * SECOND, period) && !renewed.is_current("boot", 42 * SECOND, period));
     }
 
     #[test]
@@ -197,6 +230,8 @@ mod tests {
         assert!(!outlived(&[10 * SECOND, 49 * SECOND]), "the agent that decided was starting it");
         assert!(outlived(&[10 * SECOND, 50 * SECOND]));
         assert!(!outlived(&[10 * SECOND, 90 * SECOND]), "this agent has started it again");
+        let renewed = EvictionRecord { renewed_at: 45 * SECOND, ..entry("a") };
+        assert!(renewed.is_outlived(&[50 * SECOND], 90 * SECOND), "the agent that decided does not start it so late");
     }
 
     #[tokio::test(start_paused = true)]
@@ -211,6 +246,26 @@ mod tests {
         assert_eq!(journal.inherited().len(), 3, "an earlier version has written one of them");
         journal.forget_stale(21 * SECOND, Duration::from_secs(10)).await;
         assert_eq!(Journal::open(dir.path()).inherited(), [mine]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn entries_that_are_not_finished_stay_current() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |uid: &str, second: i64| EvictionRecord { decided_at: second * SECOND, ..entry(uid) };
+        let mut journal = Journal::open(dir.path());
+        for entry in [at("awaited", 20), at("another", 20)] {
+            journal.add(entry).await;
+        }
+        let mut journal = Journal::open(dir.path());
+        for entry in [at("old", 20), at("new", 21), at("of the future", 31)] {
+            journal.add(entry).await;
+        }
+        journal.renew(30 * SECOND, Duration::from_secs(10), |uid| uid.as_str() == "awaited").await;
+        let renewed = |entry: EvictionRecord| EvictionRecord { renewed_at: 30 * SECOND, ..entry };
+        let (awaited, another) = (renewed(at("awaited", 20)), at("another", 20));
+        let own = [renewed(at("old", 20)), at("new", 21), renewed(at("of the future", 30))];
+        assert_eq!((journal.inherited(), journal.own()), ([awaited, another].as_slice(), own.as_slice()));
+        assert_eq!(Journal::open(dir.path()).inherited()[2..], own, "in the file too");
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,11 +6,11 @@ use super::ranking::signed;
 use super::readings::DiskLayout;
 use crate::model::Amount;
 use crate::model::Pod;
+use crate::model::qos::ResourceKind;
+use crate::model::qos::pod_total;
 use crate::model::spec;
 use crate::stats::PodUsage;
 use crate::stats::Used;
-use crate::workers::generate::qos::ResourceKind;
-use crate::workers::generate::qos::pod_total;
 
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 

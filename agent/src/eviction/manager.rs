@@ -1,6 +1,7 @@
 //! The task: reads the signals, decides, acts. One pod at a time; after an eviction the signals are read again at once.
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,9 +41,13 @@ use crate::model::Pressures;
 use crate::model::pod_ref;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
+use crate::workers::act::runtime_kill_limit;
 
 /// How long the memory of an evicted pod is waited for, after nothing is left of its processes.
 const MEMORY_RETURNS: Duration = Duration::from_secs(30);
+/// How long the processes of an evicted pod are suspended. The runtime needs most of it to send the stop signal on a node that
+/// is stalled, and the shortest timeout of a stop leaves them as long again to end by themselves.
+const SUSPENSION: Duration = Duration::from_secs(1);
 /// How often the same resource is announced as short.
 const ANNOUNCE_PERIOD: Duration = Duration::from_secs(10);
 
@@ -97,6 +102,8 @@ pub struct Manager<O> {
     pub(super) started: Instant,
     /// The wall clock then, in nanoseconds since the Unix epoch.
     pub(super) started_at: i64,
+    /// When all sources were seen to have delivered their pods.
+    pub(super) sources_ready_at: Option<Instant>,
     /// Passes in a row that had to choose a pod and could not measure usage.
     unmeasured: Backoff,
 }
@@ -119,7 +126,19 @@ impl<O: Observe> Manager<O> {
         let policies = Policies::new(parts.policy.pressure.clone());
         let unmeasured = Backoff::new(pace::SHORTEST, pace::LONGEST);
         let (started_at, recounts, announced) = (parts.clock.wall_nanos(), Recounts::default(), None);
-        Self { parts, history, policies, evicted, recounts, announced, started, started_at, unmeasured }
+        let sources_ready_at = None;
+        Self {
+            parts,
+            history,
+            policies,
+            evicted,
+            recounts,
+            announced,
+            started,
+            started_at,
+            sources_ready_at,
+            unmeasured,
+        }
     }
 
     /// Runs until `shutdown`.
@@ -270,23 +289,38 @@ impl<O: Observe> Manager<O> {
 
     /// Evicts a pod, and waits until nothing is left of it.
     pub(super) async fn evict(&mut self, victim: Victim, signal: &'static str, disruption: bool, cause: Cause) {
-        let Victim { pod, grace, notice: Notice { message, annotations } } = victim;
+        let Victim { pod, grace, suspend, notice: Notice { message, annotations } } = victim;
         let parts = &self.parts;
         parts.metrics.eviction.decided(cause.name, cause.at.elapsed());
         parts.metrics.eviction.evicted(signal);
         parts.recorder.pod_event_annotated(&pod, "", EventType::Warning, REASON, &message, annotations);
         let (uid, boot_id) = (pod_ref(&pod).uid.to_string(), parts.journal.boot_id().to_owned());
-        let decided_at = parts.clock.wall_nanos();
-        let entry = EvictionRecord { uid, grace, message, disruption, decided_at, boot_id };
+        let (decided_at, renewed_at) = (parts.clock.wall_nanos(), 0);
+        let entry = EvictionRecord { uid, grace, message, disruption, decided_at, renewed_at, boot_id };
         self.parts.journal.add(entry.clone()).await;
+        // Only what is recorded: the next agent ends a pod that this one leaves suspended.
+        if suspend {
+            self.parts.observe.suspend(&pod, SUSPENSION).await;
+        }
         self.end(&pod, entry).await;
     }
 
     /// Terminates a pod that is recorded, and waits until nothing is left of it. The record stays until its end is reported.
+    /// A runtime may be stalled by the same want of memory or process ids: it starts a program for each signal. What it has
+    /// not killed in time is killed through the pod's cgroup.
     pub(super) async fn end(&mut self, pod: &Pod, entry: EvictionRecord) {
         self.evicted.insert(pod_ref(pod).uid);
         let (begin, held) = (Instant::now(), self.parts.observe.held(pod).await);
-        self.parts.pods.evict(pod, entry.grace, entry.termination_reason()).await;
+        let Parts { observe, pods, .. } = &mut self.parts;
+        let kill_late = async {
+            tokio::time::sleep(runtime_kill_limit(entry.grace)).await;
+            observe.kill(pod).await;
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            () = pods.evict(pod, entry.grace, entry.termination_reason()) => {}
+            never = kill_late => match never {},
+        }
         if let Some(held) = held {
             self.await_memory(pod, held, begin).await;
         }

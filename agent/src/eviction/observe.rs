@@ -30,6 +30,8 @@ use crate::kernel::usage::ProcessCounts;
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::pod_ref;
+use crate::model::qos::qos_class;
+use crate::model::runtime_keys;
 use crate::model::spec;
 use crate::node;
 use crate::pressure::NodeSample;
@@ -45,8 +47,6 @@ use crate::stats::Sizes;
 use crate::stats::Stats;
 use crate::volumes::MeasurableVolume;
 use crate::volumes::Volumes;
-use crate::workers::generate::names::key;
-use crate::workers::generate::qos::qos_class;
 
 /// How long the runtime may take to list the containers of a pod: no other pod is evicted meanwhile.
 const CREATED_TIMEOUT: Duration = Duration::from_secs(2);
@@ -82,6 +82,16 @@ pub trait Observe: Send + 'static {
     /// Bytes of memory that are charged to the pod's cgroup; `None` once it was removed.
     fn held(&mut self, _pod: &Pod) -> impl Future<Output = Option<u64>> + Send {
         async { None }
+    }
+
+    /// Suspends all processes in the pod's cgroup for a while, where the node can.
+    fn suspend(&mut self, _pod: &Pod, _duration: Duration) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+
+    /// Kills all processes in the pod's cgroup.
+    fn kill(&mut self, _pod: &Pod) -> impl Future<Output = ()> + Send {
+        async {}
     }
 
     /// When the containers of the pod were created that the runtime has, in nanoseconds since the Unix epoch.
@@ -290,8 +300,24 @@ impl<G: Garbage> Observe for ThisNode<G> {
         tokio::task::spawn_blocking(move || reader.held(&path)).await.ok()?
     }
 
+    async fn suspend(&mut self, pod: &Pod, duration: Duration) {
+        let (Some(cgroups), Ok(class)) = (&self.sources.cgroups, qos_class(pod)) else { return };
+        if let Err(error) = cgroups.suspend_pod(class, pod_ref(pod).uid.as_str(), duration).await {
+            tracing::warn!(pod = %pod_ref(pod).full_name(), %error, "cannot suspend an evicted pod");
+        }
+    }
+
+    async fn kill(&mut self, pod: &Pod) {
+        let (Some(cgroups), Ok(class)) = (&self.sources.cgroups, qos_class(pod)) else { return };
+        let pod = pod_ref(pod);
+        tracing::warn!(pod = %pod.full_name(), "the runtime has not stopped an evicted pod in time: its processes are killed");
+        if let Err(error) = cgroups.kill_pod(class, pod.uid.as_str()).await {
+            tracing::warn!(pod = %pod.full_name(), %error, "cannot kill the processes of an evicted pod");
+        }
+    }
+
     async fn created(&mut self, uid: &PodUid) -> Result<Vec<i64>, String> {
-        let of_pod = [(key::POD_UID.to_owned(), uid.to_string())].into();
+        let of_pod = [(runtime_keys::POD_UID.to_owned(), uid.to_string())].into();
         let filter = cri::ContainerFilter { label_selector: of_pod, ..cri::ContainerFilter::default() };
         let listing = tokio::time::timeout(CREATED_TIMEOUT, self.sources.runtime.list_containers(filter)).await;
         let listed = listing.map_err(|_| format!("the runtime did not answer within {CREATED_TIMEOUT:?}"))?;

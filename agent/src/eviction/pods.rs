@@ -11,6 +11,7 @@ use crate::model::pod_ref;
 use crate::status::Statuses;
 use crate::status::TerminationReason;
 use crate::sync::EvictionSender;
+use crate::sync::SharedPods;
 use crate::workers::act::blocking_kill_limit;
 use crate::workers::registry::WorkerRegistry;
 use crate::workers::state::KillOptions;
@@ -29,6 +30,8 @@ pub struct NodePods {
     pub evictions: EvictionSender,
     /// What the API server has of them.
     pub statuses: Statuses,
+    /// All that are desired, also without a worker.
+    pub desired: SharedPods,
 }
 
 impl NodePods {
@@ -36,6 +39,11 @@ impl NodePods {
     pub(super) fn active(&self) -> Vec<Pod> {
         let all = self.registry.summaries().into_values();
         all.filter(|worker| worker.phase < Phase::Terminated).filter_map(|worker| worker.pod).collect()
+    }
+
+    /// Every source has delivered its pods.
+    pub(super) fn are_complete(&self) -> bool {
+        self.desired.sources_ready()
     }
 
     /// The phase of the pod's worker; `None` without one.

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::decision::IMMEDIATE;
 use super::decision::Victim;
+use super::decision::suspends;
 use super::manager::Cause;
 use super::manager::Manager;
 use super::message::because;
@@ -136,7 +137,8 @@ impl<O: Observe> Manager<O> {
             }
         };
         let notice = because(Resource::Memory, pod, usage.as_ref(), &reason(finding));
-        self.evict(Victim { pod: pod.clone(), grace: IMMEDIATE, notice }, SIGNAL, true, cause).await;
+        self.evict(Victim { pod: pod.clone(), grace: IMMEDIATE, suspend: suspends(pod), notice }, SIGNAL, true, cause)
+            .await;
     }
 
     fn report(&self, finding: &Finding, pods: &[Pod]) {

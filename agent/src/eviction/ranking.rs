@@ -10,10 +10,10 @@ use crate::model::Amount;
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::pod_ref;
+use crate::model::qos::ResourceKind;
+use crate::model::qos::pod_total;
 use crate::stats::PodUsage;
 use crate::stats::Used;
-use crate::workers::generate::qos::ResourceKind;
-use crate::workers::generate::qos::pod_total;
 
 /// Which files of a pod count for a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,9 +98,12 @@ fn disk_usage(usage: &PodUsage, scope: Scope) -> Used {
     usage.volumes.values().filter(|_| scope.others).fold(of_containers, |sum, volume| sum + *volume)
 }
 
-/// What the whole pod requests. A quantity that cannot be read counts as none.
+/// What the whole pod requests. As upstream: its overhead counts only if it requests any of the resource itself. A quantity
+/// that cannot be read counts as none.
 pub(super) fn request(pod: &Pod, resource: &str) -> Amount {
-    pod_total(pod, ResourceKind::Requests, true).ok().and_then(|all| all.get(resource).copied()).unwrap_or_default()
+    let total = |with_overhead| pod_total(pod, ResourceKind::Requests, with_overhead).ok()?.remove(resource);
+    let is_requested = total(false).is_some_and(|own| !own.is_zero());
+    total(true).filter(|_| is_requested).unwrap_or_default()
 }
 
 /// Bytes or a count as the API has them.

@@ -156,7 +156,8 @@ impl<O: Observe> Manager<O> {
         let exceeding = self.recounts.take_exceeding(pods, layout, now);
         for (pod, Excess { limit, message }) in &exceeding {
             let notice = Notice { message: message.clone(), ..Notice::default() };
-            self.evict(Victim { pod: pod.clone(), grace: IMMEDIATE, notice }, limit, false, cause).await;
+            self.evict(Victim { pod: pod.clone(), grace: IMMEDIATE, suspend: false, notice }, limit, false, cause)
+                .await;
         }
         self.recount_suspects();
         if self.recounts.is_check_due(now) {

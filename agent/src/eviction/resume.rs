@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::journal::EvictionRecord;
 use super::manager::Manager;
 use super::observe::Observe;
@@ -11,8 +13,12 @@ use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::workers::state::Phase;
 
-/// For how long pods are awaited whose eviction an earlier agent did not finish.
+/// For how long pods are awaited whose eviction an earlier agent did not finish, after all sources have delivered their
+/// pods. A record is ignored if no agent has run for so long.
 pub(super) const RESUME_PERIOD: Duration = Duration::from_secs(600);
+/// The age at which the records of evictions are renewed that are not finished yet: short beside [`RESUME_PERIOD`], which
+/// counts from the last renewal.
+const RENEWAL_AGE: Duration = Duration::from_secs(60);
 /// Within this time the sources usually have delivered their pods.
 const SOURCES_DELIVER: Duration = Duration::from_secs(30);
 
@@ -41,7 +47,10 @@ impl<O: Observe> Manager<O> {
                 }
             }
         }
-        if self.started.elapsed() > RESUME_PERIOD {
+        if self.parts.pods.are_complete() && self.sources_ready_at.is_none() {
+            self.sources_ready_at = Some(Instant::now());
+        }
+        if self.sources_ready_at.is_some_and(|ready| ready.elapsed() > RESUME_PERIOD) {
             for entry in self.parts.journal.forget_inherited().await {
                 self.parts.pods.expect_no_more(&PodUid::from(entry.uid));
             }
@@ -95,7 +104,8 @@ impl<O: Observe> Manager<O> {
         Ok(!is_outlived)
     }
 
-    /// Removes the records of evictions of this agent that the next one would have nothing to do for.
+    /// Removes the records of evictions of this agent that the next one would have nothing to do for. The others stay
+    /// current: the API server may be away for longer than [`RESUME_PERIOD`].
     pub(super) async fn forget_reported(&mut self) {
         for entry in self.parts.journal.own().to_vec() {
             let uid = PodUid::from(entry.uid);
@@ -103,5 +113,7 @@ impl<O: Observe> Manager<O> {
                 self.parts.journal.remove(&uid).await;
             }
         }
+        let (now, pods) = (self.parts.clock.wall_nanos(), &self.parts.pods);
+        self.parts.journal.renew(now, RENEWAL_AGE, |uid| pods.is_expected(uid)).await;
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// For how long a write is waited for.
-const PATIENCE: Duration = Duration::from_millis(500);
+const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A content with its number.
 type Numbered = (u64, Vec<u8>);
@@ -40,7 +40,7 @@ impl Writer {
         if hangs {
             return;
         }
-        let waited = tokio::time::timeout(PATIENCE, self.done.wait_for(|done| *done >= number)).await.is_ok();
+        let waited = tokio::time::timeout(WRITE_TIMEOUT, self.done.wait_for(|done| *done >= number)).await.is_ok();
         if !waited {
             let file = self.path.display();
             tracing::warn!(%file, "the disk does not take the record of evictions; they do not wait for it");

@@ -1,17 +1,19 @@
-//! Certificates of this node.
+//! Certificates of this node and of its pods.
 
 use std::time::Duration;
 use std::time::SystemTime;
 
 use prometheus::Histogram;
 use prometheus::IntCounter;
+use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;
 use super::time_left::TimeLeft;
+use super::values::gauge;
 use crate::model::Clock;
 
-/// Certificates of this node.
+/// Certificates of this node and of its pods.
 #[derive(Debug)]
 pub struct Certificates {
     client_left: TimeLeft,
@@ -19,6 +21,7 @@ pub struct Certificates {
     serving_left: TimeLeft,
     serving_ages: Histogram,
     serving_failures: IntCounter,
+    of_pods: IntGaugeVec,
 }
 
 impl Certificates {
@@ -44,6 +47,11 @@ impl Certificates {
             serving_failures: register.counter(
                 "kubelet_server_expiration_renew_errors",
                 "[ALPHA] Attempts to renew the serving certificate that failed.",
+            ),
+            of_pods: register.gauges(
+                "kubelet_podcertificate_states",
+                "[ALPHA] Sources of projected volumes that want a certificate of their pod, by signer and state.",
+                &["signer_name", "state"],
             ),
         }
     }
@@ -71,5 +79,13 @@ impl Certificates {
     /// A serving certificate was replaced at this age.
     pub fn serving_rotated(&self, age: Duration) {
         self.serving_ages.observe(age.as_secs_f64());
+    }
+
+    /// Certificates of pods by signer and state; replaces all earlier counts.
+    pub fn of_pods<'a>(&self, counts: impl IntoIterator<Item = (&'a str, &'static str, usize)>) {
+        self.of_pods.reset();
+        for (signer, state, count) in counts {
+            self.of_pods.with_label_values(&[signer, state]).set(gauge(count));
+        }
     }
 }

@@ -122,7 +122,7 @@ pub struct Metrics {
     pub http: Http,
     /// Authentication and authorization of clients.
     pub access: Access,
-    /// Certificates of this node.
+    /// Certificates of this node and of its pods.
     pub certificates: Certificates,
     /// Requests to the API server.
     pub rest_client: RestClient,

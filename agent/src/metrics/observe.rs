@@ -152,8 +152,8 @@ impl Observe {
     }
 
     /// Records that were lost: of exits and OOM kills, of cgroups, and cgroups that are not watched.
-    pub fn lost(&self, deaths: u64, cgroups: u64, watches: u64) {
-        for (queue, count) in [("deaths", deaths), ("cgroups", cgroups), ("watches", watches)] {
+    pub fn lost(&self, exits: u64, cgroups: u64, watches: u64) {
+        for (queue, count) in [("exits", exits), ("cgroups", cgroups), ("watches", watches)] {
             self.dropped.with_label_values(&[queue]).inc_by(count);
         }
     }

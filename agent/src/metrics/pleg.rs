@@ -91,7 +91,7 @@ impl Pleg {
                 &["source", "type"],
             ),
             contradictions: register
-                .counter("keblet_contradictions_total", "Deaths the kernel proved and the runtime denied."),
+                .counter("keblet_contradictions_total", "Exits the kernel proved and the runtime denied."),
         }
     }
 
@@ -123,7 +123,7 @@ impl Pleg {
         }
     }
 
-    /// Kernel and runtime disagreed about a death.
+    /// Kernel and runtime disagreed about an exit.
     pub fn contradiction(&self) {
         self.contradictions.inc();
     }

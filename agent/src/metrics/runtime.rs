@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prometheus::HistogramVec;
 use prometheus::IntCounterVec;
+use prometheus::IntGauge;
 use prometheus::IntGaugeVec;
 
 use super::buckets;
@@ -20,6 +21,8 @@ pub struct Runtime {
     sandbox_errors: IntCounterVec,
     pull: HistogramVec,
     cgroups: HistogramVec,
+    memory_min: IntGauge,
+    memory_low: IntGauge,
     images_asked: IntCounterVec,
     images_collected: IntCounterVec,
     images: IntGaugeVec,
@@ -90,6 +93,14 @@ impl Runtime {
                 "[ALPHA] Duration of operations on cgroups of pods and QoS classes.",
                 buckets::USUAL,
                 &["operation_type"],
+            ),
+            memory_min: register.gauge(
+                "kubelet_memory_qos_node_memory_min_bytes",
+                "[ALPHA] Bytes of memory of Guaranteed pods that the kernel never reclaims (memory.min).",
+            ),
+            memory_low: register.gauge(
+                "kubelet_memory_qos_node_memory_low_bytes",
+                "[ALPHA] Bytes of memory of Burstable pods that the kernel reclaims last (memory.low).",
             ),
             images_asked: register.counters(
                 "kubelet_image_manager_ensure_image_requests_total",
@@ -162,6 +173,12 @@ impl Runtime {
     /// An operation (`create`, `update`, `destroy`) on a cgroup ended.
     pub fn cgroup(&self, operation: &'static str, took: Duration) {
         self.cgroups.with_label_values(&[operation]).observe(took.as_secs_f64());
+    }
+
+    /// Bytes of memory that are protected for Guaranteed and for Burstable pods.
+    pub fn protected_memory(&self, guaranteed: i64, burstable: i64) {
+        self.memory_min.set(guaranteed);
+        self.memory_low.set(burstable);
     }
 }
 

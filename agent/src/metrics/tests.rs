@@ -92,7 +92,7 @@ fn used() -> Arc<Metrics> {
     metrics.rest_client.transport_made();
     metrics.rest_client.transport_dropped();
     metrics.retries.retried("sync_pod");
-    metrics.retries.stuck("sync_pod", 1);
+    metrics.retries.stuck("sync_pod", vec![tokio::time::Instant::now() + Duration::from_secs(60)]);
     metrics.eviction.evicted("memory.available");
     metrics.eviction.preempted("cpu");
     metrics.eviction.stats_age("memory.available", short);
@@ -112,6 +112,7 @@ fn used() -> Arc<Metrics> {
     metrics.pressure.reclaim_stalls(vec![pod_stalls("u", 2)]);
     metrics.certificates.serving_rotated(short);
     metrics.certificates.serving_renewal_failed();
+    metrics.certificates.of_pods([("s.io/s", "fresh", 2)]);
     metrics.access.token_reviewed(Some(201), short);
     metrics.access.access_reviewed(None, short);
     metrics.access.token_looked_up(true, short);
@@ -173,6 +174,7 @@ fn labels_and_values() {
         "kubelet_pod_worker_duration_seconds_bucket{operation_type=\"create\",le=\"0.005\"} 1",
         "kubelet_volume_stats_used_bytes{namespace=\"ns\",persistentvolumeclaim=\"claim\"} 6",
         "kubelet_volume_stats_inodes_free{namespace=\"ns\",persistentvolumeclaim=\"claim\"} 3",
+        "kubelet_podcertificate_states{signer_name=\"s.io/s\",state=\"fresh\"} 2",
         "kubelet_pleg_discard_events 0",
         "kubelet_pleg_relist_interval_seconds_bucket{le=\"10\"} 0",
         "kubelet_runtime_operations_errors_total{operation_type=\"version\"} 1",
@@ -205,11 +207,13 @@ fn counts_are_replaced() {
     let metrics = used();
     metrics.pods.working([]);
     metrics.pods.running(0, []);
+    metrics.certificates.of_pods([]);
     metrics.node.name("node-2");
     let text = metrics.render().unwrap();
     let working: Vec<&str> = text.lines().filter(|line| line.starts_with("kubelet_working_pods{")).collect();
     assert!(working.len() == 15 && working.iter().all(|line| line.ends_with(" 0")), "{working:?}");
     assert!(!text.contains("kubelet_running_containers{"));
+    assert!(!text.contains("kubelet_podcertificate_states{"));
     assert!(!text.contains("node-1"), "an old name does not stay");
 }
 

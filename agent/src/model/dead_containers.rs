@@ -22,7 +22,7 @@ impl Default for DeadContainerPolicy {
 
 impl DeadContainerPolicy {
     /// Dead instances of a container that stay when another one dies, whatever their age.
-    pub fn kept_after_death(&self) -> usize {
+    pub fn kept_after_exit(&self) -> usize {
         self.per_container.unwrap_or(1).max(1)
     }
 

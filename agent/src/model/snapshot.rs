@@ -28,7 +28,7 @@ pub struct PodSnapshot {
     pub pod: PodRef,
     /// Sandboxes, newest first (attempt, then creation time, then id, descending).
     pub sandboxes: Vec<SandboxStatus>,
-    /// Containers of all sandboxes, newest first by creation time.
+    /// Containers of all sandboxes, newest first (attempt, then creation time, then id, descending).
     pub containers: Vec<ContainerStatus>,
     /// IPs of the newest sandbox if it is ready; else the last ones known while no sandbox is ready.
     pub ips: Vec<String>,
@@ -96,7 +96,7 @@ pub struct ContainerStatus {
     pub name: String,
     /// `metadata.attempt`.
     pub attempt: u32,
-    /// Runtime state, with a proven death laid over it.
+    /// Runtime state, with a proven exit laid over it.
     pub state: ContainerState,
     /// Nanoseconds since the Unix epoch.
     pub created_at: i64,
@@ -104,11 +104,11 @@ pub struct ContainerStatus {
     pub started_at: i64,
     /// Nanoseconds since the Unix epoch; 0 while not exited.
     pub finished_at: i64,
-    /// Exit code (128 + signal for signals). `None` unless exited, or when a death is proven but its code is not
+    /// Exit code (128 + signal for signals). `None` unless exited, or when an exit is proven but its code is not
     /// known yet.
     pub exit_code: Option<i32>,
     /// Runtime's brief reason (`Completed`, `Error`, `OOMKilled`, ...), corrected where an OOM verdict contradicts it.
-    /// Empty while a proven death is unconfirmed.
+    /// Empty while a proven exit is unconfirmed.
     pub reason: String,
     /// Runtime's message, with the termination message appended.
     pub message: String,
@@ -131,7 +131,7 @@ pub struct ContainerStatus {
     /// The init process in the host PID namespace, once known. Only runtimes that tell (`info.pid`) have one.
     pub pid: Option<u32>,
     /// Set while `state` is `Exited` by kernel proof and the runtime has not confirmed it yet.
-    pub proven: Option<ProvenDeath>,
+    pub proven: Option<ProvenExit>,
     /// The exit happened while this process observed the container: `reason` agrees with the kernel's evidence.
     pub exit_observed: bool,
 }
@@ -171,7 +171,7 @@ pub struct TerminationFile {
 
 /// Proof by the kernel that a container's init process is gone.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ProvenDeath {
+pub struct ProvenExit {
     /// When the process was seen to be gone, on this process' monotonic clock.
     pub seen_at: Instant,
     /// How long before `seen_at` the kernel recorded the exit, if a probe reported it.

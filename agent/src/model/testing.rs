@@ -132,7 +132,7 @@ pub fn proven(name: &str, attempt: u32, code: Option<i32>) -> ContainerStatus {
     ContainerStatus {
         exit_code: code,
         reason: String::new(),
-        proven: Some(ProvenDeath { seen_at: Instant::now(), kernel_age: None, exit_code: code, oom_killed: false }),
+        proven: Some(ProvenExit { seen_at: Instant::now(), kernel_age: None, exit_code: code, oom_killed: false }),
         ..status(name, attempt, ContainerState::Exited)
     }
 }

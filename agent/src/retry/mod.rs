@@ -225,8 +225,8 @@ impl RetryTracker {
 
     fn measure(&self, operation: Operation, all: &HashMap<Key, Failing>, retried: bool) {
         let Some(metrics) = &self.metrics else { return };
-        let stuck = all.iter().filter(|((of, _), failing)| *of == operation && failing.is_stuck).count();
-        metrics.retries.stuck(operation.as_str(), stuck);
+        let stuck = all.iter().filter(|((of, _), failing)| *of == operation && failing.is_stuck);
+        metrics.retries.stuck(operation.as_str(), stuck.map(|(_, failing)| failing.due + FORGET_AFTER).collect());
         if retried {
             metrics.retries.retried(operation.as_str());
         }
@@ -273,6 +273,24 @@ mod tests {
         assert_eq!(retries.due(Operation::RemovePod, "web"), None);
         let text = metrics.render().expect("metrics");
         assert!(text.contains("keblet_stuck_operations{operation=\"remove_pod\"} 0"), "{text}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stuck_target_that_is_not_retried_any_more_is_not_counted() {
+        let metrics = Metrics::new();
+        let retries = RetryTracker::new(Recorder::default(), Some(metrics.clone()));
+        let start = Instant::now();
+        while start.elapsed() < 2 * STUCK_AFTER {
+            tokio::time::sleep_until(retries.failed(Operation::CollectGarbage, "web", "busy")).await;
+        }
+        let shows = |count: u32| {
+            let line = format!("keblet_stuck_operations{{operation=\"collect_garbage\"}} {count}\n");
+            metrics.render().expect("metrics").contains(&line)
+        };
+        assert!(shows(1));
+        // Its pod is removed.
+        tokio::time::sleep(FORGET_AFTER + Duration::from_secs(1)).await;
+        assert!(shows(0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -80,9 +80,9 @@ const FRESH_EXTRAS: Duration = Duration::from_secs(10);
 /// Time between two samples if there is no recent one to compute rates from.
 const APART: Duration = Duration::from_millis(200);
 /// How long a scrape waits for the runtime: scrapers give up after ten seconds, and two samples may be taken.
-const SCRAPE_PATIENCE: Duration = Duration::from_secs(4);
+const SCRAPE_RUNTIME_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long an eviction waits for it.
-const PATIENCE: Duration = Duration::from_secs(2);
+const EVICTION_RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Usage is not available. The texts begin as those of upstream do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -260,7 +260,7 @@ impl Stats {
     pub async fn pods(&self, with_disks: bool) -> Result<HashMap<PodUid, PodUsage>, StatsError> {
         let mut sample = self.take_files().await?;
         if sample.needs_runtime_for_pods() {
-            self.ask_runtime(&mut sample, PATIENCE).await;
+            self.ask_runtime(&mut sample, EVICTION_RUNTIME_TIMEOUT).await;
         }
         if !with_disks {
             return Ok(sample.pods.iter().map(|pod| (pod.pod.uid.clone(), PodUsage::of(pod))).collect());
@@ -354,7 +354,7 @@ impl Stats {
     async fn take(&self) -> Result<Sample, StatsError> {
         let mut sample = self.take_files().await?;
         if sample.needs_runtime() {
-            self.ask_runtime(&mut sample, SCRAPE_PATIENCE).await;
+            self.ask_runtime(&mut sample, SCRAPE_RUNTIME_TIMEOUT).await;
         }
         Ok(sample)
     }
@@ -366,9 +366,9 @@ impl Stats {
         taken.map_err(|error| StatsError::Stopped(error.to_string()))
     }
 
-    async fn ask_runtime(&self, sample: &mut Sample, patience: Duration) {
+    async fn ask_runtime(&self, sample: &mut Sample, timeout: Duration) {
         let stats = self.source.runtime.list_container_stats(cri::ContainerStatsFilter::default());
-        let failure = match tokio::time::timeout(patience, stats).await {
+        let failure = match tokio::time::timeout(timeout, stats).await {
             Ok(Ok(stats)) => {
                 collect::add_runtime_stats(sample, &stats);
                 None

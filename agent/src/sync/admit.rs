@@ -39,15 +39,15 @@ use crate::admission::NODE_AFFINITY;
 use crate::admission::Needs;
 use crate::admission::NodeOffer;
 use crate::admission::Rejection;
-use crate::cgroups::QosClass;
 use crate::model::Pod;
 use crate::model::PodUid;
+use crate::model::QosClass;
 use crate::model::pod_ref;
+use crate::model::qos;
+use crate::model::qos::ResourceKind;
+use crate::model::qos::qos_class;
 use crate::model::spec;
 use crate::recorder::EventType;
-use crate::workers::generate::qos;
-use crate::workers::generate::qos::ResourceKind;
-use crate::workers::generate::qos::qos_class;
 use crate::workers::state::is_terminal;
 
 /// Reads the Node from the API server; `None` if that fails.

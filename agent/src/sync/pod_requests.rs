@@ -2,10 +2,10 @@
 
 use super::SharedPods;
 use crate::cgroups::PodRequests;
-use crate::cgroups::QosClass;
 use crate::cgroups::Requested;
 use crate::model::Pod;
-use crate::workers::generate::qos;
+use crate::model::QosClass;
+use crate::model::qos;
 use crate::workers::generate::resources;
 use crate::workers::state::is_terminal;
 

@@ -8,6 +8,7 @@ use keblet_proto::cri::v1 as cri;
 use crate::config::Settings;
 use crate::model::Backoff;
 use crate::model::ConfigSource;
+use crate::model::runtime_keys;
 use crate::runtime::FIRST_RETRY;
 use crate::runtime::LAST_RETRY;
 use crate::runtime::Runtime;
@@ -16,7 +17,6 @@ use crate::sources::adoption::Adoptions;
 use crate::sources::adoption::StaticSandbox;
 use crate::sources::static_pod::CONFIG_SOURCE;
 use crate::workers::generate::names;
-use crate::workers::generate::names::key;
 
 /// Reads them from the runtime. Without them the static pods of another kubelet would be replaced, so that this waits
 /// until the runtime responds; cancelled by dropping it.
@@ -62,12 +62,12 @@ fn convert(sandbox: cri::PodSandbox, containers: &[cri::Container]) -> StaticSan
         }
     }
     let hash = |container: &cri::Container| {
-        container.annotations.get(key::HASH).and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0)
+        container.annotations.get(runtime_keys::HASH).and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0)
     };
     StaticSandbox {
-        uid: label_of(key::POD_UID),
-        namespace: label_of(key::POD_NAMESPACE),
-        name: label_of(key::POD_NAME),
+        uid: label_of(runtime_keys::POD_UID),
+        namespace: label_of(runtime_keys::POD_NAMESPACE),
+        name: label_of(runtime_keys::POD_NAME),
         ready: sandbox.state == cri::PodSandboxState::SandboxReady as i32,
         created_at: sandbox.created_at,
         marked: names::static_uid_of_mark(&sandbox.annotations).map(str::to_owned),

@@ -30,6 +30,7 @@ use crate::pressure::ReclaimStalls;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::stats::Stats;
+use crate::sync::SharedPods;
 
 /// Services of the eviction manager.
 pub(super) struct Services<'a> {
@@ -45,6 +46,8 @@ pub(super) struct Services<'a> {
     pub stats: Stats,
     /// The pods.
     pub running: &'a Running,
+    /// Those that are desired.
+    pub desired: SharedPods,
     /// What can be removed.
     pub garbage: NodeGarbage,
     /// The sensors.
@@ -98,6 +101,7 @@ pub(super) fn start(services: Services<'_>, shutdown: CancellationToken) {
         registry: services.running.registry.clone(),
         evictions: services.running.evictions(),
         statuses: services.running.statuses.clone(),
+        desired: services.desired,
     };
     let manager = Manager::new(Parts {
         policy: policy(settings),

@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cgroups::Cgroups;
 use crate::cgroups::Layout;
-use crate::cgroups::QosClass;
 use crate::cgroups::usage::CgroupPlace;
 use crate::config::pressure::PressureScope;
 use crate::config::pressure::Trigger;
@@ -22,11 +21,12 @@ use crate::metrics::Metrics;
 use crate::metrics::PodStalls;
 use crate::metrics::ReadStalls;
 use crate::model::PodRef;
+use crate::model::QosClass;
 use crate::model::pod_ref;
+use crate::model::qos::qos_class;
 use crate::pressure::ReclaimStalls;
 use crate::pressure::own_limit::Throttled;
 use crate::pressure::pressure_file;
-use crate::workers::generate::qos::qos_class;
 use crate::workers::registry::WorkerRegistry;
 
 /// What the sensors need.

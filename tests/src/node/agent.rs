@@ -73,6 +73,7 @@ use super::api::Api;
 use super::pleg_harness::PlegHarness;
 use super::pleg_harness::SensorSet;
 use super::pleg_harness::clock;
+use super::pleg_harness::clock_behind;
 use super::seen::Seen;
 use crate::cri::SimRuntime;
 
@@ -95,6 +96,7 @@ pub struct Agent {
     pub pressures: watch::Sender<Pressures>,
     root: PathBuf,
     clock: Clock,
+    desired: SharedPods,
     running: Running,
     updates: mpsc::Sender<PodUpdate>,
     closed: watch::Sender<bool>,
@@ -127,6 +129,8 @@ struct Listeners {
     objects: Objects,
     /// Of the pipeline.
     counted: Arc<Metrics>,
+    /// How much the clock of the workers is behind the runtime's.
+    behind: Duration,
 }
 
 impl Default for Listeners {
@@ -153,6 +157,7 @@ impl Default for Listeners {
             volumes: None,
             objects: Objects::standalone(),
             counted,
+            behind: Duration::ZERO,
         }
     }
 }
@@ -312,6 +317,11 @@ impl Agent {
         Self::begin(sim, SensorSet::ALL, root, pods, listeners)
     }
 
+    /// As [`Agent::start`], with a clock that is so much behind the times of exits, as after it was set back.
+    pub fn start_behind(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, behind: Duration) -> Self {
+        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { behind, ..Listeners::default() })
+    }
+
     fn begin(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
         let Listeners {
             seen,
@@ -330,12 +340,13 @@ impl Agent {
             volumes,
             objects,
             counted,
+            behind,
         } = listeners;
         let runtime = super::pleg_harness::runtime(sim, RuntimeOptions::default());
         let shared = SharedPods::default();
-        let desired = shared.clone();
+        let (desired, of_ooms) = (shared.clone(), shared.clone());
         let startups = Startups::counting(metrics.clone());
-        let ooms = OomReporter::new(metrics, recorder.clone(), Arc::new(move |uid| desired.by_uid(uid)));
+        let ooms = OomReporter::new(metrics, recorder.clone(), Arc::new(move |uid| of_ooms.by_uid(uid)));
         let harness = PlegHarness::open_on(sim, sensors, &runtime, seen, ooms);
         let (aside, shutdown) = (CancellationToken::new(), CancellationToken::new());
         let mut tasks = JoinSet::new();
@@ -371,12 +382,12 @@ impl Agent {
             closed: closed.subscribe(),
             pressures: pressures.subscribe(),
             pacing: Pacing::new(PacingPolicy::default(), 2),
-            clock: clock(sim),
+            clock: clock_behind(sim, behind),
             ..Services::new(runtime, state, root, counted)
         };
-        let desired = Desired { updates: receiver, sources };
+        let updated = Desired { updates: receiver, sources };
         let Started { running, garbage, sync } =
-            services.start(desired, harness.pleg.clone(), &mut tasks, shutdown.clone());
+            services.start(updated, harness.pleg.clone(), &mut tasks, shutdown.clone());
         let mut sync_loop = JoinSet::new();
         sync_loop.spawn(sync);
         Self {
@@ -388,6 +399,7 @@ impl Agent {
             pressures,
             root: root.to_owned(),
             clock: clock(sim),
+            desired,
             running,
             updates,
             closed,
@@ -451,6 +463,7 @@ impl Agent {
                 registry: self.running.registry.clone(),
                 evictions: self.evictions.clone(),
                 statuses: self.statuses.clone(),
+                desired: self.desired.clone(),
             },
             journal: Journal::open(&self.root),
             wake: woken,

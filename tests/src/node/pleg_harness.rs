@@ -1,6 +1,7 @@
 //! Sensors and PLEG without workers: only the test acts on the runtime.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use keblet::events::HINT_CAPACITY;
 use keblet::events::cri;
@@ -48,7 +49,13 @@ impl SensorSet {
 
 /// The agent's clock on a simulated node.
 pub(super) fn clock(sim: &SimRuntime) -> Clock {
-    Clock::Derived { origin: sim.clock().wall(sim.clock().start()), start: sim.clock().start() }
+    clock_behind(sim, Duration::ZERO)
+}
+
+/// A clock that is so much behind that of the simulated node.
+pub(super) fn clock_behind(sim: &SimRuntime, behind: Duration) -> Clock {
+    let start = sim.clock().start();
+    Clock::Derived { origin: sim.clock().wall(start) - behind, start }
 }
 
 /// The agent's runtime client, connected in memory.

@@ -30,6 +30,7 @@ use keblet::eviction::Readings;
 use keblet::eviction::Reclaim;
 use keblet::model::Pod;
 use keblet::model::PodUid;
+use keblet::model::pod_ref;
 use keblet::pipeline::NodeGarbage;
 use keblet::pressure::NodeSample;
 use keblet::pressure::PodSample;
@@ -89,6 +90,10 @@ pub struct State {
     pub created: HashMap<PodUid, Vec<i64>>,
     /// Bytes charged to the cgroups of pods.
     pub held: HashMap<PodUid, u64>,
+    /// Pods whose processes were suspended.
+    pub suspended: Vec<PodUid>,
+    /// Pods whose processes were killed past the runtime, and when.
+    pub killed: Vec<(PodUid, Instant)>,
     /// Values of `memory.high`.
     pub raised: Vec<Raise>,
     /// So many measurements of usage fail.
@@ -209,6 +214,14 @@ impl Observe for Shown {
 
     async fn held(&mut self, pod: &Pod) -> Option<u64> {
         self.state().held.get(pod.metadata.uid.as_deref().expect("a UID")).copied()
+    }
+
+    async fn suspend(&mut self, pod: &Pod, _: Duration) {
+        self.state().suspended.push(pod_ref(pod).uid);
+    }
+
+    async fn kill(&mut self, pod: &Pod) {
+        self.state().killed.push((pod_ref(pod).uid, Instant::now()));
     }
 
     async fn created(&mut self, uid: &PodUid) -> Result<Vec<i64>, String> {

@@ -50,6 +50,18 @@ fn memory_ranks_by_request_then_priority_then_excess() {
 }
 
 #[test]
+fn overhead_counts_only_beside_a_request() {
+    let with_overhead = |name: &str, requests: Value| {
+        let containers = json!([{"name": "main", "resources": {"requests": requests}}]);
+        pod(name, json!({"overhead": {"memory": "500Mi"}, "containers": containers}))
+    };
+    let (none, some) = (with_overhead("none", json!({})), with_overhead("some", json!({"memory": "10Mi"})));
+    let plain = prior("plain", 0, "10Mi");
+    let table = [(&some, Some(memory("400Mi"))), (&plain, Some(memory("50Mi"))), (&none, Some(memory("100Mi")))];
+    assert_eq!(ranked(Signal::MemoryAvailable, DiskLayout::Shared, &table), ["none", "plain", "some"]);
+}
+
+#[test]
 fn memory_that_was_not_measured_counts_as_none() {
     let (above, within) = (prior("above", 100, "100Mi"), prior("within", 0, "1Gi"));
     let (without, unmeasured) = (prior("without", -10, "1Mi"), prior("unmeasured", 1000, "1Gi"));
@@ -145,6 +157,23 @@ fn soft_thresholds_give_pods_time() {
     {
         assert_eq!(grace(&soft, own, max), expected, "{own:?} {max}");
         assert_eq!(grace(&hard, own, max), 1);
+    }
+}
+
+#[test]
+fn pods_evicted_at_once_for_memory_are_suspended_unless_they_have_hooks() {
+    let soft =
+        json!({"evictionSoft": {"memory.available": "30%"}, "evictionSoftGracePeriod": {"memory.available": "1m"}});
+    let (memory, disk) = (json!({"memory.available": "30%"}), json!({"nodefs.available": "30%"}));
+    let (memory, disk) = (json!({ "evictionHard": memory }), json!({ "evictionHard": disk }));
+    let hooked = json!({"containers": [{"name": "main", "lifecycle": {"preStop": {"exec": {"command": ["drain"]}}}}]});
+    let low = readings(Instant::now(), &[(Signal::MemoryAvailable, "1Mi"), (Signal::NodeFsAvailable, "1Mi")]);
+    for (fields, spec, suspended) in
+        [(&memory, json!({}), true), (&memory, hooked, false), (&disk, json!({}), false), (&soft, json!({}), false)]
+    {
+        let (due, pods) = (configured(fields.clone()), vec![pod("p", spec)]);
+        let victim = victim(&due, &low, pods, &HashMap::new(), 10).0.expect("a victim");
+        assert_eq!(victim.suspend, suspended, "{fields}");
     }
 }
 
