@@ -221,6 +221,11 @@ impl Objects {
         inner.pod_certificates.get(&inner.tokens, pod, key, wanted, notify).await
     }
 
+    /// How many sources of volumes want a certificate, by signer and upstream's `state` of it.
+    pub fn certificate_states(&self) -> BTreeMap<(String, &'static str), usize> {
+        self.inner.as_ref().map(|inner| inner.pod_certificates.states()).unwrap_or_default()
+    }
+
     /// A service account as it is now: one GET.
     ///
     /// # Errors

@@ -81,7 +81,7 @@ impl Leftovers for OrphanCleanup {
 async fn remove_orphans(context: &WorkerContext, known: Known<'_>) -> Option<Instant> {
     let retries = &context.retries;
     let (on_disk, with_cgroup) = leftovers(context.act.volumes.clone(), context.act.cgroups.clone()).await;
-    // A range of ids may be recorded although someone has removed the pod's directory.
+    // A range of ids may be recorded although the pod's directory was removed.
     let recorded = context.act.user_namespaces.recorded();
     let left: BTreeSet<String> = on_disk.union(&with_cgroup).cloned().chain(recorded).collect();
     let orphans: Vec<&String> = left.iter().filter(|uid| !known(uid)).collect();

@@ -174,6 +174,8 @@ pub struct Running {
     pub registry: WorkerRegistry,
     /// Their volumes.
     pub volumes: Volumes,
+    /// The API objects that they refer to.
+    pub objects: Objects,
     /// Requests to terminate a pod.
     pub kills: mpsc::Sender<KillRequest>,
     /// Where a prober publishes its results.
@@ -252,6 +254,7 @@ impl Services {
             pleg,
             registry: WorkerRegistry::default(),
             volumes: self.volumes.clone(),
+            objects: self.objects.clone(),
             kills,
             probes: ProbeResultStore::default(),
         };

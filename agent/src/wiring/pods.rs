@@ -187,6 +187,9 @@ impl Gauges {
         let snapshots = running.pleg.all();
         let logs = self.stats.logs();
         self.metrics.pods.logs(logs.iter().map(|(pod, container, bytes)| (logs_of(pod, container), *bytes)));
+        let certificates = running.objects.certificate_states();
+        let certificates = certificates.iter().map(|((signer, state), count)| (signer.as_str(), *state, *count));
+        self.metrics.certificates.of_pods(certificates);
         self.metrics.pressure.refresh();
         self.metrics.pods.observe_cache(&snapshots);
     }

@@ -36,10 +36,37 @@ pub(super) struct Current {
     chain: String,
     /// When a successor is requested; later after a failure.
     renew_at: Option<SystemTime>,
-    /// When it is reported that it was not replaced; `None`: it was reported.
+    /// When it should have been replaced.
     overdue_at: Option<SystemTime>,
-    /// When it is reported that it has expired; `None`: it was reported.
     expires_at: Option<SystemTime>,
+    /// Up to when these moments were reported.
+    reported: SystemTime,
+}
+
+/// What metrics show of the certificate of one source of one volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Standing {
+    /// None was issued yet.
+    #[default]
+    NotIssued,
+    /// The signer will not issue one, or no successor: upstream's `state`.
+    Refused(&'static str),
+    /// The moments at which the certificate should have been replaced, and expires.
+    Issued { overdue_at: Option<SystemTime>, expires_at: Option<SystemTime> },
+}
+
+impl Standing {
+    /// Upstream's `state`.
+    pub(super) fn state(self, now: SystemTime) -> &'static str {
+        let is_over = |end: Option<SystemTime>| end.is_some_and(|end| end <= now);
+        match self {
+            Self::NotIssued => "not_yet_issued",
+            Self::Refused(state) => state,
+            Self::Issued { expires_at, .. } if is_over(expires_at) => "expired",
+            Self::Issued { overdue_at, .. } if is_over(overdue_at) => "overdue_for_refresh",
+            Self::Issued { .. } => "fresh",
+        }
+    }
 }
 
 /// The certificate of one source of one volume.
@@ -86,6 +113,7 @@ impl Held {
             renew_at: issued.begin_refresh_at.map(|at| at + jitter),
             overdue_at: issued.begin_refresh_at.map(|at| at + OVERDUE),
             expires_at: issued.not_after,
+            reported: SystemTime::UNIX_EPOCH,
         });
     }
 
@@ -98,10 +126,21 @@ impl Held {
     /// What is to be reported now, once: reason and message.
     pub(super) fn notices(&mut self, now: SystemTime) -> Vec<(&'static str, &'static str)> {
         let Some(current) = &mut self.current else { return Vec::new() };
-        let overdue = current.overdue_at.take_if(|at| *at <= now);
-        let expired = current.expires_at.take_if(|at| *at <= now);
+        let passed = |at: Option<SystemTime>| at.filter(|at| (current.reported < *at) && (*at <= now));
+        let (overdue, expired) = (passed(current.overdue_at), passed(current.expires_at));
+        current.reported = current.reported.max(now);
         let overdue = overdue.map(|_| ("CertificateOverdueForRefresh", "PodCertificate refresh overdue"));
         overdue.into_iter().chain(expired.map(|_| ("CertificateExpired", "PodCertificate expired"))).collect()
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        match (&self.refusal, &self.current) {
+            (Some(refusal), _) => Standing::Refused(refusal.state()),
+            (None, Some(Current { overdue_at, expires_at, .. })) => {
+                Standing::Issued { overdue_at: *overdue_at, expires_at: *expires_at }
+            }
+            (None, None) => Standing::NotIssued,
+        }
     }
 
     /// The present certificate.
@@ -117,8 +156,9 @@ impl Held {
         };
         // The answer to a pending request wakes the pod by itself.
         let renew_at = current.renew_at.filter(|_| self.pending.is_none() && self.refusal.is_none());
-        let moments = [renew_at, current.overdue_at, current.expires_at];
-        let refresh_at = moments.into_iter().flatten().min().map(|at| at.max(now));
+        let reports = [current.overdue_at, current.expires_at].into_iter().flatten();
+        let to_come = reports.filter(|at| *at > current.reported);
+        let refresh_at = to_come.chain(renew_at).min().map(|at| at.max(now));
         Ok(PodCertificate { key: current.key.clone(), chain: current.chain.clone(), refresh_at })
     }
 }
@@ -176,6 +216,28 @@ mod tests {
         assert_eq!(held.notices(at(60)), [("CertificateExpired", "PodCertificate expired")]);
         assert_eq!(held.notices(at(61)), []);
         assert_eq!(shown(&held, 61), Ok(("key of one".to_owned(), None)), "there is no better one");
+    }
+
+    #[test]
+    fn metrics_show_what_has_become_of_it() {
+        let state = |held: &Held, minute: u64| held.standing().state(at(minute));
+        let mut held = Held::default();
+        assert_eq!(state(&held, 0), "not_yet_issued");
+        held.requested(pending("one"));
+        assert_eq!(state(&held, 99), "not_yet_issued");
+        held.issued(&issued(30, 60), Duration::ZERO);
+        held.notices(at(70));
+        let states = [0, 39, 40, 59, 60, 99].map(|minute| state(&held, minute));
+        assert_eq!(states, ["fresh", "fresh", "overdue_for_refresh", "overdue_for_refresh", "expired", "expired"]);
+        held.requested(pending("two"));
+        assert_eq!(state(&held, 40), "overdue_for_refresh", "until it is replaced");
+        held.issued(&issued(70, 90), Duration::ZERO);
+        assert_eq!(state(&held, 40), "fresh");
+        for (verdict, shown) in [("Denied", "denied"), ("Failed", "failed")] {
+            held.requested(pending("three"));
+            held.refused(Refusal { verdict, reason: String::new(), message: String::new() });
+            assert_eq!(state(&held, 40), shown, "as upstream, also while a certificate is valid");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod held;
 mod key;
 mod tracker;
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -48,6 +49,7 @@ use crate::model::PodUid;
 use crate::recorder::EventType;
 use held::Held;
 use held::Pending;
+use held::Standing;
 use tracker::CertificateRequest;
 use tracker::Outcome;
 use tracker::Tracker;
@@ -94,7 +96,15 @@ pub(super) struct PodCertificates {
     node: Option<watch::Receiver<Option<Arc<Node>>>>,
     listeners: Arc<Listeners>,
     watched: tokio::sync::OnceCell<(ApiResource, Tracker)>,
-    held: Mutex<HashMap<CertificateKey, Arc<tokio::sync::Mutex<Held>>>>,
+    sources: Mutex<HashMap<CertificateKey, Source>>,
+}
+
+/// One source of one volume.
+struct Source {
+    signer: String,
+    /// As of the last look at `held`, which is locked while a certificate is requested.
+    standing: Standing,
+    held: Arc<tokio::sync::Mutex<Held>>,
 }
 
 impl PodCertificates {
@@ -104,8 +114,8 @@ impl PodCertificates {
         clock: Clock,
         node: Option<watch::Receiver<Option<Arc<Node>>>>,
     ) -> Self {
-        let (listeners, watched, held) = (Arc::default(), tokio::sync::OnceCell::new(), Mutex::default());
-        Self { client, recovered, clock, node, listeners, watched, held }
+        let (listeners, watched, sources) = (Arc::default(), tokio::sync::OnceCell::new(), Mutex::default());
+        Self { client, recovered, clock, node, listeners, watched, sources }
     }
 
     /// Pods notified when a signer has answered.
@@ -117,8 +127,30 @@ impl PodCertificates {
         self.all().retain(|key, _| key.pod != *uid);
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<CertificateKey, Arc<tokio::sync::Mutex<Held>>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The number of sources by signer and state.
+    pub(super) fn states(&self) -> BTreeMap<(String, &'static str), usize> {
+        let (now, mut states) = (self.clock.wall(), BTreeMap::new());
+        for source in self.all().values() {
+            *states.entry((source.signer.clone(), source.standing.state(now))).or_default() += 1;
+        }
+        states
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<CertificateKey, Source>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is held for a source.
+    fn held(&self, key: &CertificateKey, signer: &str) -> Arc<tokio::sync::Mutex<Held>> {
+        let new = || Source { signer: signer.to_owned(), standing: Standing::default(), held: Arc::default() };
+        self.all().entry(key.clone()).or_insert_with(new).held.clone()
+    }
+
+    /// Notes for metrics what has become of a source's certificate.
+    fn note(&self, key: &CertificateKey, standing: Standing) {
+        if let Some(source) = self.all().get_mut(key) {
+            source.standing = standing;
+        }
     }
 
     /// The Node object.
@@ -160,9 +192,9 @@ impl PodCertificates {
         wanted: &PodCertificateProjection,
         notify: EventSink<'_>,
     ) -> Result<PodCertificate, ObjectError> {
+        let held = self.held(key, &wanted.signer_name);
         let (resource, tracker) = self.watched().await?;
-        let cell = self.all().entry(key.clone()).or_default().clone();
-        let mut held = cell.lock().await;
+        let mut held = held.lock().await;
         self.settle(&mut held, tracker, notify);
         if held.is_due(self.clock.wall()) {
             match self.request(tokens, resource, tracker, pod, wanted).await {
@@ -178,6 +210,7 @@ impl PodCertificates {
             }
             self.settle(&mut held, tracker, notify);
         }
+        self.note(key, held.standing());
         held.notices(self.clock.wall())
             .into_iter()
             .for_each(|(reason, message)| notify(EventType::Warning, reason, message));

@@ -67,6 +67,11 @@ impl Refusal {
     pub(super) fn verb(&self) -> &'static str {
         if self.verdict == DENIED { "was denied" } else { "failed" }
     }
+
+    /// Upstream's `state` in metrics.
+    pub(super) fn state(&self) -> &'static str {
+        if self.verdict == DENIED { "denied" } else { "failed" }
+    }
 }
 
 impl From<Refusal> for ObjectError {

@@ -17,13 +17,13 @@ use api::Api;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The object cache and its API server.
-struct Room {
+struct Fixture {
     api: Api,
     objects: Objects,
     clock: Clock,
 }
 
-impl Room {
+impl Fixture {
     fn new(strategy: Strategy) -> Self {
         let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
         let api = Api::new(clock);
@@ -68,90 +68,93 @@ async fn is_notified(registration: &mut Registration) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn an_object_is_read_once_and_its_changes_are_announced() {
-    let room = Room::new(Strategy::Watch);
-    room.put("a", "1");
-    let mut registration = room.register("u", &["a"], &[]);
-    assert_eq!(room.value("a").await, "1");
-    assert_eq!(room.value("a").await, "1");
-    let requests = room.api.take_requests();
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    let mut registration = fixture.register("u", &["a"], &[]);
+    assert_eq!(fixture.value("a").await, "1");
+    assert_eq!(fixture.value("a").await, "1");
+    let requests = fixture.api.take_requests();
     assert_eq!(requests.len(), 1, "{requests:?}");
     assert!(requests[0].contains("/configmaps?fieldSelector=metadata.name%3Da&watch=true"), "{requests:?}");
     assert!(!is_notified(&mut registration).await, "what is read first is no change");
 
-    room.put("a", "2");
+    fixture.put("a", "2");
     assert!(is_notified(&mut registration).await);
-    assert_eq!((registration.generation(), room.value("a").await), (1, "2".into()));
-    room.put("a", "2");
+    assert_eq!((registration.generation(), fixture.value("a").await), (1, "2".into()));
+    fixture.put("a", "2");
     assert!(!is_notified(&mut registration).await, "the same again");
-    room.api.delete("configmaps/ns/a");
+    fixture.api.delete("configmaps/ns/a");
     assert!(is_notified(&mut registration).await);
-    assert_eq!(room.value("a").await, "configmap \"a\" not found");
-    room.put("a", "3");
+    assert_eq!(fixture.value("a").await, "configmap \"a\" not found");
+    fixture.put("a", "3");
     assert!(is_notified(&mut registration).await);
-    assert_eq!(room.value("a").await, "3");
-    assert!(room.objects.config_map("ns", "a").await.expect("it is there").metadata.annotations.is_none(), "trimmed");
-    assert_eq!(room.api.take_requests(), [""; 0]);
+    assert_eq!(fixture.value("a").await, "3");
+    assert!(
+        fixture.objects.config_map("ns", "a").await.expect("it is there").metadata.annotations.is_none(),
+        "trimmed"
+    );
+    assert_eq!(fixture.api.take_requests(), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn only_what_pods_refer_to_is_read_and_only_as_long() {
-    let room = Room::new(Strategy::Watch);
-    room.put("a", "1");
-    assert_eq!(room.value("a").await, "object \"ns\"/\"a\" not registered");
-    let one = room.register("one", &["a", "b"], &["c"]);
-    let mut two = room.register("two", &["a"], &[]);
-    assert_eq!(room.value("b").await, "configmap \"b\" not found");
-    assert_eq!((room.value("a").await, room.api.watches()), ("1".into(), 3));
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    assert_eq!(fixture.value("a").await, "object \"ns\"/\"a\" not registered");
+    let one = fixture.register("one", &["a", "b"], &["c"]);
+    let mut two = fixture.register("two", &["a"], &[]);
+    assert_eq!(fixture.value("b").await, "configmap \"b\" not found");
+    assert_eq!((fixture.value("a").await, fixture.api.watches()), ("1".into(), 3));
     drop(one);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((room.value("a").await, room.api.watches()), ("1".into(), 1));
-    room.objects.register(&pod("two", &["d"], &[]), &mut two);
+    assert_eq!((fixture.value("a").await, fixture.api.watches()), ("1".into(), 1));
+    fixture.objects.register(&pod("two", &["d"], &[]), &mut two);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(room.value("a").await, "object \"ns\"/\"a\" not registered");
-    assert_eq!(room.api.watches(), 1);
+    assert_eq!(fixture.value("a").await, "object \"ns\"/\"a\" not registered");
+    assert_eq!(fixture.api.watches(), 1);
     // A new registration precedes the drop of the previous one.
-    let three = room.register("two", &["d"], &[]);
+    let three = fixture.register("two", &["d"], &[]);
     drop(two);
-    assert_eq!(room.value("d").await, "configmap \"d\" not found");
+    assert_eq!(fixture.value("d").await, "configmap \"d\" not found");
     drop(three);
-    assert_eq!(room.objects.inner.as_ref().expect("not standalone").config_maps.len(), 0);
+    assert_eq!(fixture.objects.inner.as_ref().expect("not standalone").config_maps.len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_first_read_waits_at_most_a_second() {
-    let room = Room::new(Strategy::Watch);
-    room.api.away(true);
-    let mut registration = room.register("u", &["a"], &[]);
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.api.away(true);
+    let mut registration = fixture.register("u", &["a"], &[]);
     let began = tokio::time::Instant::now();
-    let error = room.value("a").await;
+    let error = fixture.value("a").await;
     assert!(error.starts_with("failed to sync configmap cache: "), "{error}");
     assert!(error.contains("connection refused"), "{error}");
     assert_eq!(began.elapsed(), Duration::from_secs(1));
-    room.api.away(false);
-    room.put("a", "1");
+    fixture.api.away(false);
+    fixture.put("a", "1");
     tokio::time::timeout(Duration::from_secs(60), registration.changed())
         .await
         .expect("a change once the object can be read");
-    assert_eq!(room.value("a").await, "1");
+    assert_eq!(fixture.value("a").await, "1");
 }
 
 #[tokio::test(start_paused = true)]
 async fn cached_objects_are_served_during_an_outage() {
-    let room = Room::new(Strategy::Watch);
-    room.put("a", "1");
-    let mut registration = room.register("u", &["a"], &[]);
-    assert_eq!(room.value("a").await, "1");
-    room.api.away(true);
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    let mut registration = fixture.register("u", &["a"], &[]);
+    assert_eq!(fixture.value("a").await, "1");
+    fixture.api.away(true);
     tokio::time::sleep(Duration::from_secs(300)).await;
-    assert_eq!(room.value("a").await, "1");
-    room.put("a", "2");
-    room.api.away(false);
+    assert_eq!(fixture.value("a").await, "1");
+    fixture.put("a", "2");
+    fixture.api.away(false);
     let went = tokio::time::Instant::now();
     // The watch was resumed; earlier changes are not announced until the watch is renewed.
-    room.put("a", "3");
+    fixture.put("a", "3");
     tokio::time::timeout(Duration::from_secs(61), async {
-        while room.value("a").await != "3" {
-            room.put("a", "3");
+        while fixture.value("a").await != "3" {
+            fixture.put("a", "3");
             let _ = tokio::time::timeout(Duration::from_secs(1), registration.changed()).await;
         }
     })
@@ -162,122 +165,122 @@ async fn cached_objects_are_served_during_an_outage() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_authorization_is_waited_for() {
-    let room = Room::new(Strategy::Watch);
-    room.put("a", "1");
-    room.api.state().refusals = 5;
-    let _registration = room.register("u", &["a"], &[]);
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    fixture.api.state().refusals = 5;
+    let _registration = fixture.register("u", &["a"], &[]);
     let began = tokio::time::Instant::now();
-    assert_eq!(room.value("a").await, "1");
+    assert_eq!(fixture.value("a").await, "1");
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn servers_without_streaming_lists_are_listed() {
-    let room = Room::new(Strategy::Watch);
-    room.put("a", "1");
-    room.api.state().old = true;
-    let mut registration = room.register("u", &["a"], &["b"]);
-    assert_eq!((room.value("a").await, room.value("b").await), ("1".into(), "configmap \"b\" not found".into()));
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    fixture.api.state().old = true;
+    let mut registration = fixture.register("u", &["a"], &["b"]);
+    assert_eq!((fixture.value("a").await, fixture.value("b").await), ("1".into(), "configmap \"b\" not found".into()));
     tokio::time::sleep(Duration::from_secs(1)).await;
-    room.put("a", "2");
+    fixture.put("a", "2");
     assert!(is_notified(&mut registration).await);
-    assert_eq!(room.value("a").await, "2");
+    assert_eq!(fixture.value("a").await, "2");
 }
 
 #[tokio::test(start_paused = true)]
 async fn immutable_objects_are_not_watched() {
-    let room = Room::new(Strategy::Watch);
-    room.api.put("configmaps/ns/a", json!({"immutable": true, "data": {"k": "1"}}));
-    let _registration = room.register("u", &["a"], &[]);
-    assert_eq!(room.value("a").await, "1");
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.api.put("configmaps/ns/a", json!({"immutable": true, "data": {"k": "1"}}));
+    let _registration = fixture.register("u", &["a"], &[]);
+    assert_eq!(fixture.value("a").await, "1");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(room.api.watches(), 0);
-    room.api.take_requests();
+    assert_eq!(fixture.api.watches(), 0);
+    fixture.api.take_requests();
     tokio::time::sleep(DAY).await;
-    assert_eq!((room.value("a").await, room.api.take_requests().len()), ("1".into(), 0));
-    assert_eq!(room.objects.refresh_period(&pod("u", &["a"], &[])), None);
+    assert_eq!((fixture.value("a").await, fixture.api.take_requests().len()), ("1".into(), 0));
+    assert_eq!(fixture.objects.refresh_period(&pod("u", &["a"], &[])), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn objects_needed_at_start_only_are_not_watched_for_ever() {
-    let room = Room::new(Strategy::Watch);
-    room.put("env", "1");
-    room.put("volume", "1");
-    let _registration = room.register("u", &["volume"], &["env"]);
-    assert_eq!((room.value("env").await, room.api.watches()), ("1".into(), 2));
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("env", "1");
+    fixture.put("volume", "1");
+    let _registration = fixture.register("u", &["volume"], &["env"]);
+    assert_eq!((fixture.value("env").await, fixture.api.watches()), ("1".into(), 2));
     tokio::time::sleep(Duration::from_secs(240)).await;
-    assert_eq!(room.api.watches(), 2);
+    assert_eq!(fixture.api.watches(), 2);
     tokio::time::sleep(Duration::from_secs(240)).await;
-    assert_eq!(room.api.watches(), 1, "no pod needed it for five minutes");
-    room.put("env", "2");
-    assert_eq!((room.value("env").await, room.api.watches()), ("2".into(), 2));
+    assert_eq!(fixture.api.watches(), 1, "no pod needed it for five minutes");
+    fixture.put("env", "2");
+    assert_eq!((fixture.value("env").await, fixture.api.watches()), ("2".into(), 2));
     tokio::time::sleep(Duration::from_secs(600)).await;
-    room.api.away(true);
-    assert_eq!(room.value("env").await, "2", "an old answer is better than none");
+    fixture.api.away(true);
+    assert_eq!(fixture.value("env").await, "2", "an old answer is better than none");
 }
 
 #[tokio::test(start_paused = true)]
 async fn more_objects_than_watches_are_read_as_needed() {
-    let room = Room::new(Strategy::Watch);
+    let fixture = Fixture::new(Strategy::Watch);
     let names: Vec<String> = (0..store::MAX_WATCHES + 3).map(|n| format!("n{n}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let _registration = room.register("u", &names, &[]);
+    let _registration = fixture.register("u", &names, &[]);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(room.api.watches(), store::MAX_WATCHES);
-    let period = room.objects.refresh_period(&pod("u", &names, &[])).expect("some have to be read again");
+    assert_eq!(fixture.api.watches(), store::MAX_WATCHES);
+    let period = fixture.objects.refresh_period(&pod("u", &names, &[])).expect("some have to be read again");
     assert!((60..=90).contains(&period.as_secs()), "{period:?}");
     for name in names {
-        assert_eq!(room.value(name).await, format!("configmap {name:?} not found"));
+        assert_eq!(fixture.value(name).await, format!("configmap {name:?} not found"));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn strategy_cache_reads_again_after_its_time() {
-    let room = Room::new(Strategy::Cache);
-    room.put("a", "1");
-    let _one = room.register("one", &["a"], &[]);
-    assert_eq!((room.value("a").await, room.value("a").await), ("1".into(), "1".into()));
-    assert_eq!(room.api.take_requests(), ["GET /api/v1/namespaces/ns/configmaps/a?"]);
-    room.put("a", "2");
-    assert_eq!(room.value("a").await, "1");
+    let fixture = Fixture::new(Strategy::Cache);
+    fixture.put("a", "1");
+    let _one = fixture.register("one", &["a"], &[]);
+    assert_eq!((fixture.value("a").await, fixture.value("a").await), ("1".into(), "1".into()));
+    assert_eq!(fixture.api.take_requests(), ["GET /api/v1/namespaces/ns/configmaps/a?"]);
+    fixture.put("a", "2");
+    assert_eq!(fixture.value("a").await, "1");
     tokio::time::sleep(Duration::from_secs(61)).await;
-    assert_eq!(room.value("a").await, "2");
-    assert_eq!(room.api.take_requests(), ["GET /api/v1/namespaces/ns/configmaps/a?resourceVersion=0"]);
-    room.put("a", "3");
-    let _two = room.register("two", &["a"], &[]);
-    assert_eq!(room.value("a").await, "3", "a new pod sees the newest");
-    assert_eq!(room.api.take_requests(), ["GET /api/v1/namespaces/ns/configmaps/a?"]);
-    room.api.away(true);
+    assert_eq!(fixture.value("a").await, "2");
+    assert_eq!(fixture.api.take_requests(), ["GET /api/v1/namespaces/ns/configmaps/a?resourceVersion=0"]);
+    fixture.put("a", "3");
+    let _two = fixture.register("two", &["a"], &[]);
+    assert_eq!(fixture.value("a").await, "3", "a new pod sees the newest");
+    assert_eq!(fixture.api.take_requests(), ["GET /api/v1/namespaces/ns/configmaps/a?"]);
+    fixture.api.away(true);
     tokio::time::sleep(Duration::from_secs(61)).await;
-    assert_eq!(room.value("a").await, "3");
-    assert!(room.objects.refresh_period(&pod("one", &["a"], &[])).is_some());
+    assert_eq!(fixture.value("a").await, "3");
+    assert!(fixture.objects.refresh_period(&pod("one", &["a"], &[])).is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn strategy_get_reads_every_time() {
-    let room = Room::new(Strategy::Get);
-    let _one = room.register("one", &["a"], &[]);
-    assert_eq!(room.value("a").await, "configmap \"a\" not found");
-    room.put("a", "1");
-    assert_eq!((room.value("a").await, room.value("a").await), ("1".into(), "1".into()));
-    assert_eq!(room.api.take_requests().len(), 3);
-    let read = async || room.objects.config_map("ns", "a").await.expect("it is there");
+    let fixture = Fixture::new(Strategy::Get);
+    let _one = fixture.register("one", &["a"], &[]);
+    assert_eq!(fixture.value("a").await, "configmap \"a\" not found");
+    fixture.put("a", "1");
+    assert_eq!((fixture.value("a").await, fixture.value("a").await), ("1".into(), "1".into()));
+    assert_eq!(fixture.api.take_requests().len(), 3);
+    let read = async || fixture.objects.config_map("ns", "a").await.expect("it is there");
     assert!(Arc::ptr_eq(&read().await, &read().await), "the same version is shared");
-    room.api.away(true);
-    assert!(room.value("a").await.contains("connection refused"));
+    fixture.api.away(true);
+    assert!(fixture.value("a").await.contains("connection refused"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn invalid_names_are_not_requested() {
-    let room = Room::new(Strategy::Watch);
+    let fixture = Fixture::new(Strategy::Watch);
     let names = ["../secrets/x", "a?b", "a&watch=false", "a%2f", "A", "", "-a", &"a".repeat(254)];
-    let _registration = room.register("u", &names, &[]);
+    let _registration = fixture.register("u", &names, &[]);
     for name in names {
-        let error = room.objects.config_map("ns", name).await.expect_err("no name");
+        let error = fixture.objects.config_map("ns", name).await.expect_err("no name");
         assert!(error.to_string().contains("the name is not a DNS subdomain"), "{error}");
         assert!(error.is_not_found(), "an optional reference may have any name");
     }
-    assert_eq!(room.api.take_requests(), [""; 0]);
+    assert_eq!(fixture.api.take_requests(), [""; 0]);
 }
 
 fn key(seconds: i64) -> TokenKey {
@@ -292,30 +295,30 @@ fn key(seconds: i64) -> TokenKey {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_are_kept_and_replaced_in_time() {
-    let room = Room::new(Strategy::Watch);
-    let registration = room.register("u", &[], &[]);
-    let text = async |seconds| match room.objects.token(&key(seconds)).await {
+    let fixture = Fixture::new(Strategy::Watch);
+    let registration = fixture.register("u", &[], &[]);
+    let text = async |seconds| match fixture.objects.token(&key(seconds)).await {
         Ok(token) => token.text.expose_secret().to_owned(),
         Err(error) => error.to_string(),
     };
     assert_eq!((text(3600).await, text(3600).await), ("token-1".into(), "token-1".into()));
     assert_eq!(text(600).await, "token-2", "another lifetime is another token");
-    let request = room.api.take_requests().remove(0);
+    let request = fixture.api.take_requests().remove(0);
     assert_eq!(request, "POST /api/v1/namespaces/ns/serviceaccounts/sa/token?");
     tokio::time::sleep(Duration::from_secs(2860)).await;
     assert_eq!(text(3600).await, "token-1");
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(text(3600).await, "token-3", "four fifths are over");
-    room.api.away(true);
+    fixture.api.away(true);
     tokio::time::sleep(Duration::from_secs(3000)).await;
-    let token = room.objects.token(&key(3600)).await.expect("the old one is still valid");
+    let token = fixture.objects.token(&key(3600)).await.expect("the old one is still valid");
     assert_eq!(token.text.expose_secret(), "token-3");
     assert!(token.refresh_at.is_some(), "to be tried again");
     tokio::time::sleep(Duration::from_secs(700)).await;
     let error = text(3600).await;
     assert!(error.contains("expired and refresh failed: ") && error.contains("connection refused"), "{error}");
     assert!(text(601).await.starts_with("failed to fetch token: "));
-    room.api.away(false);
+    fixture.api.away(false);
     assert!(text(3600).await.contains("connection refused"), "it is asked for after a pause");
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(text(3600).await, "token-4");
@@ -326,90 +329,90 @@ async fn tokens_are_kept_and_replaced_in_time() {
 /// A container that is restarted waits for it each time.
 #[tokio::test(start_paused = true)]
 async fn an_expired_token_is_asked_for_once_in_a_while() {
-    let room = Room::new(Strategy::Watch);
-    let _registration = room.register("u", &[], &[]);
-    room.objects.token(&key(3600)).await.expect("a token");
-    room.api.state().silent = true;
+    let fixture = Fixture::new(Strategy::Watch);
+    let _registration = fixture.register("u", &[], &[]);
+    fixture.objects.token(&key(3600)).await.expect("a token");
+    fixture.api.state().silent = true;
     tokio::time::sleep(Duration::from_secs(3601)).await;
-    room.api.take_requests();
+    fixture.api.take_requests();
     let took = async || {
         let began = tokio::time::Instant::now();
-        let error = room.objects.token(&key(3600)).await.expect_err("no answer").to_string();
+        let error = fixture.objects.token(&key(3600)).await.expect_err("no answer").to_string();
         assert!(error.ends_with("expired and refresh failed: the API server did not answer within 30s"), "{error}");
         began.elapsed().as_secs()
     };
-    assert_eq!((took().await, took().await, room.api.take_requests().len()), (30, 0, 1));
+    assert_eq!((took().await, took().await, fixture.api.take_requests().len()), (30, 0, 1));
     // The success of another pod changes nothing.
-    room.api.state().silent = false;
-    room.objects.token(&key(600)).await.expect("a token");
-    room.api.state().silent = true;
-    room.api.take_requests();
-    assert_eq!((took().await, room.api.take_requests().len()), (0, 0));
+    fixture.api.state().silent = false;
+    fixture.objects.token(&key(600)).await.expect("a token");
+    fixture.api.state().silent = true;
+    fixture.api.take_requests();
+    assert_eq!((took().await, fixture.api.take_requests().len()), (0, 0));
     tokio::time::sleep(Duration::from_secs(30)).await;
-    assert_eq!((took().await, took().await, room.api.take_requests().len()), (30, 0, 1), "it is asked for again");
-    room.api.state().silent = false;
+    assert_eq!((took().await, took().await, fixture.api.take_requests().len()), (30, 0, 1), "it is asked for again");
+    fixture.api.state().silent = false;
     tokio::time::sleep(Duration::from_secs(30)).await;
-    assert_eq!(room.objects.token(&key(3600)).await.expect("a token").text.expose_secret(), "token-3");
+    assert_eq!(fixture.objects.token(&key(3600)).await.expect("a token").text.expose_secret(), "token-3");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_needs_a_token_at_the_same_time_shares_one_request() {
-    let room = Room::new(Strategy::Watch);
+    let fixture = Fixture::new(Strategy::Watch);
     let texts = async || {
-        let asked = (0..4).map(|_| async { room.objects.token(&key(3600)).await.map(|token| token.text) });
+        let asked = (0..4).map(|_| async { fixture.objects.token(&key(3600)).await.map(|token| token.text) });
         let texts = futures_util::future::try_join_all(asked).await.expect("a token each");
         texts.iter().map(|text| text.expose_secret().to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(texts().await, ["token-1"; 4]);
     // A caller that gives up does not end the request of the others.
     let needed = key(600);
-    let [mut dropped, mut kept] = [(), ()].map(|()| Box::pin(room.objects.token(&needed)));
+    let [mut dropped, mut kept] = [(), ()].map(|()| Box::pin(fixture.objects.token(&needed)));
     assert!(futures_util::poll!(&mut dropped).is_pending() && futures_util::poll!(&mut kept).is_pending());
     drop(dropped);
     let token = kept.await;
     assert_eq!(token.expect("a token").text.expose_secret(), "token-2");
-    assert_eq!(room.api.state().tokens, 2);
+    assert_eq!(fixture.api.state().tokens, 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_token_of_one_service_account_only() {
-    let room = Room::new(Strategy::Watch);
-    room.api.put("serviceaccounts/ns/sa", json!({"metadata": {"name": "sa", "uid": "first"}}));
-    let account = room.objects.service_account("ns", "sa").await.expect("there");
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.api.put("serviceaccounts/ns/sa", json!({"metadata": {"name": "sa", "uid": "first"}}));
+    let account = fixture.objects.service_account("ns", "sa").await.expect("there");
     assert_eq!(account.metadata.uid.as_deref(), Some("first"));
     let text = async |account| {
-        let token = room.objects.token_of_account(&key(600), account).await.expect("a token");
+        let token = fixture.objects.token_of_account(&key(600), account).await.expect("a token");
         token.text.expose_secret().to_owned()
     };
     assert_eq!((text("first").await, text("first").await), ("token-1".into(), "token-1".into()));
     assert_eq!(text("second").await, "token-2", "not the token of the account that had the name before");
-    assert_eq!(room.api.state().last_token["metadata"]["uid"], "second");
-    room.objects.service_account("ns", "none").await.expect_err("absent");
+    assert_eq!(fixture.api.state().last_token["metadata"]["uid"], "second");
+    fixture.objects.service_account("ns", "none").await.expect_err("absent");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_token_request_denied_at_first_is_retried_soon() {
-    let room = Room::new(Strategy::Watch);
-    let _registration = room.register("u", &[], &[]);
-    let refused = |times| room.api.state().refusals = times;
+    let fixture = Fixture::new(Strategy::Watch);
+    let _registration = fixture.register("u", &[], &[]);
+    let refused = |times| fixture.api.state().refusals = times;
     refused(5);
     let began = tokio::time::Instant::now();
-    let token = room.objects.token(&key(3600)).await.expect("the API server has learnt whose pod it is");
+    let token = fixture.objects.token(&key(3600)).await.expect("the API server has learnt whose pod it is");
     assert_eq!(token.text.expose_secret(), "token-1");
     assert!(began.elapsed() < Duration::from_millis(400), "{:?}", began.elapsed());
     // A lasting denial becomes an error.
     refused(100);
-    let error = room.objects.token(&key(600)).await.expect_err("refused").to_string();
+    let error = fixture.objects.token(&key(600)).await.expect_err("refused").to_string();
     assert!(error.starts_with("failed to fetch token: ") && error.contains("no relationship found"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn must_know_waits_for_services() {
-    let room = Room::new(Strategy::Watch);
-    let variables = room.objects.service_variables("ns", true, true).await.expect("an empty list is an answer");
+    let fixture = Fixture::new(Strategy::Watch);
+    let variables = fixture.objects.service_variables("ns", true, true).await.expect("an empty list is an answer");
     assert!(variables.is_empty());
-    let away = Room::new(Strategy::Watch);
+    let away = Fixture::new(Strategy::Watch);
     away.api.away(true);
     let error = away.objects.service_variables("ns", true, true).await.expect_err("never read").to_string();
     assert_eq!(error, "services have not yet been read at least once, cannot construct envvars");
@@ -439,43 +442,43 @@ async fn handler(objects: &Objects, class: Option<&str>) -> Result<String, Strin
 
 #[tokio::test(start_paused = true)]
 async fn runtime_classes_are_watched_once_a_pod_names_one() {
-    let room = Room::new(Strategy::Watch);
-    room.api.put_class("sandboxed", "runsc", true);
-    assert_eq!(handler(&room.objects, None).await, Ok(String::new()));
-    assert_eq!(handler(&room.objects, Some("")).await, Ok(String::new()));
-    assert_eq!(room.api.take_requests(), [""; 0], "no pod names a class");
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.api.put_class("sandboxed", "runsc", true);
+    assert_eq!(handler(&fixture.objects, None).await, Ok(String::new()));
+    assert_eq!(handler(&fixture.objects, Some("")).await, Ok(String::new()));
+    assert_eq!(fixture.api.take_requests(), [""; 0], "no pod names a class");
 
-    room.objects.register(&with_class(Some("sandboxed")), &mut Registration::new("u".into()));
-    assert_eq!(handler(&room.objects, Some("sandboxed")).await, Ok("runsc".into()));
-    assert_eq!(handler(&room.objects, Some("sandboxed")).await, Ok("runsc".into()));
-    let requests = room.api.take_requests();
+    fixture.objects.register(&with_class(Some("sandboxed")), &mut Registration::new("u".into()));
+    assert_eq!(handler(&fixture.objects, Some("sandboxed")).await, Ok("runsc".into()));
+    assert_eq!(handler(&fixture.objects, Some("sandboxed")).await, Ok("runsc".into()));
+    let requests = fixture.api.take_requests();
     assert!(requests.len() == 1 && requests[0].contains("/runtimeclasses?"), "{requests:?}");
     let unknown = Err("runtimeclass.node.k8s.io \"other\" not found".to_owned());
-    assert_eq!(handler(&room.objects, Some("other")).await, unknown);
-    room.api.put_class("new", "kata", false);
-    assert_eq!(handler(&room.objects, Some("new")).await, Ok("kata".into()), "the watch has not delivered it yet");
-    room.api.put_class("other", "crun", true);
+    assert_eq!(handler(&fixture.objects, Some("other")).await, unknown);
+    fixture.api.put_class("new", "kata", false);
+    assert_eq!(handler(&fixture.objects, Some("new")).await, Ok("kata".into()), "the watch has not delivered it yet");
+    fixture.api.put_class("other", "crun", true);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    room.api.take_requests();
-    assert_eq!(handler(&room.objects, Some("other")).await, Ok("crun".into()));
-    assert_eq!(room.api.take_requests(), [""; 0], "the watch has it");
+    fixture.api.take_requests();
+    assert_eq!(handler(&fixture.objects, Some("other")).await, Ok("crun".into()));
+    assert_eq!(fixture.api.take_requests(), [""; 0], "the watch has it");
 }
 
 #[tokio::test(start_paused = true)]
 async fn known_runtime_classes_outlast_the_api_server() {
-    let room = Room::new(Strategy::Watch);
-    room.api.put_class("sandboxed", "runsc", true);
-    assert_eq!(handler(&room.objects, Some("sandboxed")).await, Ok("runsc".into()));
-    room.api.away(true);
-    assert_eq!(handler(&room.objects, Some("sandboxed")).await, Ok("runsc".into()));
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.api.put_class("sandboxed", "runsc", true);
+    assert_eq!(handler(&fixture.objects, Some("sandboxed")).await, Ok("runsc".into()));
+    fixture.api.away(true);
+    assert_eq!(handler(&fixture.objects, Some("sandboxed")).await, Ok("runsc".into()));
     let unknown = Err("runtimeclass.node.k8s.io \"other\" not found".to_owned());
-    assert_eq!(handler(&room.objects, Some("other")).await, unknown);
+    assert_eq!(handler(&fixture.objects, Some("other")).await, unknown);
 
-    let away = Room::new(Strategy::Watch);
+    let away = Fixture::new(Strategy::Watch);
     away.api.away(true);
     let error = handler(&away.objects, Some("sandboxed")).await.expect_err("never listed");
     assert!(error.starts_with("failed to sync runtimeclass.node.k8s.io cache: "), "{error}");
-    let error = handler(&room.objects, Some("../x")).await.expect_err("no name");
+    let error = handler(&fixture.objects, Some("../x")).await.expect_err("no name");
     assert_eq!(error, "runtimeclass.node.k8s.io \"../x\" cannot exist: the name is not a DNS subdomain");
     let error = handler(&Objects::standalone(), Some("sandboxed")).await.expect_err("no API server");
     assert_eq!(error, "not supported due to running kubelet in standalone mode");
