@@ -147,10 +147,11 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let Some(_lock) = locked.transpose()? else { return Ok(()) };
     let (bootstrap, mut connection) = Bootstrap::prepare(settings, shutdown.clone()).await?;
     let user_namespaces = user_namespaces::open(&bootstrap.settings).await?;
-    let images = images::prepare(&bootstrap.settings, bootstrap.runtime.clone(), &bootstrap.metrics)?;
+    let images = images::prepare(&bootstrap.settings, bootstrap.runtime.clone(), &bootstrap.metrics).await?;
     let own_node = bootstrap.join_cluster(&images);
     let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()));
-    let images = images.with_credentials(images::credentials(&bootstrap.settings, &objects, &bootstrap.metrics)?);
+    let credentials = images::credentials(&bootstrap.settings, &objects, &bootstrap.metrics).await?;
+    let images = images.with_credentials(credentials);
     let (started, later) = watch::channel(None);
     let stats = bootstrap.stats(&later)?;
     let serving = bootstrap.serve(verbosity, &own_node, &later, stats.clone())?;
@@ -434,6 +435,7 @@ impl Bootstrap {
             runtime: self.runtime.clone(),
             stats,
             running,
+            desired: self.shared.clone(),
             garbage,
             sensor_states: self.sensor_states.clone(),
             pressures: self.pressures.clone(),

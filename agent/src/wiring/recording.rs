@@ -95,8 +95,11 @@ pub(super) fn announce_volumes(recorder: &Recorder, volumes: &Volumes) {
 /// The limits of the resolver that the node's resolver file exceeds.
 fn resolver_problem(settings: &Settings) -> Option<String> {
     let path = Some(&settings.kubelet.resolv_conf).filter(|path| !path.is_empty())?;
-    match std::fs::read_to_string(path) {
-        Ok(text) => dns::exceeded_limit(&text, path, !settings.kubelet.cluster_domain.is_empty()),
+    match std::fs::read(path) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            dns::exceeded_limit(&text, path, !settings.kubelet.cluster_domain.is_empty())
+        }
         Err(error) => Some(format!("open {path}: {error}")),
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct PassMetrics {
 }
 
 impl PassMetrics {
-    /// Observes containers that exited since the last call. A proven death is observed once the runtime has given its
+    /// Observes containers that exited since the last call. A proven exit is observed once the runtime has given its
     /// reason. `known` is the last known status of the pod, asked for once.
     pub(super) fn observe_exits(
         &mut self,
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proven_death_is_observed_once_its_reason_is_known() {
+    fn a_proven_exit_is_observed_once_its_reason_is_known() {
         let pod = testing::pod("Always", &[], &["a"]);
         let observed = Observed::default();
         let mut pass_metrics = begun(&pod, &observed);

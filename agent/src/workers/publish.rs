@@ -11,15 +11,15 @@ use k8s_openapi::api::core::v1::PodStatus;
 
 use super::act::PassContext;
 use super::act::SyncOutcome;
-use super::generate::qos::pod_resources;
 use super::plan::PodCgroup;
 use super::worker::Worker;
 use crate::allocation::Progress;
 use crate::allocation::report;
-use crate::cgroups::QosClass;
 use crate::model::PodSnapshot;
+use crate::model::QosClass;
 use crate::model::SandboxStatus;
 use crate::model::StartFailure;
+use crate::model::qos::pod_resources;
 use crate::model::resources::PodResources;
 use crate::recorder::EventType;
 use crate::status::PodObservations;

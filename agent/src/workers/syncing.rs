@@ -37,6 +37,8 @@ use crate::retry::Operation;
 pub(super) struct SyncState {
     /// When the event of a container's crash-loop back-off was last sent, by name.
     event_sent: HashMap<String, Instant>,
+    /// Since when back-off holds a container, by name, by a clock that is not set; until its next start.
+    held: HashMap<String, Instant>,
     /// When all containers were last removed to be restarted.
     restarted_all: Option<Instant>,
     /// Refresh state of the pod's volumes.
@@ -140,8 +142,7 @@ impl Worker {
         actions: &PodActions,
         blocked: Option<SystemTime>,
     ) -> Option<Next> {
-        let began = Instant::now();
-        self.record_starts(&pass.pod, actions);
+        let (began, began_at) = (Instant::now(), self.context.clock.wall());
         self.context.pleg.acting(self.uid()).await;
         let before_pull = |sandbox: &SandboxStatus| {
             self.publish(pass, Transition::SandboxCreated(sandbox));
@@ -152,6 +153,10 @@ impl Worker {
             }
         };
         let outcome = act::execute_observed(&self.context.act, pass, actions, &before_pull, terminated).await;
+        self.record_starts(&pass.pod, actions, &outcome, began_at);
+        for tried in &outcome.starts {
+            state.held.remove(&tried.name);
+        }
         let started = self.remember(&outcome);
         self.remember_resize(pass, &outcome);
         let resized = actions.resize.iter().flat_map(|resize| resize.memory.iter().chain(&resize.cpu));
@@ -168,6 +173,7 @@ impl Worker {
         }
         let reason = failures(&outcome);
         // Container exits and requests wake the worker; this is for what just failed.
+        let operation = if outcome.network_not_ready() { Operation::AwaitNetwork } else { Operation::SyncPod };
         let first = [blocked, outcome.retry_at()].into_iter().flatten().min();
         if let Some(until) = first.filter(|_| outcome.is_held_back()) {
             return Some(Next::Retry(self.recheck_at(until)));
@@ -177,11 +183,10 @@ impl Worker {
                 tracing::debug!(pod = %self.pod_ref, reason, "volumes are not ready");
                 Some(Next::Wait(Some(state.volumes.failed())))
             }
-            None if outcome.network_not_ready() => Some(self.retry(Operation::AwaitNetwork, &reason)),
-            None => Some(self.retry(Operation::SyncPod, &reason)),
+            None => Some(self.retry(operation, &reason)),
             Some(until) => {
                 let due = self.recheck_at(until);
-                match self.retry(Operation::SyncPod, &reason) {
+                match self.retry(operation, &reason) {
                     Next::Retry(retry) => Some(Next::Retry(retry.min(due))),
                     next => Some(next),
                 }
@@ -241,14 +246,30 @@ impl Worker {
         earliest(due, next)
     }
 
-    /// A start counts for crash-loop back-off when it is attempted, also if it then fails.
-    fn record_starts(&mut self, pod: &Pod, actions: &PodActions) {
-        let now = self.context.clock.wall();
-        for start in actions.start.iter().filter(|s| s.blocked.is_none()) {
+    /// A start counts for crash-loop back-off when it is attempted, also if it then fails. One that is not attempted, for
+    /// lack of the network, a volume or the sandbox, does not count. `began_at` is when the plan was begun.
+    fn record_starts(&mut self, pod: &Pod, actions: &PodActions, outcome: &SyncOutcome, began_at: SystemTime) {
+        let is_attempted = |start: &&StartContainer| outcome.starts.iter().any(|tried| tried.name == start.name);
+        for start in actions.start.iter().filter(|start| start.blocked.is_none()).filter(is_attempted) {
             let Some(finished) = start.last_finished_at else { continue };
             let mut containers = spec::init_containers(pod).iter().chain(spec::regular_containers(pod));
             let Some(container) = containers.find(|c| c.name == start.name) else { continue };
-            self.history.record(&backoff::crash_loop_key(pod, container), backoff::wall_time(finished), now);
+            self.history.record(&backoff::crash_loop_key(pod, container), backoff::wall_time(finished), began_at);
+        }
+    }
+
+    /// Ends back-offs that have lasted long enough. The end in the plan is a time of the wall clock, counted from that of an
+    /// exit: a clock that was set back since reaches it late.
+    fn bound_back_offs(&self, held: &mut HashMap<String, Instant>, actions: &mut PodActions) {
+        let (now, wall) = (Instant::now(), self.context.clock.wall());
+        for start in &mut actions.start {
+            let Some(block) = &mut start.blocked else { continue };
+            let since = *held.entry(start.name.clone()).or_insert(now);
+            let left = block.backoff.saturating_sub(now.saturating_duration_since(since));
+            block.until = block.until.min(wall + left);
+            if left.is_zero() {
+                start.blocked = None;
+            }
         }
     }
 
@@ -260,6 +281,7 @@ impl Worker {
         mut actions: PodActions,
     ) -> (PodActions, Option<SystemTime>) {
         let pod = &pass.pod;
+        self.bound_back_offs(&mut state.held, &mut actions);
         let blocked: Vec<StartContainer> = actions.start.extract_if(.., |start| start.blocked.is_some()).collect();
         let mut first = None;
         for start in &blocked {

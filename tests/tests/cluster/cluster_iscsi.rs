@@ -34,7 +34,7 @@ async fn a_disk_is_in_use_and_attached_until_its_pod_is_gone() {
     let attached = |node: Option<&Node>| (state(node?, &volume) == (true, true)).then_some(());
     until(&nodes, tenant.node.name(), "the volume in use and attached", attached).await.unwrap();
 
-    // Only now the agent tries: there is no iscsiadm, or nobody listens.
+    // Only now the agent tries: there is no iscsiadm, or no portal listens.
     let about = Config::default().fields("involvedObject.name=using,reason=FailedMount");
     let is_tried = |event: &Event| {
         let message = event.message.as_deref()?;

@@ -5,6 +5,7 @@ mod admission;
 mod admission_resources;
 mod agent;
 mod eviction;
+mod eviction_records;
 mod foreign_status;
 mod garbage_collection;
 mod hanging_api;

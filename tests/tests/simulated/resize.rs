@@ -201,7 +201,7 @@ async fn a_pod_grows_and_shrinks_without_a_restart() {
     until_true("it has shrunk", || site.applied("web") == [256, 25_000, 64 << 20] && is_settled(&agent, "web")).await;
     assert_eq!(text(&site.file("memory", cgroup, "memory.limit_in_bytes")), (64 << 20).to_string());
     assert_eq!(text(&site.file("cpu", cgroup, "cpu.cfs_quota_us")), "25000");
-    until_true("it is told", || reasons(&events).len() == 5).await;
+    until_true("the event", || reasons(&events).len() == 5).await;
     let all = ["ResizeStarted", "ResizeCompleted", "ResizeStarted", "ResizeError", "ResizeCompleted"];
     assert_eq!(reasons(&events), all);
     assert_eq!(site.instances("web"), 1);
@@ -226,7 +226,7 @@ async fn a_resize_waits_for_room_until_another_pod_is_gone() {
     until_true("it waits", || pending(&agent, "one").is_some()).await;
     let message = "Node didn't have enough resource: cpu, requested: 2500, used: 2000, capacity: 4000";
     assert_eq!(pending(&agent, "one"), Some(("Deferred".to_owned(), message.to_owned(), 2)));
-    until_true("it is told", || reasons(&events) == ["ResizeDeferred"]).await;
+    until_true("the event", || reasons(&events) == ["ResizeDeferred"]).await;
     let (_, text) = resize_events(&events).remove(0);
     assert!(text.starts_with("Pod resize OutOfcpu: {") && text.contains(message), "{text}");
     let families = metrics.render().expect("metrics");
@@ -341,8 +341,8 @@ async fn a_runtime_that_refuses_is_asked_again() {
     let expected = r#"failed to update the cpu of container "main": rpc error: code = Unknown desc = no such shim"#;
     assert_eq!(failed().as_deref(), Some(expected));
     until_true("it has grown", || site.applied("web")[0] == 2048 && is_settled(&agent, "web")).await;
-    until_true("it is told", || reasons(&events).len() == 3).await;
-    assert_eq!(reasons(&events), ["ResizeStarted", "ResizeError", "ResizeCompleted"], "an error is told once");
+    until_true("the event", || reasons(&events).len() == 3).await;
+    assert_eq!(reasons(&events), ["ResizeStarted", "ResizeError", "ResizeCompleted"], "an error is reported once");
     let families = metrics.render().expect("metrics");
     assert!(families.contains(r#"kubelet_pod_resize_duration_milliseconds_count{success="false"} 2"#), "{families}");
     assert_eq!(site.instances("web"), 1);
@@ -400,7 +400,7 @@ async fn a_restarted_agent_goes_on_with_what_was_allocated_and_what_waits() {
     until_true("one is applied", || site.applied("fits")[0] == 2048 && is_settled(&agent, "fits")).await;
     until_true("one waits again", || pending(&agent, "waits").is_some()).await;
     assert_eq!(site.applied("waits")[0], 1024);
-    until_true("both are told", || reasons(&events).len() == 2).await;
+    until_true("both events", || reasons(&events).len() == 2).await;
     let mut all = reasons(&events);
     all.sort();
     assert_eq!(all, ["ResizeCompleted", "ResizeDeferred"]);

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use keblet::model::DeadContainerPolicy;
+use keblet::model::PodUid;
 use keblet::recorder::Recorder;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
@@ -14,6 +15,7 @@ use keblet_tests::node::Api;
 use keblet_tests::node::SensorSet;
 use keblet_tests::node::node;
 use keblet_tests::node::pod;
+use keblet_tests::node::until;
 use tokio::time::Instant;
 use tokio::time::sleep;
 use tonic::Code;
@@ -217,4 +219,40 @@ async fn calls_that_observe_are_retried_once_a_second_at_most() {
     for method in [ContainerStatus, PodSandboxStatus, ListContainers, ListPodSandbox, GetContainerEvents, Status] {
         retries(method, From::Running, 700).await;
     }
+}
+
+/// A start that the network delays is not attempted: it does not count for the back-off of crash loops. It is tried again just
+/// as often while back-off holds another container of the pod.
+#[tokio::test(start_paused = true)]
+async fn a_container_that_exits_while_the_network_is_not_ready_is_restarted_once_it_is() {
+    let (sim, folder) = node();
+    // From about 619 s on `side` is held for 300 s.
+    let web = pod("web").own_network().running("main", "exit 1 700s until 1").running("side", "exit 1 1s").build();
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web]);
+    until(&sim, "main runs", |t| t.live("web", "main").is_some()).await;
+    sleep(Duration::from_secs(630)).await;
+    // The agent reads it once a minute.
+    sim.set_condition("NetworkReady", false, "NetworkPluginNotReady", "cni plugin not initialized");
+    until(&sim, "main exited", |t| t.live("web", "main").is_none()).await;
+    sleep(Duration::from_secs(100)).await;
+    let status = agent.statuses.get(&PodUid::from("web-uid")).expect("a status");
+    let main = &status.container_statuses.expect("containers")[0];
+    assert_eq!(main.state.as_ref().and_then(|state| state.waiting.as_ref()), None, "it crashed once");
+
+    sim.set_condition("NetworkReady", true, "", "");
+    let ready_at = Instant::now();
+    until(&sim, "main runs again", |t| t.live("web", "main").is_some()).await;
+    assert!(ready_at.elapsed() < Duration::from_secs(20), "{:?}\n{}", ready_at.elapsed(), sim.trace(Trace::to_string));
+}
+
+/// The end of a back-off is counted from the runtime's time of the exit, which is ahead of a clock that was set back.
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_was_set_back_holds_no_container_longer_than_its_back_off() {
+    let (sim, folder) = node();
+    let web = pod("web").running("main", "exit 1 1s until 3").build();
+    let (_agent, began) = (Agent::start_behind(&sim, folder.path(), vec![web], minutes(5)), Instant::now());
+    until(&sim, "main runs again", |t| t.live("web", "main").is_some_and(|main| main.attempt == 3)).await;
+    // Four instances, the first restart at once, the others after 10 and 20 s.
+    let took = began.elapsed();
+    assert!((30..40).contains(&took.as_secs()), "{took:?}\n{}", sim.trace(Trace::to_string));
 }

@@ -9,12 +9,8 @@ use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::pod_ref;
 use crate::model::quote::go_quoted;
+use crate::model::runtime_keys;
 use crate::model::spec;
-
-/// Label of a container or sandbox: the UID of its pod.
-const POD_UID: &str = "io.kubernetes.pod.uid";
-/// Label of a container: its name in the spec.
-const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
 /// `name_namespace`, as errors name a pod.
 pub(super) fn full_name(pod: &PodRef) -> String {
@@ -36,7 +32,7 @@ impl Containers {
     /// The runtime cannot list containers.
     pub(super) async fn running(&self, pod: &Pod, name: &str) -> Result<Option<String>, Refusal> {
         let filter = cri::ContainerFilter {
-            label_selector: [(POD_UID, pod_ref(pod).uid.as_str()), (CONTAINER_NAME, name)]
+            label_selector: [(runtime_keys::POD_UID, pod_ref(pod).uid.as_str()), (runtime_keys::CONTAINER_NAME, name)]
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .into(),
             state: Some(cri::ContainerStateValue { state: cri::ContainerState::ContainerRunning as i32 }),
@@ -53,7 +49,7 @@ impl Containers {
     pub(super) async fn sandbox(&self, pod: &Pod) -> Result<String, Refusal> {
         let pod = pod_ref(pod);
         let filter = cri::PodSandboxFilter {
-            label_selector: [(POD_UID.to_owned(), pod.uid.as_str().to_owned())].into(),
+            label_selector: [(runtime_keys::POD_UID.to_owned(), pod.uid.as_str().to_owned())].into(),
             ..Default::default()
         };
         let found = self.runtime.list_pod_sandboxes(filter).await?;

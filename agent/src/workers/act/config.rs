@@ -9,6 +9,7 @@ use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
 use super::Cause;
+use super::NodeFiles;
 use super::PassContext;
 use super::env_objects;
 use super::image_volumes::ImageVolumes;
@@ -38,7 +39,8 @@ pub(super) async fn restart_count(settings: &NodeSettings, pod: &Pod, start: &St
     let dir = log_dir(settings, pod).join(&start.name);
     let listed = filesystem::blocking(move || {
         let entries = fs::read_dir(dir)?.flatten();
-        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
+        // Not only regular files: the logs of a runtime that keeps them elsewhere are links.
+        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir()));
         Ok(files.filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>())
     });
     // The directory does not exist before the first start.
@@ -163,9 +165,7 @@ async fn hosts_mount(
     }
     let aliases = pod.spec.as_ref().and_then(|spec| spec.host_aliases.as_deref()).unwrap_or_default();
     let text = if host_network {
-        let file = &ctx.files.hosts;
-        let node = tokio::fs::read_to_string(file).await;
-        let node = node.map_err(|error| Cause::file(format!("cannot read {}", file.display()), error))?;
+        let node = NodeFiles::read(&ctx.files.hosts).await?;
         hosts::host_network_hosts(&node, aliases)
     } else {
         let name = hostname::hostname(pod, &ctx.settings.dns.cluster_domain)?;

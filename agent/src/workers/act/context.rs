@@ -1,11 +1,13 @@
 //! Services and settings that executing a plan uses.
 
+use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 
 use tokio::sync::watch;
 
+use super::Cause;
 use super::gc::DeadContainers;
 use super::hooks::PreStops;
 use super::image::PullHistory;
@@ -78,6 +80,18 @@ pub struct NodeFiles {
     pub hosts: PathBuf,
     /// Folder of links to all containers' logs; `None` for no links.
     pub log_links: Option<PathBuf>,
+}
+
+impl NodeFiles {
+    /// The text of one of them. Comments may have any encoding: what is not UTF-8 is replaced.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) async fn read(file: &Path) -> Result<String, Cause> {
+        let bytes = tokio::fs::read(file).await;
+        let bytes = bytes.map_err(|error| Cause::file(format!("cannot read {}", file.display()), error))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
 }
 
 impl Default for NodeFiles {

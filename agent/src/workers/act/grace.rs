@@ -41,6 +41,12 @@ pub(super) fn stop_timeout(left: i64) -> Duration {
     limit(left.max(FLOOR))
 }
 
+/// When the runtime should have killed a pod: after its grace period, and the shortest timeout of a stop, which sidecars have
+/// after the other containers.
+pub fn runtime_kill_limit(grace: i64) -> Duration {
+    limit(grace) + 2 * limit(FLOOR)
+}
+
 /// How long a caller waits for a kill: 1.5 times the grace period, at least 10 s.
 pub fn blocking_kill_limit(grace: i64) -> Duration {
     Duration::from_secs(grace.max(0).unsigned_abs()).mul_f64(1.5).max(Duration::from_secs(10))
@@ -113,6 +119,7 @@ mod tests {
     #[test]
     fn waiting_for_a_kill_is_bounded() {
         assert_eq!([0, 4, 30].map(|grace| blocking_kill_limit(grace).as_secs()), [10, 10, 45]);
+        assert_eq!([-1, 0, 1, 30].map(|grace| runtime_kill_limit(grace).as_secs()), [4, 4, 5, 34]);
     }
 
     #[test]

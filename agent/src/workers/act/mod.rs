@@ -50,6 +50,7 @@ pub use error::Rendered;
 pub use error::joined;
 pub use grace::blocking_kill_limit;
 pub use grace::grace_period;
+pub use grace::runtime_kill_limit;
 pub use hooks::HookError;
 pub use hooks::HookFailure;
 pub use orphans::remove_orphan;

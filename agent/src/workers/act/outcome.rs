@@ -9,7 +9,8 @@ use crate::model::StartOutcome;
 /// Result of executing one plan.
 #[derive(Debug, Default)]
 pub struct SyncOutcome {
-    /// The creation of a sandbox was tried, and whether it succeeded.
+    /// The creation of a sandbox was tried, and whether it succeeded. One that failed for a terminated pod counts as
+    /// succeeded.
     pub sandbox: Option<bool>,
     /// Resources were to be changed in place, and whether they were.
     pub resized: Option<bool>,

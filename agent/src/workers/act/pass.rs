@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::PodError;
 use super::StopTerms;
-use crate::cgroups::QosClass;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodSnapshot;
+use crate::model::QosClass;
+use crate::model::qos;
 use crate::workers::generate::GenerateError;
 use crate::workers::generate::names;
-use crate::workers::generate::qos;
 
 /// The pod of a pass and what follows from it, computed once when the pass has its snapshot.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct PassContext {
 impl PassContext {
     /// The context of a pass over `pod` as of `snapshot`.
     pub fn new(pod_ref: PodRef, pod: Pod, snapshot: Arc<PodSnapshot>, terms: StopTerms) -> Self {
-        let qos_class = qos::qos_class(&pod);
+        let qos_class = qos::qos_class(&pod).map_err(GenerateError::from);
         Self { pod, pod_ref, snapshot, qos_class, terms }
     }
 

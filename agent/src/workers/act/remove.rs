@@ -5,46 +5,27 @@ use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 
-use k8s_openapi::api::core::v1::Pod;
-
 use super::ActContext;
 use super::Cause;
 use super::PodError;
-use super::kill;
-use super::kill::Kill;
 use crate::filesystem;
-use crate::model::ContainerState;
-use crate::model::KillReason;
 use crate::model::PodSnapshot;
 use crate::model::RemoveContainer;
 use crate::model::SandboxId;
 use crate::runtime::Runtime;
 use crate::workers::generate::names;
 
-/// Removes one instance; one that still runs is killed first, without grace.
+/// Removes one instance. One that ran when the pod was inspected was stopped since, as the plan says; one in unknown state
+/// that is only pruned is stopped by the runtime itself.
 ///
 /// # Errors
-/// It cannot be killed or removed.
+/// It cannot be removed.
 pub(super) async fn remove_planned(
     ctx: &ActContext,
-    pod: &Pod,
     snapshot: &PodSnapshot,
     remove: &RemoveContainer,
 ) -> Result<(), PodError> {
     let status = snapshot.by_id(&remove.id);
-    if status.is_some_and(|status| status.state != ContainerState::Exited) {
-        let reason = KillReason::RestartAll;
-        let kill = Kill {
-            id: &remove.id,
-            name: &remove.name,
-            reason,
-            message: "killing",
-            grace_override: Some(0),
-            ips: &snapshot.ips,
-            until: kill::Until::Stopped,
-        };
-        kill::kill_container(ctx, pod, kill).await?;
-    }
     let log_path = status.map(|status| status.log_path.as_str()).filter(|_| !remove.keep_logs);
     remove_instance(ctx, remove.id.as_str(), log_path)
         .await

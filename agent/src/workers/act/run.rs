@@ -1,5 +1,7 @@
 //! Executes one plan in the kubelet's order (`SyncPod`).
 
+use futures_util::FutureExt as _;
+
 use super::ActContext;
 use super::PassContext;
 use super::PodError;
@@ -36,8 +38,9 @@ pub async fn execute(ctx: &ActContext, pass: &PassContext, actions: &PodActions)
 }
 
 /// [`execute`], with `before_pull` called before an image is pulled into a sandbox that the plan has created: pulls may take
-/// minutes, and the pod's status shows the sandbox meanwhile (KEP-3085). Nothing waits for volumes any longer when
-/// `terminated` is ready; the outcome has no error then, and the pod is to be looked at again.
+/// minutes, and the pod's status shows the sandbox meanwhile (KEP-3085). When `terminated` is ready nothing waits for
+/// volumes any longer, and a sandbox that cannot be created is no failure; the outcome has no error then, and the pod is to
+/// be looked at again.
 pub async fn execute_observed(
     ctx: &ActContext,
     pass: &PassContext,
@@ -66,10 +69,11 @@ async fn steps(
     terminated: impl Future<Output = ()> + Send,
     outcome: &mut SyncOutcome,
 ) -> Result<(), Stop> {
+    let mut terminated = std::pin::pin!(terminated);
     let creates = matches!(actions.sandbox, SandboxPlan::Create { .. });
     let starts = actions.start.iter().any(|start| start.blocked.is_none());
     if creates || starts {
-        prepare(ctx, pass, terminated, outcome).await?;
+        prepare(ctx, pass, terminated.as_mut(), outcome).await?;
     }
     if let SandboxPlan::Create { replaces: Some(_), .. } = &actions.sandbox {
         let message = "Pod sandbox changed, it will be killed and re-created.";
@@ -77,7 +81,7 @@ async fn steps(
     }
     kills(ctx, pass, actions, outcome).await?;
     for remove in &actions.remove {
-        stop_at(outcome, remove::remove_planned(ctx, &pass.pod, &pass.snapshot, remove).await)?;
+        stop_at(outcome, remove::remove_planned(ctx, &pass.snapshot, remove).await)?;
     }
     outcome.restart_all_done = !actions.remove.is_empty();
     if let Some(planned) = &actions.resize {
@@ -89,7 +93,7 @@ async fn steps(
     if creates {
         prune(ctx, pass, &actions.prune).await;
     }
-    if let Some(sandbox) = in_sandbox(ctx, pass, actions, outcome).await? {
+    if let Some(sandbox) = in_sandbox(ctx, pass, actions, terminated, outcome).await? {
         let status = creates.then(|| sandbox.status(ctx, &pass.pod));
         let before_pull = || status.iter().for_each(before_pull);
         let images = ImageLookup { ctx, pod: &pass.pod, sandbox: &sandbox.config, before_pull: &before_pull };
@@ -136,6 +140,8 @@ async fn kills(
         return if outcome.errors.is_empty() { Ok(()) } else { Err(Stop) };
     }
     for planned in &actions.kill {
+        // What is removed next must have been stopped: the runtime may still work on one that has only exited.
+        let is_removed = actions.remove.iter().any(|remove| remove.id == planned.id);
         let kill = Kill {
             id: &planned.id,
             name: &planned.name,
@@ -143,7 +149,7 @@ async fn kills(
             message: &planned.message,
             grace_override: planned.grace_override,
             ips: &pass.snapshot.ips,
-            until: Until::Exited,
+            until: if is_removed { Until::Stopped } else { Until::Exited },
         };
         stop_at(outcome, kill::kill_container(ctx, &pass.pod, kill).await)?;
     }
@@ -152,7 +158,7 @@ async fn kills(
 
 async fn prune(ctx: &ActContext, pass: &PassContext, old: &[RemoveContainer]) {
     for remove in old {
-        if let Err(error) = remove::remove_planned(ctx, &pass.pod, &pass.snapshot, remove).await {
+        if let Err(error) = remove::remove_planned(ctx, &pass.snapshot, remove).await {
             tracing::warn!(
                 pod = pass.describe(),
                 container = remove.name,
@@ -168,6 +174,7 @@ async fn in_sandbox(
     ctx: &ActContext,
     pass: &PassContext,
     actions: &PodActions,
+    terminated: impl Future<Output = ()> + Send,
     outcome: &mut SyncOutcome,
 ) -> Result<Option<Sandbox>, Stop> {
     let sandbox = match &actions.sandbox {
@@ -176,9 +183,19 @@ async fn in_sandbox(
         SandboxPlan::Keep(id) => sandbox::keep(ctx, pass, id).await,
         SandboxPlan::Create { attempt, .. } => {
             let created = sandbox::create(ctx, pass, *attempt).await;
-            outcome.sandbox = Some(created.is_ok());
+            // The network may already know that the pod is gone.
+            let is_abandoned =
+                matches!(created, Err(PodError::CreateSandbox { .. })) && terminated.now_or_never().is_some();
+            let is_ok = created.is_ok() || is_abandoned;
+            outcome.sandbox = Some(is_ok);
             if spec::has_user_namespace(&pass.pod) {
-                ctx.count(|metrics| metrics.pods.user_namespaced_sandbox(created.is_ok()));
+                ctx.count(|metrics| metrics.pods.user_namespaced_sandbox(is_ok));
+            }
+            if is_abandoned {
+                return Err(Stop);
+            }
+            if let Err(error) = &created {
+                ctx.report(&pass.pod, error);
             }
             created
         }

@@ -8,6 +8,7 @@ use keblet_proto::cri::v1 as cri;
 
 use super::ActContext;
 use super::Cause;
+use super::NodeFiles;
 use super::PassContext;
 use super::PodError;
 use super::prerequisites;
@@ -67,16 +68,10 @@ pub(super) async fn keep(ctx: &ActContext, pass: &PassContext, id: &SandboxId) -
 /// A new sandbox, with its addresses.
 ///
 /// # Errors
-/// It cannot be created, or its status cannot be read; either has an event, the first one unless the pod is being deleted.
+/// It cannot be created, or its status cannot be read. The event of either is not sent yet.
 pub(super) async fn create(ctx: &ActContext, pass: &PassContext, attempt: u32) -> Result<Sandbox, PodError> {
     let pod = &pass.pod;
-    let failed = |step: &'static str, source: Cause| {
-        let error = PodError::CreateSandbox { pod: pass.describe(), step, source };
-        if !spec::deletion_requested(pod) {
-            ctx.report(pod, &error);
-        }
-        error
-    };
+    let failed = |step: &'static str, source: Cause| PodError::CreateSandbox { pod: pass.describe(), step, source };
     let runtime_handler = ctx.objects.runtime_handler(pod).await;
     let runtime_handler = runtime_handler.map_err(|error| failed("generate sandbox config", error.into()))?;
     let users = user_namespace::of_pod(ctx, pod, &runtime_handler).await;
@@ -125,11 +120,8 @@ async fn addresses(ctx: &ActContext, pod: &Pod, id: &str) -> Result<Vec<String>,
     if spec::host_network(pod) {
         return Ok(Vec::new());
     }
-    let inspection = ctx.runtime.pod_sandbox_status(id, false).await.map_err(|source| {
-        let error = PodError::InspectSandbox { id: id.to_owned(), source };
-        ctx.report(pod, &error);
-        error
-    })?;
+    let inspection = ctx.runtime.pod_sandbox_status(id, false).await;
+    let inspection = inspection.map_err(|source| PodError::InspectSandbox { id: id.to_owned(), source })?;
     let network = inspection.status.network.unwrap_or_default();
     let additional = network.additional_ips.into_iter().map(|additional| additional.ip);
     Ok(std::iter::once(network.ip).chain(additional).filter(|ip| !ip.is_empty()).collect())
@@ -142,10 +134,7 @@ async fn configure(
     users: &cri::UserNamespace,
 ) -> Result<SandboxConfig, Cause> {
     let resolv_conf = match &ctx.files.resolv_conf {
-        Some(path) => {
-            let text = tokio::fs::read_to_string(path).await;
-            Some(text.map_err(|error| Cause::file(format!("cannot read {}", path.display()), error))?)
-        }
+        Some(path) => Some(NodeFiles::read(path).await?),
         None => None,
     };
     let parent = prerequisites::cgroup_parent(ctx.cgroups.as_ref(), pass)?;

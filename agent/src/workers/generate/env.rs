@@ -18,8 +18,8 @@ use super::GenerateError;
 use super::env_file;
 use super::expand::expand;
 use super::names;
-use super::qos::Amounts;
 use crate::model::downward;
+use crate::model::qos::Amounts;
 
 /// Variables of a container by name.
 pub type Environment = BTreeMap<String, Vec<u8>>;

@@ -1,15 +1,15 @@
 //! Why no configuration can be made. The texts are what `CreateContainerConfigError` shows.
 
 use crate::model::DownwardError;
-use crate::model::QuantityError;
 use crate::model::RecursiveReadOnlyError;
+use crate::model::qos::InvalidAmount;
 
 /// A spec, file or setting that cannot be turned into a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what each case is")]
 pub enum GenerateError {
-    #[error("quantity of {resource}: {source}")]
-    Quantity { resource: String, source: QuantityError },
+    #[error(transparent)]
+    Quantity(#[from] InvalidAmount),
     #[error("{field} {value:?} is not a valid DNS name")]
     Hostname { field: &'static str, value: String },
     #[error(

@@ -3,7 +3,7 @@
 
 use super::ResourceSettings;
 use crate::cgroups::CgroupValues;
-use crate::cgroups::QosClass;
+use crate::model::QosClass;
 
 /// The kernel's usual page size, where the system does not say.
 const USUAL_PAGE: usize = 4096;

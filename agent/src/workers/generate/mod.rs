@@ -13,7 +13,7 @@ pub mod hosts;
 mod memory_qos;
 pub mod mounts;
 pub mod names;
-pub mod qos;
+mod oom_score;
 pub mod resources;
 pub mod sandbox;
 pub mod security;

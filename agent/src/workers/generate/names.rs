@@ -5,38 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::model::runtime_keys;
 use crate::model::spec;
-
-/// Labels and annotations of containers and sandboxes.
-pub mod key {
-    /// Label: the pod's name.
-    pub const POD_NAME: &str = "io.kubernetes.pod.name";
-    /// Label: the pod's namespace.
-    pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-    /// Label: the pod's UID.
-    pub const POD_UID: &str = "io.kubernetes.pod.uid";
-    /// Label: the container's name in the spec.
-    pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
-    /// Annotation of this agent's sandboxes of static pods: the UID that it derived from the manifest, or adopted. Another
-    /// kubelet's sandboxes have none.
-    pub const STATIC_UID: &str = "keblet.dev/static-pod-uid";
-    /// Annotation: hash of the container's definition, hexadecimal.
-    pub const HASH: &str = "io.kubernetes.container.hash";
-    /// Annotation: how often the container was restarted.
-    pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
-    /// Annotation: path of the termination message inside the container.
-    pub const TERMINATION_PATH: &str = "io.kubernetes.container.terminationMessagePath";
-    /// Annotation: `File` or `FallbackToLogsOnError`.
-    pub const TERMINATION_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
-    /// Annotation: the preStop handler, JSON.
-    pub const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
-    /// Annotation: the container's ports, JSON.
-    pub const PORTS: &str = "io.kubernetes.container.ports";
-    /// Annotation: `metadata.deletionGracePeriodSeconds` of the pod.
-    pub const DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
-    /// Annotation: `spec.terminationGracePeriodSeconds` of the pod.
-    pub const TERMINATION_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
-}
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Longest file name on the usual file systems.
@@ -65,9 +35,9 @@ pub fn describe(pod: &Pod) -> String {
 /// The three labels every sandbox and container of a pod carries.
 fn identity_labels(pod: &Pod) -> BTreeMap<String, String> {
     BTreeMap::from([
-        (key::POD_NAME.to_owned(), pod_name(pod).to_owned()),
-        (key::POD_NAMESPACE.to_owned(), pod_namespace(pod).to_owned()),
-        (key::POD_UID.to_owned(), pod_uid(pod).to_owned()),
+        (runtime_keys::POD_NAME.to_owned(), pod_name(pod).to_owned()),
+        (runtime_keys::POD_NAMESPACE.to_owned(), pod_namespace(pod).to_owned()),
+        (runtime_keys::POD_UID.to_owned(), pod_uid(pod).to_owned()),
     ])
 }
 
@@ -82,7 +52,7 @@ pub fn sandbox_labels(pod: &Pod) -> BTreeMap<String, String> {
 pub fn sandbox_annotations(pod: &Pod) -> BTreeMap<String, String> {
     let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
     if spec::is_static(pod) {
-        annotations.insert(key::STATIC_UID.to_owned(), format!("{VERSION}/{}", pod_uid(pod)));
+        annotations.insert(runtime_keys::STATIC_UID.to_owned(), format!("{VERSION}/{}", pod_uid(pod)));
     }
     annotations
 }
@@ -90,36 +60,36 @@ pub fn sandbox_annotations(pod: &Pod) -> BTreeMap<String, String> {
 /// The UID in the mark of a static pod's sandbox, if this version of the agent has made it: another one may derive other UIDs
 /// from the same manifest.
 pub fn static_uid_of_mark(annotations: &BTreeMap<String, String>) -> Option<&str> {
-    annotations.get(key::STATIC_UID)?.strip_prefix(VERSION)?.strip_prefix('/')
+    annotations.get(runtime_keys::STATIC_UID)?.strip_prefix(VERSION)?.strip_prefix('/')
 }
 
 /// Labels of a container.
 pub fn container_labels(pod: &Pod, container: &str) -> BTreeMap<String, String> {
     let mut labels = identity_labels(pod);
-    labels.insert(key::CONTAINER_NAME.to_owned(), container.to_owned());
+    labels.insert(runtime_keys::CONTAINER_NAME.to_owned(), container.to_owned());
     labels
 }
 
 /// Annotations of a container: what the agent reads back after a restart.
 pub fn container_annotations(pod: &Pod, container: &Container, hash: u64, restarts: u32) -> BTreeMap<String, String> {
     let mut annotations = BTreeMap::from([
-        (key::HASH.to_owned(), format!("{hash:x}")),
-        (key::RESTART_COUNT.to_owned(), restarts.to_string()),
-        (key::TERMINATION_PATH.to_owned(), container.termination_message_path.clone().unwrap_or_default()),
-        (key::TERMINATION_POLICY.to_owned(), container.termination_message_policy.clone().unwrap_or_default()),
+        (runtime_keys::HASH.to_owned(), format!("{hash:x}")),
+        (runtime_keys::RESTART_COUNT.to_owned(), restarts.to_string()),
+        (runtime_keys::TERMINATION_PATH.to_owned(), container.termination_message_path.clone().unwrap_or_default()),
+        (runtime_keys::TERMINATION_POLICY.to_owned(), container.termination_message_policy.clone().unwrap_or_default()),
     ]);
     let mut set = |key: &str, value: Option<String>| {
         if let Some(value) = value {
             annotations.insert(key.to_owned(), value);
         }
     };
-    set(key::DELETION_GRACE, pod.metadata.deletion_grace_period_seconds.map(|s| s.to_string()));
+    set(runtime_keys::DELETION_GRACE, pod.metadata.deletion_grace_period_seconds.map(|s| s.to_string()));
     let spec_grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
-    set(key::TERMINATION_GRACE, spec_grace.map(|s| s.to_string()));
+    set(runtime_keys::TERMINATION_GRACE, spec_grace.map(|s| s.to_string()));
     let pre_stop = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.as_ref());
-    set(key::PRE_STOP, pre_stop.and_then(|handler| serde_json::to_string(handler).ok()));
+    set(runtime_keys::PRE_STOP, pre_stop.and_then(|handler| serde_json::to_string(handler).ok()));
     let ports = container.ports.as_ref().filter(|ports| !ports.is_empty());
-    set(key::PORTS, ports.and_then(|ports| serde_json::to_string(ports).ok()));
+    set(runtime_keys::PORTS, ports.and_then(|ports| serde_json::to_string(ports).ok()));
     annotations
 }
 
@@ -194,8 +164,8 @@ mod tests {
             sandbox_annotations(&pod)
         };
         assert_eq!(static_uid_of_mark(&annotated("file")), Some("u1"));
-        assert_eq!(annotated("api").get(key::STATIC_UID), None);
-        let of_another = BTreeMap::from([(key::STATIC_UID.to_owned(), "0.0.1/u1".to_owned())]);
+        assert_eq!(annotated("api").get(runtime_keys::STATIC_UID), None);
+        let of_another = BTreeMap::from([(runtime_keys::STATIC_UID.to_owned(), "0.0.1/u1".to_owned())]);
         assert_eq!(static_uid_of_mark(&of_another), None, "it may derive UIDs differently");
         assert_eq!((annotated("file").len(), annotated("api").len()), (2, 1), "with the pod's own");
     }

@@ -13,13 +13,14 @@ use super::ResourceSettings;
 use super::Swap;
 use super::memory_qos;
 use super::memory_qos::MemoryAmounts;
-use super::qos;
-use super::qos::Amounts;
-use super::qos::ResourceKind;
+use super::oom_score;
 use crate::cgroups::CgroupValues;
-use crate::cgroups::QosClass;
 use crate::cgroups::arithmetic;
 use crate::model::Amount;
+use crate::model::QosClass;
+use crate::model::qos;
+use crate::model::qos::Amounts;
+use crate::model::qos::ResourceKind;
 use crate::model::spec;
 
 /// cpu and memory of a container or a pod, as far as set.
@@ -79,9 +80,10 @@ pub fn container_resources(
     let has_pod_limit = pod_limits.contains_key("memory");
     let memory = MemoryAmounts { request: bytes(&requests, "memory"), limit: bytes(&own_limits, "memory") };
     let mut limits = pod_limits;
-    limits.extend(own_limits);
+    // A zero limit of cpu or memory is none. One of huge pages is a limit.
+    limits.extend(own_limits.into_iter().filter(|(name, own)| !own.is_zero() || page_size_of(name).is_some()));
     let mut resources = Compute::of(&requests, &limits).to_cri(settings);
-    resources.oom_score_adj = qos::oom_score(pod, container, settings.memory_capacity)?;
+    resources.oom_score_adj = oom_score::oom_score(pod, container, settings.memory_capacity)?;
     resources.hugepage_limits = hugepages(&limits, settings);
     let class = qos::qos_class(pod)?;
     let protection = memory_qos::container(class, memory, !has_pod_limit, settings);

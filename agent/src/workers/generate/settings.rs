@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tokio::sync::watch;
 
 use super::memory_qos::MemoryQos;
-use super::qos::Amounts;
+use crate::model::qos::Amounts;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 

@@ -11,10 +11,11 @@ use serde_json::json;
 use super::container::Instance;
 use super::container::container_config;
 use super::container::environment;
-use super::qos::ResourceKind;
 use super::*;
-use crate::cgroups::QosClass;
 use crate::model::Amount;
+use crate::model::QosClass;
+use crate::model::qos;
+use crate::model::qos::ResourceKind;
 use crate::user_namespaces::Mapping;
 
 #[path = "from_objects_tests.rs"]
@@ -295,6 +296,20 @@ fn resources_become_shares_quota_and_limits() {
 }
 
 #[test]
+fn a_container_without_a_limit_of_its_own_has_that_of_the_pod() {
+    let of_pod = json!({"limits": {"cpu": "500m", "memory": "64Mi", "hugepages-2Mi": "4Mi"}});
+    let with = |own: Value| {
+        let container = json!({"name": "c", "image": "app:1", "resources": {"limits": own}});
+        let resources = resources_of(&pod(json!({"resources": of_pod.clone(), "containers": [container]})));
+        (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes, resources.hugepage_limits[0].limit)
+    };
+    assert_eq!(with(json!({})), (512, 50_000, 64 << 20, 4 << 20));
+    assert_eq!(with(json!({"cpu": "250m", "memory": "32Mi"})), (256, 25_000, 32 << 20, 4 << 20));
+    assert_eq!(with(json!({"cpu": "0", "memory": "0"})), (512, 50_000, 64 << 20, 4 << 20), "zero is no limit");
+    assert_eq!(with(json!({"hugepages-2Mi": "0"})), (512, 50_000, 64 << 20, 0), "of huge pages it is one");
+}
+
+#[test]
 fn swap_and_group_kill_depend_on_the_cgroup_version() {
     let pod = with_container(json!({"resources": {"requests": {"memory": "4Gi"}, "limits": {"memory": "8Gi"}}}));
     let spec = ContainerSpec::named(&pod, "c").expect("the container");
@@ -397,7 +412,7 @@ fn out_of_memory_scores() {
     let with = |spec: Value, name: &str| {
         let pod = pod(spec);
         let spec = ContainerSpec::named(&pod, name).expect("the container");
-        qos::oom_score(&pod, &spec.container, 1000 << 20).expect("valid")
+        oom_score::oom_score(&pod, &spec.container, 1000 << 20).expect("valid")
     };
     let memory = |name: &str, request: &str| json!({"name": name, "resources": {"requests": {"memory": request}}});
     assert_eq!(with(json!({"containers": [memory("a", "500Mi")]}), "a"), 500);

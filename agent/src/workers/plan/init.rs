@@ -173,13 +173,10 @@ fn start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>) -> InitStep {
 }
 
 fn kill_unknown_and_start(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &ContainerStatus) -> InitStep {
-    kill_and_start(
-        draft,
-        entry,
-        newest,
-        KillReason::UnknownState,
-        r#"is in "unknown" state, try killing it before restart"#,
-    );
+    // As upstream, without the name.
+    let message = r#"Init container is in "unknown" state, try killing it before restart"#;
+    draft.kill(newest, KillReason::UnknownState, message.to_owned());
+    draft.start(entry);
     InitStep::Wait
 }
 

@@ -9,23 +9,23 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodSpec;
 use keblet_proto::cri::v1 as cri;
 
-use crate::workers::generate::names::key;
+use crate::model::runtime_keys;
 
 /// The pod of a container, as far as its labels and annotations tell it. What cannot be read is left out.
 pub(super) fn pod_of(name: &str, status: &cri::ContainerStatus) -> Pod {
     let label = |key: &str| status.labels.get(key).cloned();
     let mut pod = Pod::default();
-    pod.metadata.name = label(key::POD_NAME);
-    pod.metadata.namespace = label(key::POD_NAMESPACE);
-    pod.metadata.uid = label(key::POD_UID);
-    pod.metadata.deletion_grace_period_seconds = parsed(&status.annotations, key::DELETION_GRACE);
-    let pre_stop = parsed(&status.annotations, key::PRE_STOP);
-    let ports = parsed(&status.annotations, key::PORTS);
+    pod.metadata.name = label(runtime_keys::POD_NAME);
+    pod.metadata.namespace = label(runtime_keys::POD_NAMESPACE);
+    pod.metadata.uid = label(runtime_keys::POD_UID);
+    pod.metadata.deletion_grace_period_seconds = parsed(&status.annotations, runtime_keys::DELETION_GRACE);
+    let pre_stop = parsed(&status.annotations, runtime_keys::PRE_STOP);
+    let ports = parsed(&status.annotations, runtime_keys::PORTS);
     let lifecycle = pre_stop.map(|pre_stop| Lifecycle { pre_stop: Some(pre_stop), ..Lifecycle::default() });
     let container = Container { name: name.to_owned(), lifecycle, ports, ..Container::default() };
     pod.spec = Some(PodSpec {
         containers: vec![container],
-        termination_grace_period_seconds: parsed(&status.annotations, key::TERMINATION_GRACE),
+        termination_grace_period_seconds: parsed(&status.annotations, runtime_keys::TERMINATION_GRACE),
         ..PodSpec::default()
     });
     pod
@@ -64,7 +64,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_left_out() {
-        let annotations = [(key::PRE_STOP, "{"), (key::TERMINATION_GRACE, "soon"), (key::DELETION_GRACE, "")];
+        let annotations = [
+            (runtime_keys::PRE_STOP, "{"),
+            (runtime_keys::TERMINATION_GRACE, "soon"),
+            (runtime_keys::DELETION_GRACE, ""),
+        ];
         let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let pod = pod_of("c", &cri::ContainerStatus { annotations, ..Default::default() });
         let spec = pod.spec.expect("a spec");

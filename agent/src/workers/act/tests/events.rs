@@ -1,5 +1,8 @@
 //! Events of executing plans: reasons, messages and field paths as users of kubelets know them.
 
+use std::future::poll_fn;
+use std::task::Poll;
+
 use tonic::Status;
 
 use super::*;
@@ -171,11 +174,6 @@ async fn sandboxes() {
         "pod W FailedCreatePodSandBox: Failed to create pod sandbox: rpc error: code = Unknown desc = no network";
     assert_eq!(sent, [expected]);
 
-    let mut deleted = pod(json!({}));
-    deleted.metadata.deletion_timestamp = Some(testing::time(Duration::ZERO));
-    node.runtime.fail("RunPodSandbox", Status::unknown("no network"));
-    assert_eq!(events(&mut node, &deleted, actions(create(), vec![]), &empty()).await, [""; 0]);
-
     let cluster_dns = pod(json!({"dnsPolicy": "ClusterFirst"}));
     let sent = events(&mut node, &cluster_dns, actions(create(), vec![]), &empty()).await;
     let message = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. \
@@ -185,6 +183,23 @@ async fn sandboxes() {
         format!("pod W MissingClusterDNS: pod: \"pod_ns(uid)\". {message}"),
     ];
     assert_eq!(sent, expected);
+}
+
+/// Upstream: `TestSyncPodWithSandboxAndDeletedPod`.
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_that_fails_once_the_pod_is_terminated_is_no_failure() {
+    let mut node = Node::new();
+    node.runtime.fail("RunPodSandbox", Status::unknown("the pod is gone"));
+    let runtime = node.runtime.clone();
+    let during_creation = poll_fn(move |_| {
+        let is_creating = runtime.state().calls.iter().any(|call| call.starts_with("RunPodSandbox"));
+        if is_creating { Poll::Ready(()) } else { Poll::Pending }
+    });
+    let (pod, plan) = (pod(json!({})), actions(create(), vec![regular(0, "c")]));
+    let outcome = execute_observed(&node.ctx, &pass(&pod, &empty()), &plan, &|_| {}, during_creation).await;
+    assert!(outcome.is_ok() && outcome.starts.is_empty(), "{outcome:?}");
+    assert_eq!(outcome.sandbox, Some(true));
+    assert_eq!(node.events.take(), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]

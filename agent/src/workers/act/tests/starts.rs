@@ -151,10 +151,14 @@ async fn without_an_instance_the_log_files_give_the_restart_count() {
     let node = Node::new();
     node.has_image("app:1", "sha256:1");
     let dir = node.path("logs/ns_pod_uid/c");
-    std::fs::create_dir_all(&dir).expect("a folder");
+    std::fs::create_dir_all(dir.join("9.log")).expect("folders");
     std::fs::write(dir.join("4.log"), "").expect("a log");
     execute(&node.ctx, &pod(json!({})), &actions(create(), vec![regular(0, "c")]), &empty()).await;
     assert!(node.runtime.take_calls().contains(&"CreateContainer c/5".to_owned()));
+    // Docker's logs are links, which lead nowhere once their container is gone.
+    std::os::unix::fs::symlink("/no/such/place-json.log", dir.join("6.log")).expect("a link");
+    execute(&node.ctx, &pod(json!({})), &actions(create(), vec![regular(0, "c")]), &empty()).await;
+    assert!(node.runtime.take_calls().contains(&"CreateContainer c/7".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -253,6 +257,22 @@ async fn a_pod_waits_for_the_network_unless_it_is_the_hosts() {
     let hosts = node.runtime.state().created[0].mounts[0].host_path.clone();
     let hosts = std::fs::read_to_string(hosts).expect("the hosts file");
     assert!(hosts.starts_with("# Kubernetes-managed hosts file (host network)."), "{hosts}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn comments_of_the_nodes_files_may_have_any_encoding() {
+    let mut node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    std::fs::write(node.path("resolv.conf"), b"# B\xfcro\nnameserver 192.0.2.53\n").expect("a file");
+    std::fs::write(node.path("hosts"), b"127.0.0.1\tlocalhost # B\xfcro\n").expect("a file");
+    node.ctx.files.hosts = node.path("hosts");
+    let plan = actions(create(), vec![regular(0, "c")]);
+    let outcome = execute(&node.ctx, &pod(json!({"hostNetwork": true})), &plan, &empty()).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    let state = node.runtime.state();
+    assert_eq!(state.sandboxes[0].dns_config.as_ref().expect("dns").servers, ["192.0.2.53"]);
+    let hosts = std::fs::read_to_string(&state.created[0].mounts[0].host_path).expect("the hosts file");
+    assert!(hosts.ends_with("\n127.0.0.1\tlocalhost # B\u{fffd}ro\n"), "{hosts}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -175,6 +175,33 @@ async fn a_new_sandbox_follows_the_kill_and_the_removal_of_init_containers() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sidecar_in_a_replaced_sandbox_is_killed_once() {
+    let mut node = Node::new();
+    let mut sidecar = container("s");
+    sidecar["restartPolicy"] = json!("Always");
+    let pod = pod(json!({"initContainers": [sidecar]}));
+    let prune = vec![RemoveContainer { id: "s-0".into(), name: "s".into(), keep_logs: false }];
+    let sandbox = SandboxPlan::Create { attempt: 1, replaces: None };
+    let plan = PodActions { kill_pod: true, prune, ..actions(sandbox, Vec::new()) };
+    let outcome = execute(&node.ctx, &pod, &plan, &running(&["c", "s"])).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    let expected = [
+        "StopContainer c-0 30",
+        "StopContainer s-0 30",
+        "StopPodSandbox sandbox-0",
+        "RemoveContainer s-0",
+        "RunPodSandbox 1",
+        "PodSandboxStatus sandbox-new",
+    ];
+    assert_eq!(node.runtime.take_calls(), expected);
+    let expected = [
+        "pod spec.containers{c} N Killing: Stopping container c",
+        "pod spec.initContainers{s} N Killing: Stopping container s",
+    ];
+    assert_eq!(node.events.take(), expected);
+}
+
+#[tokio::test(start_paused = true)]
 async fn pruning_waits_until_the_start_is_done() {
     let node = Node::new();
     node.has_image("app:1", "sha256:1");
@@ -192,7 +219,7 @@ async fn pruning_waits_until_the_start_is_done() {
 
 #[tokio::test(start_paused = true)]
 async fn restarting_all_keeps_the_logs() {
-    let node = Node::new();
+    let mut node = Node::new();
     let log = node.path("0.log");
     std::fs::write(&log, "x").expect("a log");
     let log_path = log.to_string_lossy().into_owned();
@@ -201,10 +228,18 @@ async fn restarting_all_keeps_the_logs() {
         testing::snapshot(vec![with_log("c", ContainerState::Running), with_log("d", ContainerState::Exited)]);
     let pod = pod(json!({"containers": [container("c"), container("d")]}));
     let remove = |name: &str| RemoveContainer { id: format!("{name}-0").into(), name: name.into(), keep_logs: true };
-    let plan = PodActions { remove: vec![remove("c"), remove("d")], ..actions(keep(), Vec::new()) };
+    let kill = KillContainer {
+        id: "c-0".into(),
+        name: "c".into(),
+        reason: KillReason::RestartAll,
+        message: "killing".into(),
+        grace_override: Some(0),
+    };
+    let plan = PodActions { kill: vec![kill], remove: vec![remove("c"), remove("d")], ..actions(keep(), Vec::new()) };
     let outcome = execute(&node.ctx, &pod, &plan, &snapshot).await;
     assert!(outcome.restart_all_done && outcome.is_ok());
     assert_eq!(node.runtime.take_calls(), ["StopContainer c-0 2", "RemoveContainer c-0", "RemoveContainer d-0"]);
+    assert_eq!(node.events.take(), ["pod spec.containers{c} N Killing: killing"], "it is killed once");
     assert!(log.exists());
     node.runtime.fail("RemoveContainer", Status::unknown("busy"));
     let outcome = execute(&node.ctx, &pod, &plan, &snapshot).await;

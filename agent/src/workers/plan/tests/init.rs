@@ -77,6 +77,8 @@ fn an_init_containers_own_policy_counts() {
     let mut lost = failed("OnFailure", "Never");
     lost.snapshot.containers[0] = status("one", 0, ContainerState::Unknown);
     assert_eq!(brief(&lost.plan()), "kill one-0, start one");
+    let message = r#"Init container is in "unknown" state, try killing it before restart"#;
+    assert_eq!(lost.plan().kill[0].message, message);
 }
 
 #[test]

@@ -26,7 +26,7 @@ struct Dead<'a> {
     is_needed: bool,
 }
 
-/// The dead instances of a pod, newest first. A proven death that the runtime has not confirmed is none yet: it cannot be
+/// The dead instances of a pod, newest first. A proven exit that the runtime has not confirmed is none yet: it cannot be
 /// removed, and does not count as the newest exited instance.
 fn dead_instances(snapshot: &PodSnapshot) -> Vec<Dead<'_>> {
     /// What was seen of one container so far.
@@ -84,7 +84,7 @@ pub(super) fn surplus<'a>(snapshot: &'a PodSnapshot, rules: &Rules<'_>) -> Surpl
     let mut surplus = Surplus::default();
     for dead in dead_instances(snapshot).into_iter().filter(|dead| !dead.is_needed) {
         let exited = dead.status.state == ContainerState::Exited;
-        if exited && dead.newer_exited >= policy.kept_after_death() {
+        if exited && dead.newer_exited >= policy.kept_after_exit() {
             surplus.now.push(dead.status);
             continue;
         }

@@ -59,10 +59,10 @@ fn the_newest_exited_instances_of_each_container_stay() {
 }
 
 #[test]
-fn an_unconfirmed_death_does_not_count_as_the_newest() {
+fn an_unconfirmed_exit_does_not_count_as_the_newest() {
     let dead = |attempt| instance("a", attempt, ContainerState::Exited);
     let at = tokio::time::Instant::now();
-    let proof = crate::model::ProvenDeath { seen_at: at, kernel_age: None, exit_code: None, oom_killed: false };
+    let proof = crate::model::ProvenExit { seen_at: at, kernel_age: None, exit_code: None, oom_killed: false };
     let newest = ContainerStatus { proven: Some(proof), ..dead(2) };
     let with = |older: &[u32]| [newest.clone()].into_iter().chain(older.iter().map(|at| dead(*at))).collect::<Vec<_>>();
     for (limit, older, expected) in
@@ -104,7 +104,7 @@ fn young_instances_go_once_they_are_old_enough() {
         (Some(0), 349, &["a/0"], Some(350)),
         (Some(0), 350, &["a/0", "a/1"], Some(450)),
         (Some(0), 450, &["a/0", "a/1", "a/2"], None),
-        // What a death has left over does not wait; what never ran does.
+        // What an exit has left over does not wait; what never ran does.
         (Some(1), 300, &["a/0"], Some(450)),
         (Some(1), 450, &["a/0", "a/2"], None),
         (Some(2), 450, &["a/2"], None),
