@@ -1,9 +1,11 @@
-//! Suspends the processes of a pod for a while, through the freezer of `cgroups-rs`. Only with cgroup v2: the freezer of v1 is a
-//! hierarchy of its own, in which pods need not have a cgroup.
+//! Suspends the processes of a pod for a while, through the freezer of `cgroups-rs`. Only with cgroup v2: the freezer of v1
+//! is a hierarchy of its own, in which pods need not have a cgroup.
 
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use cgroups_rs::FreezerState;
 use cgroups_rs::fs::error::Result as FsResult;
 use cgroups_rs::fs::freezer::FreezerController;
 
@@ -15,41 +17,75 @@ use super::limits::named;
 use crate::model::QosClass;
 
 impl Cgroups {
-    /// Suspends the pod's processes, and resumes them after `duration` in a task of its own, whatever becomes of the caller.
-    /// SIGKILL ends suspended processes, other signals arrive when they are resumed. Does nothing with cgroup v1.
-    ///
-    /// # Errors
-    /// The pod has no cgroup, or the kernel refuses.
-    pub async fn suspend_pod(&self, class: QosClass, uid: &str, duration: Duration) -> Result<(), CgroupError> {
-        let path = self.root.pod(class, uid)?.path(self.driver);
-        let is_suspended =
-            self.blocking(&path, |layout, path| set(layout, path, "the suspension", FreezerController::freeze)).await?;
-        if is_suspended {
-            tokio::spawn(self.clone().resume_after(path, duration));
+    /// Suspends the pod's processes, and resumes them after `duration`. Both is done in a task of its own: on a stalled node
+    /// the kernel may take long for the first, and the second must follow whatever becomes of the caller. SIGKILL ends
+    /// suspended processes, other signals arrive when they are resumed. Does nothing with cgroup v1. Failures are logged.
+    pub fn suspend_pod(&self, class: QosClass, uid: &str, duration: Duration) {
+        if !self.layout().is_v2() {
+            return;
         }
-        Ok(())
+        // A UID that cannot name a cgroup has none.
+        if let Ok(path) = self.parent_for_runtime(class, uid) {
+            tokio::spawn(self.clone().suspend(path, duration));
+        }
     }
 
-    async fn resume_after(self, path: String, duration: Duration) {
+    async fn suspend(self, path: String, duration: Duration) {
+        let freeze = |layout: &Layout, path: &str| set(layout, path, "the suspension", FreezerController::freeze);
+        if let Err(error) = self.blocking(&path, freeze).await {
+            return tracing::warn!(%error, "cannot suspend the processes of a pod");
+        }
         tokio::time::sleep(duration).await;
-        let thaw =
-            |layout: &Layout, path: &str| set(layout, path, "the end of the suspension", FreezerController::thaw);
         // The processes may have ended meanwhile, and their cgroup with them.
-        if let Err(error) = self.blocking(&path, thaw).await {
+        if let Err(error) = self.blocking(&path, resume).await {
             tracing::debug!(%error, "the processes of a pod are not resumed");
+        }
+    }
+
+    /// Resumes all pods that are suspended: an agent may end before it has resumed one. Failures are logged.
+    pub async fn resume_pods(&self) {
+        if !self.layout().is_v2() {
+            return;
+        }
+        let cgroups = self.clone();
+        let resume_all = move |layout: &Layout, _: &str| {
+            let pods = cgroups.pods().into_iter();
+            let paths = pods.filter_map(|(uid, class)| cgroups.parent_for_runtime(class, &uid).ok());
+            for path in paths.filter(|path| is_suspended(layout, path)) {
+                match resume(layout, &path) {
+                    Ok(()) => tracing::info!(cgroup = path, "resumed a suspended pod"),
+                    Err(error) => tracing::warn!(%error, "cannot resume a suspended pod"),
+                }
+            }
+            Ok(())
+        };
+        if let Err(error) = self.blocking(&self.kubepods_path(), resume_all).await {
+            tracing::warn!(%error, "cannot look for suspended pods");
         }
     }
 }
 
-/// Returns false with cgroup v1.
+fn resume(layout: &Layout, path: &str) -> Result<(), CgroupError> {
+    set(layout, path, "the end of the suspension", FreezerController::thaw)
+}
+
 fn set(
     layout: &Layout,
     path: &str,
     what: &'static str,
     change: fn(&FreezerController) -> FsResult<()>,
-) -> Result<bool, CgroupError> {
-    let Layout::V2 { mount } = layout else { return Ok(false) };
+) -> Result<(), CgroupError> {
+    let Layout::V2 { mount } = layout else { return Ok(()) };
     let folder = below(mount, path);
-    let changed = change(&FreezerController::new(folder.clone(), PathBuf::new(), true));
-    named(&folder, what, changed).map(|()| true)
+    named(&folder, what, change(&freezer(&folder)))
+}
+
+fn is_suspended(layout: &Layout, path: &str) -> bool {
+    let Layout::V2 { mount } = layout else { return false };
+    matches!(freezer(&below(mount, path)).state(), Ok(FreezerState::Frozen))
+}
+
+/// The freezer of a cgroup of v2.
+fn freezer(folder: &Path) -> FreezerController {
+    FreezerController::new(folder.to_owned(), PathBuf::new(), true)
 }

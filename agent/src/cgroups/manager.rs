@@ -228,11 +228,11 @@ impl Cgroups {
         self.counted("update", self.write(&name, values)).await
     }
 
-    /// Kills the processes of the pod's cgroup. A cgroup that does not exist is not an error.
+    /// Kills the processes of the pod's cgroup. True if there were any; a cgroup that does not exist has none.
     ///
     /// # Errors
     /// The cgroup cannot be read, or processes did not end.
-    pub async fn kill_pod(&self, class: QosClass, uid: &str) -> Result<(), CgroupError> {
+    pub async fn kill_pod(&self, class: QosClass, uid: &str) -> Result<bool, CgroupError> {
         self.kill_processes(&self.root.pod(class, uid)?.path(self.driver)).await
     }
 
@@ -340,12 +340,13 @@ impl Cgroups {
         values
     }
 
-    async fn kill_processes(&self, path: &str) -> Result<(), CgroupError> {
+    /// True if there were any.
+    async fn kill_processes(&self, path: &str) -> Result<bool, CgroupError> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
-        for _ in 0..KILL_ROUNDS {
+        for round in 0..KILL_ROUNDS {
             let pids = self.blocking(path, |layout, path| Ok(files::pids(layout, path))).await?;
             if pids.is_empty() {
-                return Ok(());
+                return Ok(round > 0);
             }
             tracing::info!(cgroup = path, processes = pids.len(), "killing the remaining processes of a pod");
             for pid in pids {
@@ -355,7 +356,7 @@ impl Cgroups {
             tokio::time::sleep(backoff.failed(0.0)).await;
         }
         let pids = self.blocking(path, |layout, path| Ok(files::pids(layout, path))).await?;
-        if pids.is_empty() { Ok(()) } else { Err(CgroupError::Survivors { path: path.to_owned() }) }
+        if pids.is_empty() { Ok(true) } else { Err(CgroupError::Survivors { path: path.to_owned() }) }
     }
 
     async fn remove(&self, path: &str) -> Result<(), CgroupError> {

@@ -298,9 +298,8 @@ impl<O: Observe> Manager<O> {
         let (decided_at, renewed_at) = (parts.clock.wall_nanos(), 0);
         let entry = EvictionRecord { uid, grace, message, disruption, decided_at, renewed_at, boot_id };
         self.parts.journal.add(entry.clone()).await;
-        // Only what is recorded: the next agent ends a pod that this one leaves suspended.
         if suspend {
-            self.parts.observe.suspend(&pod, SUSPENSION).await;
+            self.parts.observe.suspend(&pod, SUSPENSION);
         }
         self.end(&pod, entry).await;
     }

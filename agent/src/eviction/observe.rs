@@ -84,12 +84,10 @@ pub trait Observe: Send + 'static {
         async { None }
     }
 
-    /// Suspends all processes in the pod's cgroup for a while, where the node can.
-    fn suspend(&mut self, _pod: &Pod, _duration: Duration) -> impl Future<Output = ()> + Send {
-        async {}
-    }
+    /// Suspends all processes in the pod's cgroup for a while, where the node can. Does not wait for it.
+    fn suspend(&mut self, _pod: &Pod, _duration: Duration) {}
 
-    /// Kills all processes in the pod's cgroup.
+    /// Kills all processes in the pod's cgroup, if there are any left.
     fn kill(&mut self, _pod: &Pod) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -300,19 +298,25 @@ impl<G: Garbage> Observe for ThisNode<G> {
         tokio::task::spawn_blocking(move || reader.held(&path)).await.ok()?
     }
 
-    async fn suspend(&mut self, pod: &Pod, duration: Duration) {
-        let (Some(cgroups), Ok(class)) = (&self.sources.cgroups, qos_class(pod)) else { return };
-        if let Err(error) = cgroups.suspend_pod(class, pod_ref(pod).uid.as_str(), duration).await {
-            tracing::warn!(pod = %pod_ref(pod).full_name(), %error, "cannot suspend an evicted pod");
+    fn suspend(&mut self, pod: &Pod, duration: Duration) {
+        if let (Some(cgroups), Ok(class)) = (&self.sources.cgroups, qos_class(pod)) {
+            cgroups.suspend_pod(class, pod_ref(pod).uid.as_str(), duration);
         }
     }
 
     async fn kill(&mut self, pod: &Pod) {
         let (Some(cgroups), Ok(class)) = (&self.sources.cgroups, qos_class(pod)) else { return };
         let pod = pod_ref(pod);
-        tracing::warn!(pod = %pod.full_name(), "the runtime has not stopped an evicted pod in time: its processes are killed");
-        if let Err(error) = cgroups.kill_pod(class, pod.uid.as_str()).await {
-            tracing::warn!(pod = %pod.full_name(), %error, "cannot kill the processes of an evicted pod");
+        match cgroups.kill_pod(class, pod.uid.as_str()).await {
+            Ok(true) => {
+                let pod = pod.full_name();
+                tracing::warn!(pod, "the runtime did not stop an evicted pod in time: its processes were killed");
+            }
+            // They have ended; what the pod had is still being released.
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(pod = %pod.full_name(), %error, "cannot kill the processes of an evicted pod");
+            }
         }
     }
 

@@ -79,6 +79,8 @@ pub(super) async fn prepare(services: Services<'_>, shutdown: &CancellationToken
     let node = ThisNode { settings, sizes: machine.unwrap_or_default() };
     let cgroups = if kubelet.cgroups_per_qos {
         cgroups.ensure_tree().await.context("creating the cgroups of pods")?;
+        // An agent that was killed during an eviction may have left its pod suspended.
+        cgroups.resume_pods().await;
         let policy = node.qos_policy(cgroups.layout());
         if !policy.protects_memory {
             cgroups.clear_memory_protection().await;

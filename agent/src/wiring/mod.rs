@@ -179,6 +179,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let pleg_task = pleg_task.map_err(Arc::new).shared();
     let Bootstrap { settings, metrics, recorder, volumes_in_use, .. } = &bootstrap;
     let volumes = volumes::on_disk(settings, metrics, recorder, volumes_in_use).await?;
+    let pod_cgroups = cgroups.clone();
     let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
     let runtime_name = version.runtime_name;
     let prepared = Prepared { images, objects, volumes, user_namespaces, cgroups, offer, runtime_name };
@@ -204,6 +205,10 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         // Without one of them the agent would manage its pods by half.
         Err(error) = pleg_task.clone() => return Err(error).context("running the PLEG"),
         error = panicked(&mut tasks) => return Err(error).context("running a task of the agent"),
+    }
+    // The task that would resume a pod that is being evicted ends with the agent.
+    if let Some(cgroups) = pod_cgroups {
+        cgroups.resume_pods().await;
     }
     pleg_task.await.context("ending the PLEG")?;
     serving.await.context("ending the servers")?

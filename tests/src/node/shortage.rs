@@ -216,7 +216,7 @@ impl Observe for Shown {
         self.state().held.get(pod.metadata.uid.as_deref().expect("a UID")).copied()
     }
 
-    async fn suspend(&mut self, pod: &Pod, _: Duration) {
+    fn suspend(&mut self, pod: &Pod, _: Duration) {
         self.state().suspended.push(pod_ref(pod).uid);
     }
 

@@ -1,43 +1,87 @@
 //! The suspension of pods, on the machine's v2 hierarchy: its freezer needs no controllers.
 
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Child;
+
 use super::*;
 
-/// An own subtree of the machine's v2 hierarchy, which may be mounted beside those of v1.
-fn own_subtree() -> Option<OwnSubtree> {
-    let mut mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new).into_iter();
-    let mount = mounts.find(|mount| mount.join("cgroup.controllers").exists() && nix::unistd::geteuid().is_root());
-    let Some(mount) = mount else {
-        keblet_skip::skip("needs root and cgroup v2");
-        return None;
-    };
-    let root = CgroupName::parse(&format!("keblet-test-suspended-{}", std::process::id())).expect("a name");
-    Some(OwnSubtree { layout: Layout::V2 { mount: mount.to_owned() }, root })
+const UID: &str = "u-1";
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A pod with one process, in an own subtree of the machine's v2 hierarchy, which may be mounted beside those of v1.
+struct RunningPod {
+    own: OwnSubtree,
+    cgroups: Cgroups,
+    path: String,
+    process: Child,
+}
+
+impl RunningPod {
+    /// `None` without root or cgroup v2.
+    fn make(name: &str) -> Option<Self> {
+        let mut mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new).into_iter();
+        let mount = mounts.find(|mount| mount.join("cgroup.controllers").exists() && nix::unistd::geteuid().is_root());
+        let Some(mount) = mount else {
+            keblet_skip::skip("needs root and cgroup v2");
+            return None;
+        };
+        let root = CgroupName::parse(&format!("keblet-test-{name}-{}", std::process::id())).expect("a name");
+        let own = OwnSubtree { layout: Layout::V2 { mount: mount.to_owned() }, root };
+        let cgroups = Cgroups::new(own.layout.clone(), Driver::Cgroupfs, own.root.clone()).expect("cgroupfs");
+        let path = cgroups.parent_for_runtime(QosClass::Burstable, UID).expect("a path");
+        files::create(&own.layout, &path).expect("root may make cgroups");
+        let process = Command::new("sleep").arg("600").spawn().expect("a process");
+        let pod = Self { own, cgroups, path, process };
+        std::fs::write(below(mount, &pod.path).join("cgroup.procs"), pod.process.id().to_string()).expect("it moves");
+        Some(pod)
+    }
+
+    fn suspend(&self, duration: Duration) {
+        self.cgroups.suspend_pod(QosClass::Burstable, UID, duration);
+    }
+
+    async fn until_suspended(&self, is_suspended: bool) {
+        let wanted = if is_suspended { "1" } else { "0" };
+        let reached = async {
+            while self.own.read("memory", &self.path, "cgroup.freeze") != wanted {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), reached).await.expect("reached");
+    }
+}
+
+impl Drop for RunningPod {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_is_suspended_for_a_while_and_can_be_killed_meanwhile() {
-    let Some(own) = own_subtree() else { return };
-    let cgroups = Cgroups::new(own.layout.clone(), Driver::Cgroupfs, own.root.clone()).expect("cgroupfs");
-    let path = cgroups.parent_for_runtime(QosClass::Burstable, "u-1").expect("a path");
-    files::create(&own.layout, &path).expect("root may make cgroups");
-    let mut child = Command::new("sleep").arg("600").spawn().expect("a process");
-    let procs = below(own.layout.mounts()[0], &path).join("cgroup.procs");
-    std::fs::write(procs, child.id().to_string()).expect("the process moves");
-    let suspend = || cgroups.suspend_pod(QosClass::Burstable, "u-1", Duration::from_secs(1));
+async fn a_pod_is_suspended_for_a_while() {
+    let Some(pod) = RunningPod::make("suspended") else { return };
+    pod.suspend(Duration::from_secs(1));
+    pod.until_suspended(true).await;
+    pod.until_suspended(false).await;
+}
 
-    suspend().await.expect("suspended");
-    assert_eq!(own.read("memory", &path, "cgroup.freeze"), "1");
-    tokio::time::timeout(Duration::from_secs(60), async {
-        while own.read("memory", &path, "cgroup.freeze") != "0" {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    })
-    .await
-    .expect("it is resumed");
+#[tokio::test]
+async fn a_suspended_pod_can_be_killed() {
+    let Some(mut pod) = RunningPod::make("killed") else { return };
+    pod.suspend(HOUR);
+    pod.until_suspended(true).await;
+    assert!(pod.cgroups.kill_pod(QosClass::Burstable, UID).await.expect("killed"));
+    assert_eq!(pod.process.wait().expect("its end").signal(), Some(9));
+    assert!(!pod.cgroups.kill_pod(QosClass::Burstable, UID).await.expect("nothing is left"));
+}
 
-    suspend().await.expect("suspended");
-    cgroups.kill_pod(QosClass::Burstable, "u-1").await.expect("killed");
-    let status = child.wait().expect("its end");
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
-    assert!(cgroups.suspend_pod(QosClass::Burstable, "u-2", Duration::from_secs(1)).await.is_err(), "it has no cgroup");
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_an_agent_left_suspended_is_resumed() {
+    let Some(pod) = RunningPod::make("resumed") else { return };
+    pod.suspend(HOUR);
+    pod.until_suspended(true).await;
+    let of_next_agent = Cgroups::new(pod.own.layout.clone(), Driver::Cgroupfs, pod.own.root.clone()).expect("cgroupfs");
+    of_next_agent.resume_pods().await;
+    pod.until_suspended(false).await;
 }

@@ -50,8 +50,9 @@ pub struct PressureArgs {
     /// Memory that the pod leaves to the rest of the node and to the file that it reads, in MiB
     #[arg(long, default_value_t = 40)]
     pub leave_mb: u32,
-    /// Size of the file, in MiB: more than is left, so that pages that were just evicted are read again
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    /// Size of the file, in MiB: a little more than is left. The kernel counts only reads of what it would have kept in a
+    /// little more memory as waiting for memory, not those of a much larger file
+    #[arg(long, default_value_t = 72, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub thrash_mb: u32,
     /// Where the file is, on a disk; the folder of the results by default
     #[arg(long, value_name = "DIR")]

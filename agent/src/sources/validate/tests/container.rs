@@ -393,6 +393,17 @@ fn iscsi_volumes() {
 }
 
 #[test]
+fn files_of_variables_lie_in_an_empty_dir() {
+    let mut pod = base();
+    pod["spec"]["volumes"][0]["configMap"] = json!({"name": "m"});
+    let file = json!({"key": "k", "volumeName": "v", "path": "x"});
+    pod["spec"]["containers"][0]["env"] = json!([{"name": "A", "valueFrom": {"fileKeyRef": file}}]);
+    let expected = "spec.containers[0].env[0].valueFrom.fileKeyRef.volumeName: Invalid value: \"v\": \
+        referenced volume must be of type emptyDir";
+    assert_eq!(errors_of(pod), [expected]);
+}
+
+#[test]
 fn probes_and_hooks() {
     let probe = "/spec/containers/0/livenessProbe";
     check(&[
