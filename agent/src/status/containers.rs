@@ -117,11 +117,26 @@ impl PodView<'_> {
             None => self.without_instance(definition, old),
             Some(newest) => self.converted(definition, newest, instances.next(), old),
         };
-        if !self.assume_completed(definition, newest, &mut status) {
+        if let Some(ended) = old.filter(|old| self.keeps_unknown_end(old, &status)) {
+            status.clone_from(ended);
+        } else if !self.assume_completed(definition, newest, &mut status) {
             self.apply_start_failure(definition, newest, &mut status);
         }
         self.truncate_messages(&mut status);
         status
+    }
+
+    /// True if the container's end is the one that the final status assumes, and the runtime has reported no end since. A
+    /// status published after the final one must not make it a container that waits for its start again.
+    fn keeps_unknown_end(&self, old: &ApiStatus, new: &ApiStatus) -> bool {
+        let is_unknown = |end: &ContainerStateTerminated| end.reason.as_deref() == Some(state::UNKNOWN);
+        let of_instance = |end: &ContainerStateTerminated| end.container_id.is_some();
+        let reported = new.state.as_ref().filter(|state| state::terminated(Some(*state)).is_some_and(of_instance));
+        // The end before a start that failed: reported already, as the last state.
+        let is_last = |reported: &ApiState| old.last_state.as_ref().is_some_and(|last| is_same(last, reported));
+        self.input.is_terminal
+            && state::terminated(old.state.as_ref()).is_some_and(is_unknown)
+            && reported.is_none_or(is_last)
     }
 
     /// Status of a container that the runtime does not know (any more).

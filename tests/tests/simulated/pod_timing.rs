@@ -1,15 +1,17 @@
 //! When the agent acts on a pod: terminations with a deadline, `activeDeadlineSeconds`, pulls that fail, and the status of a
-//! pod whose image is being pulled.
+//! pod whose image is being pulled, or could not be pulled until the pod ended.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ContainerState;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use keblet::model::Pod;
 use keblet::model::PodUid;
 use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
+use keblet_tests::node::Api;
 use keblet_tests::node::SensorSet;
 use keblet_tests::node::folder;
 use keblet_tests::node::node;
@@ -81,6 +83,48 @@ async fn an_active_deadline_is_noticed_when_it_passes() {
             sleep(Duration::from_millis(50)).await;
         }
         assert!(begin.elapsed() >= Duration::from_secs(99), "{:?}", begin.elapsed());
+    }
+}
+
+/// End and previous end of each container of pod `web`, as the API server has them, by container name.
+fn ends(api: &Api) -> Vec<String> {
+    let end = |state: Option<&ContainerState>| match state.and_then(|state| state.terminated.as_ref()) {
+        Some(end) => format!("{} {}", end.exit_code, end.reason.as_deref().unwrap_or_default()),
+        None => "none".to_owned(),
+    };
+    let status = api.pod("web").and_then(|pod| pod.status.clone()).unwrap_or_default();
+    let containers = status.container_statuses.iter().flatten();
+    containers.map(|c| format!("{}: {} after {}", c.name, end(c.state.as_ref()), end(c.last_state.as_ref()))).collect()
+}
+
+/// A pod whose deadline passes while one container cannot be pulled and another is in back-off. The final status ends both;
+/// the status of the torn-down sandbox, which follows for a pod on the host's network, keeps these ends and is not rejected.
+#[tokio::test(start_paused = true)]
+async fn containers_that_wait_for_their_start_at_the_deadline_stay_terminated() {
+    let crashed = "crashes: 137 ContainerStatusUnknown after 1 Error";
+    for (policy, crashed) in [("Always", crashed), ("OnFailure", crashed), ("Never", "crashes: 1 Error after none")] {
+        for own_network in [false, true] {
+            let ((sim, folder), api) = (node(), Api::default());
+            let web = pod("web").from_api().restarted(policy).running("absent", "run").running("crashes", "exit 1 1s");
+            let web = if own_network { web.own_network() } else { web };
+            let mut web = ApiPod::clone(&web.running("main", "run").build());
+            web.spec.get_or_insert_default().containers[0].image = Some("nowhere".to_owned());
+            let web = api.put(&with_deadline(&Arc::new(web), 100));
+            let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
+            let unknown = "absent: 137 ContainerStatusUnknown after none";
+            let begin = Instant::now();
+            while !ends(&api).iter().any(|end| end == unknown) {
+                assert!(begin.elapsed() < Duration::from_secs(130), "{policy} {own_network}: {:?}", ends(&api));
+                sleep(Duration::from_millis(10)).await;
+            }
+            sleep(Duration::from_secs(60)).await;
+            assert_eq!(ends(&api), [unknown, crashed, "main: 143 Error after none"], "{policy} {own_network}");
+            let sent = api.phases_sent("web");
+            assert_eq!(sent.iter().filter(|phase| *phase == "Failed").count(), 1, "{sent:?}");
+            let status = agent.statuses.get(&uid("web")).expect("a status");
+            let sandbox = status.conditions.iter().flatten().find(|c| c.type_ == "PodReadyToStartContainers");
+            assert_eq!(sandbox.map(|c| c.status.as_str()), Some("False"), "{policy} {own_network}: {status:#?}");
+        }
     }
 }
 

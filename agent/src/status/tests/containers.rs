@@ -16,6 +16,7 @@ use crate::model::ContainerStatus;
 use crate::model::ContainerUser;
 use crate::model::ProvenExit;
 use crate::model::testing::*;
+use crate::status::final_status::final_status;
 
 fn one(policy: &str, containers: Vec<ContainerStatus>) -> Situation {
     Situation::new(pod(policy, &[], &["a"]), containers)
@@ -163,6 +164,38 @@ fn running_twice_without_instance() -> Situation {
 fn an_unknown_state_after_running_is_terminated() {
     let lost = one("Always", vec![running("a", 0)]).then(vec![status("a", 0, ContainerState::Unknown)]);
     assert_eq!(story(&lost.generate(), "a"), "terminated 137 ContainerStatusUnknown after none, 1");
+}
+
+/// The container in a status that is published after the final one.
+fn after_the_final_status(policy: &str, at_end: Vec<ContainerStatus>, later: Vec<ContainerStatus>) -> String {
+    let ended = one(policy, at_end).failed("a", "ImagePullBackOff").with(|s| s.is_terminal = true);
+    let last = final_status(&ended.pod, ended.generate());
+    let published_again = ended.with(|s| {
+        s.old = last;
+        s.snapshot.containers = later;
+    });
+    story(&published_again.generate(), "a")
+}
+
+#[test]
+fn the_end_that_the_final_status_assumes_is_kept_until_the_runtime_reports_one() {
+    let created = || status("a", 0, ContainerState::Created);
+    let unknown = "terminated 137 ContainerStatusUnknown after none, 0";
+    let crashed = "terminated 137 ContainerStatusUnknown after terminated 3 Error, 1";
+    let rows = [
+        ("Always", vec![], vec![], unknown),
+        ("OnFailure", vec![], vec![], unknown),
+        ("Never", vec![], vec![], unknown),
+        ("Always", vec![created()], vec![created()], unknown),
+        ("Always", vec![exited("a", 1, 3)], vec![exited("a", 1, 3)], crashed),
+        ("Always", vec![exited("a", 1, 3)], vec![], crashed),
+        ("Never", vec![exited("a", 1, 3)], vec![exited("a", 1, 3)], "terminated 3 Error after none, 1"),
+        ("Never", vec![proven("a", 0, None)], vec![exited("a", 0, 3)], "terminated 3 Error after none, 0"),
+    ];
+    for (policy, at_end, later, expected) in rows {
+        let case = format!("{policy}: {at_end:?}, {later:?}");
+        assert_eq!(after_the_final_status(policy, at_end, later), expected, "{case}");
+    }
 }
 
 #[test]
