@@ -247,8 +247,9 @@ fn memory_v1(folder: &Path, counters: &mut FileCounters) -> Option<MemoryUsage> 
         usage,
         working_set: usage.saturating_sub(counters.inactive_file),
         rss: of("total_rss"),
-        page_faults: of("total_pgfault"),
-        major_page_faults: of("total_pgmajfault"),
+        // As cAdvisor, whose counters with v1 are those of the cgroup alone, also for a hierarchy.
+        page_faults: counters.own_page_faults,
+        major_page_faults: counters.own_major_page_faults,
         limit: memory_limit,
         swap: both.map(|both| both.saturating_sub(usage)),
         swap_limit: both_limit.zip(memory_limit).map(|(both, memory)| both.saturating_sub(memory)),
@@ -324,7 +325,7 @@ pub(super) mod tests {
             &[
                 ("memory.usage_in_bytes", "1000\n"),
                 ("memory.limit_in_bytes", "9223372036854771712\n"),
-                ("memory.stat", "inactive_file 1\ntotal_inactive_file 1200\ntotal_rss 9\ntotal_pgfault 4\n"),
+                ("memory.stat", "inactive_file 1\ntotal_inactive_file 1200\ntotal_rss 9\npgfault 4\ntotal_pgfault 5\n"),
                 ("memory.memsw.usage_in_bytes", "1100\n"),
             ],
         );
