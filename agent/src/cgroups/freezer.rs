@@ -12,33 +12,49 @@ use cgroups_rs::fs::freezer::FreezerController;
 use super::CgroupError;
 use super::Cgroups;
 use super::Layout;
+use super::files;
 use super::layout::below;
 use super::limits::named;
+use super::signals;
 use crate::model::QosClass;
 
+/// How often suspended processes are asked for the signals that they are to receive, for a few seconds at most.
+const SIGNAL_POLL: Duration = Duration::from_millis(20);
+
 impl Cgroups {
-    /// Suspends the pod's processes, and resumes them after `duration`. Both is done in a task of its own: on a stalled node
-    /// the kernel may take long for the first, and the second must follow whatever becomes of the caller. SIGKILL ends
-    /// suspended processes, other signals arrive when they are resumed. Does nothing with cgroup v1. Failures are logged.
-    pub fn suspend_pod(&self, class: QosClass, uid: &str, duration: Duration) {
+    /// Suspends the pod's processes, and resumes them as soon as one of them is to receive a signal that may be the one to
+    /// stop, after `longest` at the latest. Both is done in a task of its own: on a stalled node the kernel may take long for
+    /// the first, and the second must follow whatever becomes of the caller. SIGKILL ends suspended processes, other signals
+    /// arrive when they are resumed. Does nothing with cgroup v1. Failures are logged.
+    pub fn suspend_pod(&self, class: QosClass, uid: &str, longest: Duration) {
         if !self.layout().is_v2() {
             return;
         }
         // A UID that cannot name a cgroup has none.
         if let Ok(path) = self.parent_for_runtime(class, uid) {
-            tokio::spawn(self.clone().suspend(path, duration));
+            tokio::spawn(self.clone().suspend(path, longest));
         }
     }
 
-    async fn suspend(self, path: String, duration: Duration) {
+    async fn suspend(self, path: String, longest: Duration) {
         let freeze = |layout: &Layout, path: &str| set(layout, path, "the suspension", FreezerController::freeze);
         if let Err(error) = self.blocking(&path, freeze).await {
             return tracing::warn!(%error, "cannot suspend the processes of a pod");
         }
-        tokio::time::sleep(duration).await;
+        // Late or not, they are resumed.
+        let _ = tokio::time::timeout(longest, self.until_signalled(&path)).await;
         // The processes may have ended meanwhile, and their cgroup with them.
         if let Err(error) = self.blocking(&path, resume).await {
             tracing::debug!(%error, "the processes of a pod are not resumed");
+        }
+    }
+
+    /// Completes when a process in the cgroup is to receive a signal that may be the one to stop.
+    async fn until_signalled(&self, path: &str) {
+        let is_signalled =
+            |layout: &Layout, path: &str| Ok(files::pids(layout, path).into_iter().any(signals::may_be_stopping));
+        while !self.blocking(path, is_signalled).await.unwrap_or(false) {
+            tokio::time::sleep(SIGNAL_POLL).await;
         }
     }
 

@@ -33,6 +33,7 @@ mod name;
 mod qos;
 mod requested;
 mod resize;
+mod signals;
 mod systemd;
 #[cfg(test)]
 mod tests;

@@ -45,9 +45,9 @@ use crate::workers::act::runtime_kill_limit;
 
 /// How long the memory of an evicted pod is waited for, after nothing is left of its processes.
 const MEMORY_RETURNS: Duration = Duration::from_secs(30);
-/// How long the processes of an evicted pod are suspended. The runtime needs most of it to send the stop signal on a node that
-/// is stalled, and the shortest timeout of a stop leaves them as long again to end by themselves.
-const SUSPENSION: Duration = Duration::from_secs(1);
+/// How long the processes of an evicted pod are suspended, if the runtime does not send the signal to stop before. On a node
+/// that is stalled it takes seconds for that.
+const SUSPENSION: Duration = Duration::from_secs(3);
 /// How often the same resource is announced as short.
 const ANNOUNCE_PERIOD: Duration = Duration::from_secs(10);
 

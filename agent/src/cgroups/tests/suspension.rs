@@ -1,11 +1,16 @@
 //! The suspension of pods, on the machine's v2 hierarchy: its freezer needs no controllers.
 
+use std::io::BufRead as _;
+use std::io::BufReader;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Child;
+use std::process::Stdio;
 
 use super::*;
 
 const UID: &str = "u-1";
+/// Ends with 7 when it is to stop.
+const SCRIPT: &str = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done";
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A pod with one process, in an own subtree of the machine's v2 hierarchy, which may be mounted beside those of v1.
@@ -30,7 +35,9 @@ impl RunningPod {
         let cgroups = Cgroups::new(own.layout.clone(), Driver::Cgroupfs, own.root.clone()).expect("cgroupfs");
         let path = cgroups.parent_for_runtime(QosClass::Burstable, UID).expect("a path");
         files::create(&own.layout, &path).expect("root may make cgroups");
-        let process = Command::new("sleep").arg("600").spawn().expect("a process");
+        let mut process = Command::new("sh").args(["-c", SCRIPT]).stdout(Stdio::piped()).spawn().expect("a process");
+        let mut ready = String::new();
+        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut ready).expect("a line");
         let pod = Self { own, cgroups, path, process };
         std::fs::write(below(mount, &pod.path).join("cgroup.procs"), pod.process.id().to_string()).expect("it moves");
         Some(pod)
@@ -64,6 +71,17 @@ async fn a_pod_is_suspended_for_a_while() {
     pod.suspend(Duration::from_secs(1));
     pod.until_suspended(true).await;
     pod.until_suspended(false).await;
+}
+
+#[tokio::test]
+async fn a_suspended_pod_is_resumed_when_it_is_to_stop() {
+    let Some(mut pod) = RunningPod::make("stopped") else { return };
+    pod.suspend(HOUR);
+    pod.until_suspended(true).await;
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(pod.process.id()).expect("a pid"));
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it exists");
+    pod.until_suspended(false).await;
+    assert_eq!(pod.process.wait().expect("its end").code(), Some(7), "by itself");
 }
 
 #[tokio::test]
