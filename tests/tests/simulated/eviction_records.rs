@@ -84,8 +84,10 @@ async fn an_eviction_is_reported_however_long_the_api_server_is_away() {
     api.set_unavailable(false);
     let known = api.pod("web").expect("it is there");
     assert_eq!(reason(known.status.as_ref()), None, "the eviction is not published");
-    let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);
+    let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), Vec::new(), &api);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
+    sleep(secs(5)).await;
+    agent.add(known).await;
     let stored = || api.pod("web").and_then(|pod| pod.status.clone());
     until_true("the API server knows", || reason(stored().as_ref()) == Some("Evicted")).await;
     sleep(secs(60)).await;
