@@ -8,6 +8,7 @@ use std::time::Duration;
 use cgroups_rs::FreezerState;
 use cgroups_rs::fs::error::Result as FsResult;
 use cgroups_rs::fs::freezer::FreezerController;
+use tokio::time::Instant;
 
 use super::CgroupError;
 use super::Cgroups;
@@ -37,12 +38,13 @@ impl Cgroups {
     }
 
     async fn suspend(self, path: String, longest: Duration) {
+        let end = Instant::now() + longest;
         let freeze = |layout: &Layout, path: &str| set(layout, path, "the suspension", FreezerController::freeze);
         if let Err(error) = self.blocking(&path, freeze).await {
             return tracing::warn!(%error, "cannot suspend the processes of a pod");
         }
         // Late or not, they are resumed.
-        let _ = tokio::time::timeout(longest, self.until_signalled(&path)).await;
+        let _ = tokio::time::timeout_at(end, self.until_signalled(&path)).await;
         // The processes may have ended meanwhile, and their cgroup with them.
         if let Err(error) = self.blocking(&path, resume).await {
             tracing::debug!(%error, "the processes of a pod are not resumed");

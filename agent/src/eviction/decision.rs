@@ -86,8 +86,12 @@ pub(super) fn victim(
 }
 
 /// A pod that is evicted at once for want of memory takes no more of it while the runtime stops it, if its processes are
-/// suspended. A preStop hook needs all of its short grace period, and what it talks to.
+/// suspended. A preStop hook needs all of its short grace period, and what it talks to. The processes of a RuntimeClass may be
+/// those of a sandbox, which has to answer the runtime.
 pub(super) fn suspends(pod: &Pod) -> bool {
+    if pod.spec.as_ref().is_some_and(|spec| spec.runtime_class_name.is_some()) {
+        return false;
+    }
     let hooks = |container: &Container| container.lifecycle.as_ref().is_some_and(|hooks| hooks.pre_stop.is_some());
     !spec::regular_containers(pod).iter().chain(spec::init_containers(pod)).any(hooks)
 }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::decision::IMMEDIATE;
 use super::decision::Reclaim;
 use super::decision::Victim;
 use super::decision::victim;
@@ -42,6 +43,7 @@ use crate::model::pod_ref;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::workers::act::runtime_kill_limit;
+use crate::workers::state::Phase;
 
 /// How long the memory of an evicted pod is waited for, after nothing is left of its processes.
 const MEMORY_RETURNS: Duration = Duration::from_secs(30);
@@ -298,7 +300,8 @@ impl<O: Observe> Manager<O> {
         let (decided_at, renewed_at) = (parts.clock.wall_nanos(), 0);
         let entry = EvictionRecord { uid, grace, message, disruption, decided_at, renewed_at, boot_id };
         self.parts.journal.add(entry.clone()).await;
-        if suspend {
+        // One that is being stopped has had its signal, and needs its processes to end.
+        if suspend && self.parts.pods.phase(&pod_ref(&pod).uid) == Some(Phase::Syncing) {
             self.parts.observe.suspend(&pod, SUSPENSION);
         }
         self.end(&pod, entry).await;
@@ -312,8 +315,11 @@ impl<O: Observe> Manager<O> {
         let (begin, held) = (Instant::now(), self.parts.observe.held(pod).await);
         let Parts { observe, pods, .. } = &mut self.parts;
         let kill_late = async {
-            tokio::time::sleep(runtime_kill_limit(entry.grace)).await;
-            observe.kill(pod).await;
+            // With a longer grace period the stop may begin later: a pull or a hook of the pod ends before.
+            if entry.grace == IMMEDIATE {
+                tokio::time::sleep(runtime_kill_limit(entry.grace)).await;
+                observe.kill(pod).await;
+            }
             std::future::pending::<Infallible>().await
         };
         tokio::select! {

@@ -197,19 +197,20 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     bootstrap.watch_resources(&running, garbage, watched, stats);
     started.send_replace(Some(running));
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
-    tokio::select! {
-        () = sync => {}
-        () = connection.lost() => {
-            anyhow::bail!("no client certificate for too long although the API server works; a new start may bootstrap")
-        }
+    let ended = tokio::select! {
+        () = sync => Ok(()),
+        () = connection.lost() => Err(anyhow::anyhow!(
+            "no client certificate for too long although the API server works; a new start may bootstrap"
+        )),
         // Without one of them the agent would manage its pods by half.
-        Err(error) = pleg_task.clone() => return Err(error).context("running the PLEG"),
-        error = panicked(&mut tasks) => return Err(error).context("running a task of the agent"),
-    }
+        Err(error) = pleg_task.clone() => Err(error).context("running the PLEG"),
+        error = panicked(&mut tasks) => Err(error).context("running a task of the agent"),
+    };
     // The task that would resume a pod that is being evicted ends with the agent.
     if let Some(cgroups) = pod_cgroups {
         cgroups.resume_pods().await;
     }
+    ended?;
     pleg_task.await.context("ending the PLEG")?;
     serving.await.context("ending the servers")?
 }

@@ -13,6 +13,7 @@ use keblet::eviction::Reclaim;
 use keblet::model::Pod;
 use keblet::stats::PodUsage;
 use keblet::stats::Used;
+use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
 use keblet_tests::node::Api;
@@ -26,6 +27,7 @@ use nix::unistd::mkfifo;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 #[tokio::test(start_paused = true)]
 async fn memory_pressure_evicts_the_pod_above_its_request() {
@@ -344,4 +346,24 @@ async fn an_evicted_pod_that_the_runtime_does_not_stop_in_time_is_killed() {
     let after = killed[0].1.duration_since(begin);
     assert!((secs(5)..secs(6)).contains(&after), "{after:?}");
     assert_eq!(shown.state().suspended, [uid("web")], "it took no more memory meanwhile");
+}
+
+/// A pod that is being stopped has had its signal, and needs its processes to end.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_being_stopped_is_not_suspended() {
+    let (sim, folder) = node();
+    let (api, shown) = (Api::default(), Shown::default());
+    let pods = vec![api.put(&requesting("web", "term ignore", None))];
+    let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), pods, &api);
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    let reason = TerminationReason { reason: "Preempted", message: String::new(), disruption: None };
+    agent.evictions.evict(uid("web"), reason, Some(30), CancellationToken::new()).await.expect("the agent runs");
+    until(&sim, "told to end", |l| l.count(Method::StopContainer) > 0).await;
+    shown.uses("web", 800);
+    shown.set_available(Signal::MemoryAvailable, 50);
+    let begin = Instant::now();
+    let _manager = agent.evict_by(hard_memory(), shown.clone());
+    until(&sim, "it has ended", |l| l.live_count() == 0).await;
+    assert!(begin.elapsed() < secs(5), "its eviction has shortened the grace period: {:?}", begin.elapsed());
+    assert_eq!(shown.state().suspended, []);
 }

@@ -168,9 +168,13 @@ fn pods_evicted_at_once_for_memory_are_suspended_unless_they_have_hooks() {
     let (memory, disk) = (json!({ "evictionHard": memory }), json!({ "evictionHard": disk }));
     let hooked = json!({"containers": [{"name": "main", "lifecycle": {"preStop": {"exec": {"command": ["drain"]}}}}]});
     let low = readings(Instant::now(), &[(Signal::MemoryAvailable, "1Mi"), (Signal::NodeFsAvailable, "1Mi")]);
-    for (fields, spec, suspended) in
-        [(&memory, json!({}), true), (&memory, hooked, false), (&disk, json!({}), false), (&soft, json!({}), false)]
-    {
+    for (fields, spec, suspended) in [
+        (&memory, json!({}), true),
+        (&memory, hooked, false),
+        (&memory, json!({"runtimeClassName": "kata"}), false),
+        (&disk, json!({}), false),
+        (&soft, json!({}), false),
+    ] {
         let (due, pods) = (configured(fields.clone()), vec![pod("p", spec)]);
         let victim = victim(&due, &low, pods, &HashMap::new(), 10).0.expect("a victim");
         assert_eq!(victim.suspend, suspended, "{fields}");
