@@ -40,6 +40,9 @@ pub enum PullError {
     /// The runtime failed the calls, one with each credential.
     #[error("{}", joined(.0))]
     Runtime(Vec<RuntimeError>),
+    /// The pod was terminated meanwhile. The text is that of a kubelet, whose call to the runtime ends.
+    #[error("rpc error: code = Canceled desc = context canceled")]
+    Cancelled,
 }
 
 /// The errors as upstream joins them: each text once, in brackets if there are several. A runtime's own message without

@@ -156,6 +156,29 @@ async fn a_ready_sandbox_is_published_before_the_image_is_pulled() {
     sim.until("it runs", Duration::from_secs(300), |l| l.live("web", "main").is_some()).await.expect("it runs");
 }
 
+/// The call to the runtime ends with the pod, as a kubelet's does.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_removed_does_not_wait_for_a_pull() {
+    let sim = SimRuntime::new(Options::default());
+    sim.images(|images| images.publish("busybox", 1 << 20));
+    sim.faults(|faults| faults.add(CallFault::on(Method::PullImage, FaultKind::Slow(Duration::from_secs(600)))));
+    let folder = folder();
+    let web = pod("web").own_network().running("main", "run").build();
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web.clone()]);
+    let begin = Instant::now();
+    while sim.trace(|l| l.count(Method::PullImage)) == 0 {
+        assert!(begin.elapsed() < SOON, "the image is not being pulled: {}", sim.trace(Trace::to_string));
+        sleep(Duration::from_millis(50)).await;
+    }
+    agent.remove(web).await;
+    let begin = Instant::now();
+    while !sim.sandboxes("web").is_empty() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{}", sim.trace(Trace::to_string));
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(sim.trace(|l| l.history("web", "main").count()), 0, "no container is created");
+}
+
 /// A pull that fails is repeated when its back-off ends, not at a pause of the pod's retries. Until then the status shows the
 /// back-off.
 #[tokio::test(start_paused = true)]

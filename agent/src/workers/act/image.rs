@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
 use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
 
 use super::ActContext;
 use super::PodError;
@@ -17,6 +18,7 @@ use super::pull_secrets;
 use super::report;
 use crate::images::Credential;
 use crate::images::ImageInfo;
+use crate::images::PullError;
 use crate::images::Pulled;
 use crate::images::is_latest;
 use crate::images::with_default_tag;
@@ -163,6 +165,8 @@ pub(super) struct ImageLookup<'a> {
     pub(super) sandbox: &'a cri::PodSandboxConfig,
     /// Called before an image is pulled.
     pub(super) before_pull: &'a (dyn Fn() + Sync),
+    /// The pod is terminated meanwhile: no pull is waited for.
+    pub(super) terminated: &'a CancellationToken,
 }
 
 impl ImageLookup<'_> {
@@ -218,10 +222,11 @@ impl Request<'_> {
         let image = || stated.to_owned();
         let name = with_default_tag(stated).map_err(|source| PodError::ParseImage { image: image(), source })?;
         let policy = self.wanted.policy();
-        if policy == Policy::IfNotPresent
-            && let Some(found) = self.prefetched(&name, labels).await?
-        {
-            return Ok(found);
+        if policy == Policy::IfNotPresent {
+            let ahead = self.of.terminated.run_until_cancelled(self.prefetched(&name, labels)).await;
+            if let Some(found) = ahead.transpose()?.flatten() {
+                return Ok(found);
+            }
         }
         if policy != Policy::Always {
             let found = self.find(&name).await?;
@@ -314,7 +319,8 @@ impl Request<'_> {
         }
         self.announce();
         let (since, began) = (ctx.clock.now(), ctx.clock.wall());
-        let pulled = ctx.images.pull(&name, self.of.sandbox, credentials).await;
+        let pull = ctx.images.pull(&name, self.of.sandbox, credentials);
+        let pulled = self.of.terminated.run_until_cancelled(pull).await.unwrap_or(Err(PullError::Cancelled));
         ctx.startups.pulled(uid, began, ctx.clock.wall());
         self.record(pulled.as_ref().ok()).await;
         let pulled = pulled.map_err(|source| {

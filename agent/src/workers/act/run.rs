@@ -1,6 +1,8 @@
 //! Executes one plan in the kubelet's order (`SyncPod`).
 
-use futures_util::FutureExt as _;
+use std::convert::Infallible;
+
+use tokio_util::sync::CancellationToken;
 
 use super::ActContext;
 use super::PassContext;
@@ -39,8 +41,8 @@ pub async fn execute(ctx: &ActContext, pass: &PassContext, actions: &PodActions)
 
 /// [`execute`], with `before_pull` called before an image is pulled into a sandbox that the plan has created: pulls may take
 /// minutes, and the pod's status shows the sandbox meanwhile (KEP-3085). When `terminated` is ready nothing waits for
-/// volumes any longer, and a sandbox that cannot be created is no failure; the outcome has no error then, and the pod is to
-/// be looked at again.
+/// volumes, pulls and postStart hooks any longer, and a sandbox that cannot be created is no failure; the pod is to be looked
+/// at again. Pulls that are given up fail, as a kubelet's do; the outcome has no other error then.
 pub async fn execute_observed(
     ctx: &ActContext,
     pass: &PassContext,
@@ -48,8 +50,18 @@ pub async fn execute_observed(
     before_pull: BeforePull<'_>,
     terminated: impl Future<Output = ()> + Send,
 ) -> SyncOutcome {
-    let mut outcome = SyncOutcome::default();
-    if let Err(Stop) = steps(ctx, pass, actions, before_pull, terminated, &mut outcome).await {
+    let (mut outcome, is_terminated) = (SyncOutcome::default(), CancellationToken::new());
+    let follow = async {
+        terminated.await;
+        is_terminated.cancel();
+        std::future::pending::<Infallible>().await
+    };
+    let ended = tokio::select! {
+        biased;
+        never = follow => match never {},
+        ended = steps(ctx, pass, actions, before_pull, &is_terminated, &mut outcome) => ended,
+    };
+    if let Err(Stop) = ended {
         tracing::debug!(pod = pass.describe(), errors = ?outcome.errors, "plan not executed completely");
     }
     outcome
@@ -66,14 +78,13 @@ async fn steps(
     pass: &PassContext,
     actions: &PodActions,
     before_pull: BeforePull<'_>,
-    terminated: impl Future<Output = ()> + Send,
+    terminated: &CancellationToken,
     outcome: &mut SyncOutcome,
 ) -> Result<(), Stop> {
-    let mut terminated = std::pin::pin!(terminated);
     let creates = matches!(actions.sandbox, SandboxPlan::Create { .. });
     let starts = actions.start.iter().any(|start| start.blocked.is_none());
     if creates || starts {
-        prepare(ctx, pass, terminated.as_mut(), outcome).await?;
+        prepare(ctx, pass, terminated.cancelled(), outcome).await?;
     }
     if let SandboxPlan::Create { replaces: Some(_), .. } = &actions.sandbox {
         let message = "Pod sandbox changed, it will be killed and re-created.";
@@ -96,10 +107,17 @@ async fn steps(
     if let Some(sandbox) = in_sandbox(ctx, pass, actions, terminated, outcome).await? {
         let status = creates.then(|| sandbox.status(ctx, &pass.pod));
         let before_pull = || status.iter().for_each(before_pull);
-        let images = ImageLookup { ctx, pod: &pass.pod, sandbox: &sandbox.config, before_pull: &before_pull };
+        let images =
+            ImageLookup { ctx, pod: &pass.pod, sandbox: &sandbox.config, before_pull: &before_pull, terminated };
         let image_volumes = if starts { image_volumes::ensure(images).await } else { ImageVolumes::default() };
-        let context =
-            StartContext { ctx, pass, sandbox: &sandbox, image_volumes: &image_volumes, before_pull: &before_pull };
+        let context = StartContext {
+            ctx,
+            pass,
+            sandbox: &sandbox,
+            image_volumes: &image_volumes,
+            before_pull: &before_pull,
+            terminated,
+        };
         start_all(context, actions, outcome).await;
     }
     if !creates {
@@ -174,7 +192,7 @@ async fn in_sandbox(
     ctx: &ActContext,
     pass: &PassContext,
     actions: &PodActions,
-    terminated: impl Future<Output = ()> + Send,
+    terminated: &CancellationToken,
     outcome: &mut SyncOutcome,
 ) -> Result<Option<Sandbox>, Stop> {
     let sandbox = match &actions.sandbox {
@@ -184,8 +202,7 @@ async fn in_sandbox(
         SandboxPlan::Create { attempt, .. } => {
             let created = sandbox::create(ctx, pass, *attempt).await;
             // The network may already know that the pod is gone.
-            let is_abandoned =
-                matches!(created, Err(PodError::CreateSandbox { .. })) && terminated.now_or_never().is_some();
+            let is_abandoned = matches!(created, Err(PodError::CreateSandbox { .. })) && terminated.is_cancelled();
             let is_ok = created.is_ok() || is_abandoned;
             outcome.sandbox = Some(is_ok);
             if spec::has_user_namespace(&pass.pod) {
@@ -203,9 +220,13 @@ async fn in_sandbox(
     stop_at(outcome, sandbox).map(Some)
 }
 
-/// Starts one after the other. Only a failed init container keeps the following ones from starting.
+/// Starts one after the other. A failed init container keeps the following ones from starting, and so does the termination of
+/// the pod.
 async fn start_all(context: StartContext<'_>, actions: &PodActions, outcome: &mut SyncOutcome) {
     for start in &actions.start {
+        if context.terminated.is_cancelled() {
+            break;
+        }
         let result = match crash_loop_back_off(context.ctx, &context.pass.pod, start) {
             Some(error) => Err(error),
             None => context.start(start).await,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Pod;
+use tokio_util::sync::CancellationToken;
 
 use super::ActContext;
 use super::PassContext;
@@ -35,6 +36,8 @@ pub(super) struct StartContext<'a> {
     pub(super) image_volumes: &'a ImageVolumes,
     /// Called before an image is pulled.
     pub(super) before_pull: &'a (dyn Fn() + Sync),
+    /// The pod is terminated meanwhile.
+    pub(super) terminated: &'a CancellationToken,
 }
 
 /// The error of a start that crash-loop back-off blocks, with its event.
@@ -85,12 +88,13 @@ impl StartContext<'_> {
         Ok(id)
     }
 
-    /// Runs the postStart hook, and stops the container if it fails. Nothing is held meanwhile that another pod waits for.
+    /// Runs the postStart hook, and stops the container if it fails. Nothing is held meanwhile that another pod waits for. The
+    /// termination of the pod does not wait for the hook.
     async fn post_start(self, spec: &ContainerSpec<'_>, id: &ContainerId) -> Result<(), PodError> {
         let Self { ctx, pass, sandbox, .. } = self;
         let pod = &pass.pod;
         let Some(hook) = Hook::post_start(ctx, pod, spec, id, &sandbox.ips) else { return Ok(()) };
-        let Err(source) = hook.run().await else { return Ok(()) };
+        let Some(Err(source)) = self.terminated.run_until_cancelled(hook.run()).await else { return Ok(()) };
         let container = spec.container.name.clone();
         tracing::warn!(pod = pass.describe(), container, error = %source, "postStart hook failed");
         let error = self.failed(spec, PodError::PostStartHook { container, source: Box::new(source) });
@@ -110,7 +114,13 @@ impl StartContext<'_> {
     }
 
     fn images(&self) -> ImageLookup<'_> {
-        ImageLookup { ctx: self.ctx, pod: &self.pass.pod, sandbox: &self.sandbox.config, before_pull: self.before_pull }
+        ImageLookup {
+            ctx: self.ctx,
+            pod: &self.pass.pod,
+            sandbox: &self.sandbox.config,
+            before_pull: self.before_pull,
+            terminated: self.terminated,
+        }
     }
 
     /// Removes created instances that were never started. The runtime refuses while a start is in progress.

@@ -176,6 +176,21 @@ async fn later_containers_wait_for_post_start() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_is_terminated_waits_for_no_post_start_and_starts_no_other_container() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    node.runtime.state().commands.insert("hook".into(), (Duration::from_secs(600), 0));
+    let first = with_hooks("a", json!({"postStart": exec("hook")}));
+    let pod = pod(json!({"containers": [first, container("b")]}));
+    let plan = actions(keep(), vec![regular(0, "a"), regular(1, "b")]);
+    let (since, terminated) = (Instant::now(), tokio::time::sleep(Duration::from_secs(3)));
+    let outcome = execute_observed(&node.ctx, &pass(&pod, &running(&[])), &plan, &|_| {}, terminated).await;
+    assert_eq!(since.elapsed().as_secs(), 3);
+    assert_eq!(tokens(&outcome), [("a", "started")]);
+    assert!(outcome.is_ok(), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failed_post_start_stops_its_container_alone() {
     let mut node = Node::new();
     node.has_image("app:1", "sha256:1");
