@@ -62,6 +62,11 @@ impl Drop for RunningPod {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        // Its last child ends by itself, and the cgroup can be removed.
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        while !files::pids(&self.own.layout, &self.path).is_empty() && std::time::Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
