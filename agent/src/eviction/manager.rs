@@ -309,13 +309,14 @@ impl<O: Observe> Manager<O> {
 
     /// Terminates a pod that is recorded, and waits until nothing is left of it. The record stays until its end is reported.
     /// A runtime may be stalled by the same want of memory or process ids: it starts a program for each signal. What it has
-    /// not killed in time is killed through the pod's cgroup.
+    /// not killed in time of a pod that is evicted at once is killed through the pod's cgroup.
     pub(super) async fn end(&mut self, pod: &Pod, entry: EvictionRecord) {
         self.evicted.insert(pod_ref(pod).uid);
         let (begin, held) = (Instant::now(), self.parts.observe.held(pod).await);
         let Parts { observe, pods, .. } = &mut self.parts;
         let kill_late = async {
-            // With a longer grace period the stop may begin later: a pull or a hook of the pod ends before.
+            // With a longer grace period a pod must not be killed before it was told to stop, which waits for calls in
+            // progress.
             if entry.grace == IMMEDIATE {
                 tokio::time::sleep(runtime_kill_limit(entry.grace)).await;
                 observe.kill(pod).await;
