@@ -1,5 +1,7 @@
 //! The whole agent on the simulated node, checked against the runtime's trace.
 
+mod faults;
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,7 +18,6 @@ use keblet_tests::node::pod;
 use tempfile::TempDir;
 use tokio::time::Instant;
 use tokio::time::sleep;
-use tonic::Code;
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -230,199 +231,6 @@ async fn crash_loops_back_off() {
     node.no_duplicates();
 }
 
-/// F1: a start whose call timed out in the agent, but succeeded in the runtime.
-#[tokio::test(start_paused = true)]
-async fn f01_late_successful_start_is_not_repeated() {
-    for fault in [
-        FaultKind::HangAfter,
-        FaultKind::Slow(secs(130)),
-        FaultKind::FailAfter(Code::Unknown, "simulated".to_owned()),
-        FaultKind::LateAnswer(secs(125)),
-    ] {
-        let node = Node::new();
-        node.sim.faults(|f| f.add(CallFault::on(Method::StartContainer, fault.clone()).times(1)));
-        let _agent = node.start(SensorSet::ALL, [pod("web").running("main", "run")]);
-        node.running("web", "main").await;
-        sleep(secs(600)).await;
-        node.no_duplicates();
-        assert_eq!(node.sim.trace(Trace::live_count), 1, "{fault:?}");
-    }
-}
-
-/// F1: a container of a start that failed in the end does not block the next start.
-#[tokio::test(start_paused = true)]
-async fn f01_failed_start_is_retried() {
-    for (method, code) in [(Method::StartContainer, Code::Unknown), (Method::CreateContainer, Code::Unavailable)] {
-        let node = Node::new();
-        node.sim.faults(|f| f.add(CallFault::on(method, FaultKind::Fail(code, "simulated".to_owned())).times(1)));
-        let _agent = node.start(SensorSet::ALL, [pod("web").running("main", "run")]);
-        node.running("web", "main").await;
-        sleep(secs(60)).await;
-        node.no_duplicates();
-        assert_eq!(node.sim.trace(Trace::live_count), 1, "{method:?}");
-    }
-}
-
-/// F1, the worst case: the CREATED event is delivered, STARTED is late or lost, the start is slow, many static pods
-/// start at the same time.
-#[tokio::test(start_paused = true)]
-async fn f01_no_duplicates_when_events_lag_behind_starts() {
-    for sensors in [SensorSet::ALL, SensorSet::EVENTS] {
-        let node = Node::new();
-        node.sim.faults(|f| {
-            f.events = EventFaults { late: 0.8, late_by: secs(4), lost: 0.3, doubled: 0.3, ..EventFaults::default() };
-            f.add(CallFault::on(Method::StartContainer, FaultKind::Slow(ms(700))).with_probability(0.5));
-            f.add(CallFault::on(Method::StartContainer, FaultKind::LateAnswer(ms(900))).with_probability(0.3));
-        });
-        let pods = (0..20).map(|n| pod(&format!("p{n}")).running("main", "exit 1 2s until 2"));
-        let _agent = node.start(sensors, pods);
-        let all = |l: &Trace| (0..20).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt >= 2));
-        // A lost exit that no other sensor reports waits for the next relist.
-        node.sim
-            .until("all settled", secs(3000), all)
-            .await
-            .unwrap_or_else(|timed_out| panic!("{sensors:?}: {timed_out}"));
-        node.no_duplicates();
-        let starts = node.sim.trace(|l| l.instances().iter().filter(|i| i.started.is_some()).count());
-        assert_eq!(starts, 60, "{sensors:?}: three instances each");
-    }
-}
-
-/// F2 and design rule 5: a restarted agent changes no container, however slowly the runtime responds.
-#[tokio::test(start_paused = true)]
-async fn f02_restarted_agent_changes_no_container() {
-    for slow in [ms(0), secs(7)] {
-        let node = Node::new();
-        let pods = || (0..10).map(|n| pod(&format!("p{n}")).running("main", "run").running("side", "run"));
-        let agent = node.start(SensorSet::ALL, pods());
-        node.sim.until("all up", secs(60), |l| l.live_count() == 20).await.expect("up");
-        sleep(secs(3)).await;
-        drop(agent);
-        let acts = |l: &Trace| -> u64 { l.counts().iter().filter(|(m, _)| m.acts()).map(|(_, n)| n).sum() };
-        let before = node.sim.trace(acts);
-        node.sim.faults(|f| {
-            f.add(CallFault::on(Method::ContainerStatus, FaultKind::Slow(slow)));
-            f.add(CallFault::on(Method::ListContainers, FaultKind::Slow(slow)));
-        });
-        let _agent = node.start(SensorSet::ALL, pods());
-        sleep(secs(120)).await;
-        assert_eq!(node.sim.trace(acts), before, "{}", node.sim.trace(Trace::to_string));
-        assert_eq!(node.sim.trace(Trace::live_count), 20);
-    }
-}
-
-/// Design rule 5 at every step: the agent is killed after each single call of a start, a restart and a removal.
-#[tokio::test(start_paused = true)]
-async fn agent_killed_at_any_call_creates_no_duplicates() {
-    for step in 0.. {
-        let node = Node::new();
-        let desired = || {
-            let init = pod("init").after("first", "exit 0 50ms").running("main", "run");
-            [init, pod("crash").running("main", "exit 1 200ms until 1")]
-        };
-        let agent = node.start(SensorSet::ALL, desired());
-        let calls = node.sim.until("that many calls", secs(20), |l| l.total() > step).await;
-        drop(agent);
-        let _agent = node.start(SensorSet::ALL, desired());
-        let settled =
-            |l: &Trace| l.live("init", "main").is_some() && l.live("crash", "main").is_some_and(|i| i.attempt > 0);
-        node.sim
-            .until("settled", secs(120), settled)
-            .await
-            .unwrap_or_else(|timed_out| panic!("step {step}: {timed_out}"));
-        sleep(secs(60)).await;
-        node.no_duplicates();
-        assert_eq!(node.sim.trace(Trace::live_count), 2, "step {step}");
-        assert!(node.attempts("crash", "main").len() <= 3, "step {step}: {:?}", node.attempts("crash", "main"));
-        // A start in progress when the agent was killed may be abandoned and repeated, but there are never two
-        // instances.
-        assert!(node.attempts("init", "main").len() <= 2, "step {step}: {:?}", node.attempts("init", "main"));
-        if calls.is_err() {
-            assert!(step > 20, "the start-up took more than {step} calls");
-            return;
-        }
-    }
-}
-
-/// F9: a pod whose sandbox exited gets a new one; restart counts continue; late events of the old one are ignored.
-#[tokio::test(start_paused = true)]
-async fn f09_dead_sandbox_is_replaced_and_restart_counts_continue() {
-    let node = Node::new();
-    node.sim.faults(|f| f.events = EventFaults { late: 0.5, late_by: secs(3), ..EventFaults::default() });
-    let _agent =
-        node.start(SensorSet::ALL, [pod("web").running("main", "exit 1 500ms until 1").running("side", "run")]);
-    node.sim
-        .until("second instance", secs(60), |l| l.live("web", "main").is_some_and(|i| i.attempt == 1))
-        .await
-        .expect("up");
-    sleep(secs(5)).await;
-    assert_eq!(node.sim.kill_sandboxes("web"), 1);
-    let again = |l: &Trace| {
-        l.live("web", "main").is_some_and(|i| i.attempt == 2) && l.live("web", "side").is_some_and(|i| i.attempt == 1)
-    };
-    node.sim.until("both in a new sandbox", secs(120), again).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
-    sleep(secs(30)).await;
-    node.no_duplicates();
-    let ready = |s: &v1::PodSandboxStatus| s.state() == v1::PodSandboxState::SandboxReady;
-    assert_eq!(node.sim.sandboxes("web").iter().filter(|s| ready(s)).count(), 1);
-    assert_eq!(node.sim.trace(Trace::live_count), 2);
-}
-
-/// F12: the runtime restarts under running pods, and some containers are killed meanwhile.
-#[tokio::test(start_paused = true)]
-async fn f12_runtime_restart_restarts_only_exited_containers() {
-    for recovery in [Recovery::default(), Recovery { lose_exit_codes: true, replay_events: 30 }] {
-        let node = Node::new();
-        let agent = node.start(SensorSet::ALL, (0..20).map(|n| pod(&format!("p{n}")).running("main", "run")));
-        node.sim.until("all up", secs(60), |l| l.live_count() == 20).await.expect("up");
-        sleep(secs(10)).await;
-        node.sim.go_down();
-        let killed: Vec<String> = (0..6).map(|n| format!("p{}", n * 3)).collect();
-        let ids: Vec<String> =
-            killed.iter().map(|p| node.sim.kill(p, "main", Exit::Code(1)).expect("alive").id).collect();
-        sleep(secs(8)).await;
-        node.sim.come_up(recovery);
-        node.sim.until("all up again", secs(60), |l| l.live_count() == 20).await.unwrap_or_else(|u| panic!("{u}"));
-        sleep(secs(30)).await;
-        node.no_duplicates();
-        for n in 0..20 {
-            let name = format!("p{n}");
-            let expected: &[u32] = if killed.contains(&name) { &[0, 1] } else { &[0] };
-            assert_eq!(node.attempts(&name, "main"), expected, "{name}");
-        }
-        assert_eq!(ids.iter().map(|id| agent.harness.seen.exit_count(id)).collect::<Vec<_>>(), [1; 6]);
-    }
-}
-
-/// The worker's own inspection reports the exit, at a moment when the worker has already decided to do nothing.
-#[tokio::test(start_paused = true)]
-async fn exit_during_container_cleanup_is_handled() {
-    let node = Node::new();
-    // The first removal fails, so that it is retried while the third instance runs. Events report no exit by
-    // themselves.
-    node.sim.faults(|f| {
-        f.events.bare = 1.0;
-        f.add(CallFault::on(Method::RemoveContainer, FaultKind::Slow(ms(3300))));
-        f.add(CallFault::on(Method::RemoveContainer, FaultKind::Fail(Code::Unknown, "not now".to_owned())).times(1));
-    });
-    let _agent = node.start(SensorSet::EVENTS, [pod("web").running("main", "exit 1 3s until 2")]);
-    let begin = Instant::now();
-    while node.sim.trace(|l| l.count(Method::RemoveContainer)) < 2 {
-        assert!(begin.elapsed() < secs(300), "no retry: {}", node.sim.trace(Trace::to_string));
-        sleep(ms(10)).await;
-    }
-    // So late that the PLEG leaves the inspection to the worker.
-    sleep(ms(2800)).await;
-    let third = node.sim.kill("web", "main", Exit::Code(1)).expect("a third instance");
-    assert_eq!(third.attempt, 2);
-    let removed = |l: &Trace| l.history("web", "main").next().is_some_and(|i| i.removed.is_some());
-    node.sim.until("the first instance is removed", secs(5), removed).await.unwrap_or_else(|u| panic!("{u}"));
-    let reported = node.sim.trace(|l| l.instance(&third.id).is_some_and(|i| i.reported.is_some()));
-    assert!(reported, "the removal ended at the wrong moment: {}", node.sim.trace(Trace::to_string));
-    let fourth = |l: &Trace| l.live("web", "main").is_some_and(|i| i.attempt == 3);
-    node.sim.until("the fourth instance", secs(60), fourth).await.unwrap_or_else(|u| panic!("{u}"));
-}
-
 #[tokio::test(start_paused = true)]
 async fn shared_pid_namespace_restarts_only_after_the_runtime_report() {
     let node = Node::new();
@@ -432,26 +240,6 @@ async fn shared_pid_namespace_restarts_only_after_the_runtime_report() {
     assert_eq!(node.attempts("host", "main"), [0, 1]);
     node.no_duplicates();
     assert!(node.gap("host", "main", 0) >= ms(45), "{:?}", node.gap("host", "main", 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn hung_runtime_call_delays_only_its_own_pod() {
-    for method in [Method::StartContainer, Method::ContainerStatus, Method::RunPodSandbox, Method::StopContainer] {
-        let node = Node::new();
-        node.sim.faults(|f| f.add(CallFault::on(method, FaultKind::Hang).about("stuck_default_").times(3)));
-        let pods = (0..5).map(|n| pod(&format!("p{n}")).running("main", "exit 1 15s until 1"));
-        let begin = Instant::now();
-        let _agent = node.start(SensorSet::ALL, pods.chain([pod("stuck").running("main", "run")]));
-        let others = |l: &Trace| (0..5).all(|n| l.live(&format!("p{n}"), "main").is_some_and(|i| i.attempt == 1));
-        node.sim
-            .until("the other pods are restarted", secs(20), others)
-            .await
-            .unwrap_or_else(|u| panic!("{method:?}: {u}"));
-        assert!(begin.elapsed() < secs(17), "{method:?}: {:?}", begin.elapsed());
-        node.sim.faults(Faults::clear);
-        node.running("stuck", "main").await;
-        node.no_duplicates();
-    }
 }
 
 /// A new UID under the old name waits until the old pod is removed, then starts at once.

@@ -1,0 +1,114 @@
+//! What is shown of loaded settings: the whole configuration, and notices of what has no effect.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use serde_json::json;
+
+use super::Case;
+use crate::config::KubeletConfiguration;
+use crate::config::Settings;
+use crate::config::schema;
+use crate::config::schema::Described;
+use crate::config::settings::to_json;
+
+fn every_field() -> Settings {
+    let case =
+        Case::new().file("all.yaml", include_str!("../../testdata/every-field.yaml")).path_flag("config", "all.yaml");
+    case.load()
+}
+
+#[test]
+fn every_field_is_known_described_and_set() {
+    let settings = every_field();
+    let written = to_json(&settings.kubelet);
+    let defaults = to_json(&KubeletConfiguration::default());
+    let mut described = BTreeSet::new();
+    schema::walk(KubeletConfiguration::FIELDS, &mut |path, _| {
+        described.insert(path.split('.').next().expect("never empty").to_owned());
+        // These must stay at their default to be accepted beside the others, or at all.
+        let fixed = [
+            "runOnce",
+            "cgroupsPerQOS",
+            "reservedSystemCPUs",
+            "shutdownGracePeriod",
+            "shutdownGracePeriodCriticalPods",
+            "logging.format",
+            "enableSystemLogHandler",
+        ];
+        let at = |map: &serde_json::Map<String, Value>| {
+            path.split('.').try_fold(Value::Object(map.clone()), |value, name| value.get(name).cloned())
+        };
+        assert!(fixed.contains(&path) || at(&written) != at(&defaults), "{path} is not set in every-field.yaml");
+    });
+    let names: BTreeSet<String> = written.keys().cloned().collect();
+    assert_eq!(names, described);
+}
+
+#[test]
+fn rendering_and_reading_again_changes_nothing() {
+    let settings = every_field();
+    let document = settings.configz()["kubeletconfig"].clone();
+    let text = serde_json::to_string(&document).expect("JSON");
+    let again = Case::new().file("c.json", &text).path_flag("config", "c.json").load();
+    assert_eq!(again.kubelet, settings.kubelet);
+}
+
+#[test]
+fn configz_shows_what_the_api_would() {
+    let case = Case::new().main("maxPods: 7\nhealthzPort: 0\nfailSwapOn: false\n");
+    let shown = case.load().configz();
+    let shown = &shown["kubeletconfig"];
+    assert_eq!(shown["kind"], json!("KubeletConfiguration"));
+    assert_eq!(shown["apiVersion"], json!("kubelet.config.k8s.io/v1beta1"));
+    assert_eq!((&shown["maxPods"], &shown["healthzPort"], &shown["failSwapOn"]), (&json!(7), &json!(0), &json!(false)));
+    assert_eq!(shown["shutdownGracePeriod"], json!("0s"));
+    assert_eq!(shown["streamingConnectionIdleTimeout"], json!("4h0m0s"));
+    for absent in ["readOnlyPort", "runOnce", "systemReserved", "providerID", "maxParallelImagePulls"] {
+        assert_eq!(shown.get(absent), None, "{absent}");
+    }
+}
+
+#[test]
+fn notices_name_what_has_no_effect() {
+    let settings = Case::new()
+        .main("maxPods: 7\nvolumePluginDir: /flex\nfeatureGates: {NativeHistograms: true, NodeSwap: true}\n")
+        .flag("experimental-mounter-path", "/srv")
+        .flag("file-check-frequency", "2m")
+        .flag("log-cadvisor-usage", "true")
+        .load();
+    let notices = settings.notices().join("\n");
+    for expected in [
+        "flag --file-check-frequency is deprecated; set fileCheckFrequency in the file of --config instead",
+        "flag --log-cadvisor-usage is deprecated and has no effect",
+        "feature gate NodeSwap=true will be removed in a future release",
+        "feature gate NativeHistograms=true is accepted but not honoured yet",
+        "--experimental-mounter-path is accepted but not honoured yet",
+    ] {
+        assert!(notices.contains(expected), "{expected:?} is missing in:\n{notices}");
+    }
+    assert!(
+        notices.lines().any(|line| line.starts_with("volumePluginDir (")
+            && line.ends_with("main.yaml:4) is accepted but not honoured yet"))
+    );
+    assert!(!notices.contains("fileCheckFrequency ("), "a field that is honoured has no notice");
+}
+
+#[test]
+fn notices_name_gates_whose_value_is_not_honoured() {
+    let notices = |gates: &str| Case::new().main(&format!("featureGates: {{{gates}}}\n")).load().notices().join("\n");
+    for honoured in [
+        "ContainerStopSignals: true",
+        "EnvFiles: false",
+        "RotateKubeletServerCertificate: false",
+        "ClusterTrustBundle: true, ClusterTrustBundleProjection: true",
+        "HostnameOverride: true",
+    ] {
+        let shown = notices(honoured);
+        assert!(!shown.contains("feature gate"), "{honoured}: {shown}");
+    }
+    for ignored in ["HostnameOverride=false", "NativeHistograms=true"] {
+        let shown = notices(&ignored.replace('=', ": "));
+        assert!(shown.contains(&format!("feature gate {ignored} is accepted but not honoured yet")), "{shown}");
+    }
+}
