@@ -81,6 +81,7 @@ fn main() -> ExitCode {
 }
 
 fn perform(task: Task) -> Result<ExitCode> {
+    interrupt::end_programs()?;
     match task {
         Task::Setup(arguments) => setup::setup(&arguments).map(|()| ExitCode::SUCCESS),
         Task::Demo(arguments) => demo::demo(&arguments),

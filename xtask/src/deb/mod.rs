@@ -19,6 +19,7 @@ use anyhow::ensure;
 use object::Object as _;
 
 use crate::paths;
+use crate::system;
 use archive::Tarball;
 
 /// The Kubernetes version of the kubelet that the package provides.
@@ -66,11 +67,9 @@ pub(crate) fn deb(arguments: &Arguments) -> Result<()> {
 }
 
 fn build() -> Result<PathBuf> {
-    let status = Command::new(paths::cargo())
-        .current_dir(paths::repository())
-        .args(["build", "--release", "-p", "keblet"])
-        .status()
-        .context("cannot run cargo")?;
+    let mut command = Command::new(paths::cargo());
+    command.current_dir(paths::repository()).args(["build", "--release", "-p", "keblet"]);
+    let status = system::status(&mut command)?;
     ensure!(status.success(), "building keblet failed with {status}");
     Ok(paths::target().join("release/keblet"))
 }

@@ -22,6 +22,7 @@ use crate::run;
 use crate::setup::images::Image;
 use crate::setup::images::Layer;
 use crate::setup::images::write_archive;
+use crate::system;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The image's name without the tag, as the manifests in `deploy` have it.
@@ -89,7 +90,7 @@ fn is_newer(file: &Path, than: &Path) -> Result<bool> {
 fn build() -> Result<PathBuf> {
     let mut command = Command::new(paths::cargo());
     command.current_dir(paths::repository()).args(["build", "--release", "-p", "keblet"]);
-    let status = command.status().context("cannot run cargo")?;
+    let status = system::status(&mut command)?;
     ensure!(status.success(), "building keblet failed with {status}");
     Ok(paths::target().join("release/keblet"))
 }

@@ -33,6 +33,7 @@ use keblet_peers::Cache;
 
 use crate::docs_paths;
 use crate::image;
+use crate::interrupt::Group;
 use crate::interrupt::Interrupt;
 use crate::layers;
 use crate::licences;
@@ -260,7 +261,8 @@ fn cargo_test(
             .env("KEBLET_BIN", run::agent());
     }
     command.envs(variables.iter().map(|(name, value)| (name, value)));
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let (mut child, _group) = Group::spawn(&mut command).context("cannot run cargo test")?;
     let mut tally = Tally::default();
     let output = child.stdout.take().context("cargo test has no standard output")?;
     for line in BufReader::new(output).lines() {

@@ -20,6 +20,7 @@ use serde_json::Value;
 use super::machine::Machine;
 use super::machine::Output;
 use super::prepare;
+use crate::interrupt::Group;
 use crate::interrupt::Interrupt;
 use crate::paths;
 use crate::run;
@@ -192,7 +193,7 @@ fn build(targets: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
         command.args(["--test", target]);
     }
     command.current_dir(paths::repository()).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command.spawn().context("cannot run cargo")?;
+    let (mut child, _group) = Group::spawn(&mut command).context("cannot run cargo")?;
     let output = child.stdout.take().context("cargo has no standard output")?;
     let mut built = BTreeMap::new();
     for line in BufReader::new(output).lines() {
