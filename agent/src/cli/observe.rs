@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::io::BufReader;
 use std::io::IsTerminal as _;
-use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::path::PathBuf;
@@ -19,6 +18,7 @@ use anyhow::ensure;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use tokio::sync::mpsc;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::host;
@@ -46,6 +46,8 @@ const LINES_INTERVAL: Duration = Duration::from_secs(10);
 const LEAST_INTERVAL: Duration = Duration::from_millis(500);
 /// Lines that wait for a slow reader; then collecting waits.
 const LINES: usize = 256;
+/// How long after a signal the lines that are queued may take: the output may be a pipe that is no longer read.
+const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// The node that is observed.
 #[derive(Clone, Debug, clap::Args)]
@@ -158,7 +160,7 @@ async fn observe(args: &Args, options: CollectOptions, in_view: bool) -> anyhow:
                 let shown = view::terminal::run(messages, node, Settings::default(), true, shutdown.clone());
                 shown.await.context("cannot use the terminal")
             }
-            (false, json) => lines(messages, node, json).await,
+            (false, json) => lines(messages, node, json.then(io::stdout), &shutdown).await,
         }
     };
     tokio::select! {
@@ -183,34 +185,78 @@ async fn serve(
     }
 }
 
-/// Takes records until the collector ends; prints them if asked to, until the output is closed.
-async fn lines(mut messages: mpsc::Receiver<Message>, node: SharedNode, json: bool) -> anyhow::Result<()> {
-    let printer = json.then(print_lines).transpose().context("cannot start the thread that prints")?;
+/// Takes records until the collector ends; prints them to `out` if there is one, until it is closed. The collector ends
+/// by a signal; then what is queued is printed, within [`LAST_LINES`].
+async fn lines(
+    messages: mpsc::Receiver<Message>,
+    node: SharedNode,
+    out: Option<impl io::Write + Send + 'static>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    let late = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(LAST_LINES).await;
+    };
+    tokio::select! {
+        taken = take_all(messages, node, out) => taken,
+        // Not logged: the log may go to the same pipe.
+        () = late => Ok(()),
+    }
+}
+
+async fn take_all(
+    mut messages: mpsc::Receiver<Message>,
+    node: SharedNode,
+    out: Option<impl io::Write + Send + 'static>,
+) -> anyhow::Result<()> {
+    let printer = out.map(Printer::start).transpose().context("cannot start the thread that prints")?;
     while let Some(message) = messages.recv().await {
         if let (Some(printer), Message::Line(line)) = (&printer, &message) {
             let text = serde_json::to_string(line).context("cannot encode a record")?;
-            if printer.send(text).await.is_err() {
-                return Ok(());
+            if printer.lines.send(text).await.is_err() {
+                break;
             }
         }
         view::terminal::take(message, &node);
     }
-    Ok(())
+    match printer {
+        Some(printer) => printer.finish().await.context("cannot print records"),
+        None => Ok(()),
+    }
 }
 
 /// Prints lines on a thread of its own: a write to a full pipe blocks.
-fn print_lines() -> io::Result<mpsc::Sender<String>> {
-    let (sender, mut receiver) = mpsc::channel::<String>(LINES);
-    let print = move || {
-        let mut out = io::stdout();
-        while let Some(line) = receiver.blocking_recv() {
-            if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
-                return;
-            }
+struct Printer {
+    lines: mpsc::Sender<String>,
+    /// Why the thread has ended.
+    ended: oneshot::Receiver<io::Result<()>>,
+}
+
+impl Printer {
+    fn start(out: impl io::Write + Send + 'static) -> io::Result<Self> {
+        let (lines, queue) = mpsc::channel(LINES);
+        let (sender, ended) = oneshot::channel();
+        // Fails if the lines are not waited for.
+        let thread = move || drop(sender.send(print(queue, out)));
+        std::thread::Builder::new().name("lines".to_owned()).spawn(thread)?;
+        Ok(Self { lines, ended })
+    }
+
+    /// Waits until all lines are written, or the output is closed.
+    async fn finish(self) -> io::Result<()> {
+        drop(self.lines);
+        match self.ended.await {
+            Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            _ => Ok(()),
         }
-    };
-    std::thread::Builder::new().name("lines".to_owned()).spawn(print)?;
-    Ok(sender)
+    }
+}
+
+fn print(mut queue: mpsc::Receiver<String>, mut out: impl io::Write) -> io::Result<()> {
+    while let Some(line) = queue.blocking_recv() {
+        writeln!(out, "{line}").and_then(|()| out.flush())?;
+    }
+    Ok(())
 }
 
 /// Shows a recorded node, or writes a picture of it.
@@ -292,7 +338,103 @@ async fn take_until(mut messages: mpsc::Receiver<Message>, node: &SharedNode, me
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::sync::mpsc as blocking;
+
     use super::*;
+    use crate::observe::record::Line;
+    use crate::observe::record::Ready;
+    use crate::observe::record::Record;
+    use crate::observe::record::Timestamp;
+
+    /// An output that takes nothing as long as there is a sender of `gate`.
+    struct Slow {
+        gate: blocking::Receiver<()>,
+        written: Arc<Mutex<Vec<u8>>>,
+        /// Dropped after the last write.
+        _open: blocking::Sender<()>,
+    }
+
+    impl io::Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            // Fails when the sender is gone.
+            let _ = self.gate.recv();
+            self.written.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// An output that refuses everything.
+    struct Refusing(io::ErrorKind);
+
+    impl io::Write for Refusing {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// So many messages of a collector that has ended.
+    fn collected(count: usize) -> mpsc::Receiver<Message> {
+        let (sender, messages) = mpsc::channel(count);
+        for _ in 0..count {
+            let line = Line::new(Timestamp::default(), Record::Ready(Ready::default()));
+            sender.try_send(Message::Line(Box::new(line))).unwrap();
+        }
+        messages
+    }
+
+    fn signalled() -> CancellationToken {
+        let token = CancellationToken::new();
+        token.cancel();
+        token
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn queued_lines_are_written_after_a_signal() {
+        const COUNT: usize = 20;
+        let (gate, blocked) = blocking::channel();
+        let (open, closed) = blocking::channel();
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let out = Slow { gate: blocked, written: written.clone(), _open: open };
+        let shutdown = signalled();
+        let mut printed = pin!(lines(collected(COUNT), SharedNode::default(), Some(out), &shutdown));
+        assert!(futures_util::poll!(&mut printed).is_pending(), "the lines are not written yet");
+        drop(gate);
+        // The clock stands still while a blocking task runs.
+        let all = tokio::task::spawn_blocking(move || closed.recv());
+        printed.await.unwrap();
+        assert!(all.await.unwrap().is_err(), "nothing is sent");
+        let written = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+        assert_eq!(written.lines().filter(|line| line.contains("\"ready\"")).count(), COUNT, "{written}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_output_that_is_not_read_delays_the_end_by_two_seconds() {
+        let (_gate, blocked) = blocking::channel();
+        let (open, _closed) = blocking::channel();
+        let out = Slow { gate: blocked, written: Arc::default(), _open: open };
+        let (start, shutdown) = (tokio::time::Instant::now(), signalled());
+        let printed = lines(collected(2 * LINES), SharedNode::default(), Some(out), &shutdown);
+        tokio::time::timeout(2 * LAST_LINES, printed).await.expect("the end is delayed for longer").unwrap();
+        let delay = start.elapsed();
+        assert!(delay >= LAST_LINES && delay < LAST_LINES + Duration::from_millis(10), "{delay:?}");
+    }
+
+    #[tokio::test]
+    async fn a_closed_output_ends_the_lines_quietly_and_a_full_disk_does_not() {
+        let shutdown = CancellationToken::new();
+        for (kind, quiet) in [(io::ErrorKind::BrokenPipe, true), (io::ErrorKind::StorageFull, false)] {
+            let printed = lines(collected(1), SharedNode::default(), Some(Refusing(kind)), &shutdown).await;
+            assert_eq!(printed.is_ok(), quiet, "{kind}: {printed:?}");
+        }
+    }
 
     #[test]
     fn values_of_flags() {
