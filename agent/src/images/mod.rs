@@ -23,6 +23,7 @@ use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
 
+use futures_util::future::join_all;
 use keblet_proto::cri::v1 as cri;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -138,14 +139,38 @@ impl Images {
     /// Finds out what became of pulls that an earlier run of the agent has begun. To be called before the first pull.
     pub async fn recover(&self) {
         let Some(access) = &self.access else { return };
-        match self.runtime.list_images(None).await {
-            Ok(images) => {
-                if let Err(error) = access.recover(images).await {
-                    tracing::warn!(%error, "cannot record what became of earlier image pulls");
+        let unsettled = access.unsettled().await;
+        // Beside each other: a runtime that does not answer delays the start once.
+        join_all(unsettled.iter().map(|image| self.settle(access, image))).await;
+    }
+
+    /// Writes the outcome of a pull that [`AccessRecords::begin`] was called for to the access records, if there are any.
+    pub async fn record_pull(&self, image: &str, outcome: Option<&Pulled>) {
+        let Some(access) = &self.access else { return };
+        match outcome {
+            Some(pulled) => access.pulled(image, &pulled.image_ref, &pulled.source).await,
+            None => {
+                if access.is_unsettled(image).await {
+                    self.settle(access, image).await;
                 }
+                access.not_pulled(image).await;
             }
-            Err(error) => tracing::warn!(%error, "cannot find out what became of earlier image pulls"),
         }
+    }
+
+    /// Finds out what became of an earlier pull.
+    async fn settle(&self, access: &AccessRecords, image: &str) {
+        match self.find_intended(image).await {
+            Ok(image_ref) => access.settle(image, image_ref.as_deref()).await,
+            Err(error) => tracing::warn!(image, %error, "cannot find out what became of an earlier image pull"),
+        }
+    }
+
+    /// The id of an image by the name in a pod's spec, which may differ from the names that the runtime lists.
+    async fn find_intended(&self, image: &str) -> Result<Option<String>, RuntimeError> {
+        // What is no name has not been pulled.
+        let Ok(name) = with_default_tag(image) else { return Ok(None) };
+        Ok(self.inspect(&name, None).await?.map(|found| found.image_ref))
     }
 
     /// A counter of images pulled and removed by this agent.

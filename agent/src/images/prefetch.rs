@@ -124,12 +124,7 @@ impl Images {
         let since = Instant::now();
         let pulled = self.pull(name, sandbox, &credentials).await;
         let now = Instant::now();
-        if let Some(access) = self.access() {
-            match &pulled {
-                Ok(pulled) => access.pulled(image, &pulled.image_ref, &pulled.source).await,
-                Err(_) => access.not_pulled(image).await,
-            }
-        }
+        self.record_pull(image, pulled.as_ref().ok()).await;
         match pulled {
             Ok(pulled) => Progress::Pulled { took: now - pulled.began, total: now - since },
             Err(error) => {

@@ -1,6 +1,7 @@
-//! The cache, and what image calls carry.
+//! The cache, what image calls carry, and what became of the pulls of an earlier run.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use tonic::Status;
 use super::cache::ImageCache;
 use super::credentials::testing::secret;
 use super::*;
+use crate::metrics::Metrics;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::tests::server::Socket;
 use crate::runtime::tests::server::say;
@@ -89,4 +91,64 @@ async fn a_pull_with_several_credentials_counts_once() {
     );
     let error = images.pull("r.io/app:1", &sandbox, &credentials).await.expect_err("too many").to_string();
     assert_eq!(error, "pull QPS exceeded");
+}
+
+/// A runtime that has the images of these names, and does nothing but tell their ids.
+fn having(names: &'static [&'static str]) -> Images {
+    let socket = Socket::default();
+    socket.serve(script(move |method, message| {
+        if method != "ImageStatus" {
+            return Err(Status::unimplemented(method.to_owned()));
+        }
+        let asked = cri::ImageStatusRequest::decode(message).expect("a request").image.expect("an image").image;
+        let image = names.contains(&asked.as_str());
+        let image = image.then(|| cri::Image { id: format!("id of {asked}"), ..Default::default() });
+        say(&cri::ImageStatusResponse { image, ..Default::default() })
+    }));
+    let runtime =
+        Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
+    Images::new(runtime, PullLimits::default())
+}
+
+#[tokio::test]
+async fn an_image_that_arrived_before_the_agent_was_killed_is_verified_whatever_the_runtime_calls_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let open = || AccessRecords::open(dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
+    for image in ["me/app:1", "app", "absent:1"] {
+        open().begin(image).await.expect("written");
+    }
+    // The runtime lists docker.io/me/app:1 and docker.io/library/app:latest.
+    let images = having(&["me/app:1", "app:latest"]).with_access(open());
+    images.recover().await;
+    let access = images.access().expect("records");
+    for (image, id, expected) in [
+        ("me/app:1", "id of me/app:1", false),
+        ("app", "id of app:latest", false),
+        ("absent:1", "imported since", true),
+    ] {
+        // The registry refuses a pod without credentials.
+        access.begin(image).await.expect("written");
+        access.not_pulled(image).await;
+        let asked = async || Ok::<_, Infallible>(Vec::new());
+        assert_eq!(access.may_use(image, id, asked).await.expect("infallible"), expected, "{image}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_is_verified_although_the_runtime_was_not_there_when_the_agent_started() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let open = || AccessRecords::open(dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
+    for image in ["late:1", "never:1"] {
+        open().begin(image).await.expect("written");
+    }
+    let images = having(&["late:1"]).with_access(open());
+    let access = images.access().expect("records");
+    for (image, expected) in [("late:1", false), ("never:1", true)] {
+        // The registry refuses a pod without credentials.
+        access.begin(image).await.expect("written");
+        images.record_pull(image, None).await;
+        let asked = async || Ok::<_, Infallible>(Vec::new());
+        let id = format!("id of {image}");
+        assert_eq!(access.may_use(image, &id, asked).await.expect("infallible"), expected, "{image}");
+    }
 }

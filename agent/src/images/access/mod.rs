@@ -2,8 +2,8 @@
 //! proving to its registry that it may (KEP-2535).
 //!
 //! An intent is written before a pull and replaced by a record after it, so that an agent that is killed in between still
-//! knows that the image was not preloaded. Nothing is kept in memory but the pulls that are in progress: a check reads one
-//! or two small files.
+//! knows that the image was not preloaded. Nothing is kept in memory but the pulls that are in progress, and those
+//! whose outcome is unknown: a check reads one or two small files.
 //!
 //! ```text
 //!  <root>/image_manager/pulling/sha256-<hash of the image's name>   Intent
@@ -24,7 +24,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
-use keblet_proto::cri::v1 as cri;
 use tokio::sync::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
@@ -43,8 +42,22 @@ use record::PulledRecord;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Pulls in progress by the image's name, which a file exists for.
-type Pulling = HashMap<String, u32>;
+/// Pulls by the image's name, which a file exists for.
+type Pulling = HashMap<String, Pulls>;
+
+/// Pulls of one image.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pulls {
+    running: u32,
+    /// An earlier run has begun one that may have ended since: a failure of the next one does not tell.
+    is_unsettled: bool,
+}
+
+impl Pulls {
+    fn end_one(&mut self) {
+        self.running = self.running.saturating_sub(1);
+    }
+}
 
 /// The access records of a node.
 #[derive(Debug)]
@@ -67,7 +80,11 @@ impl AccessRecords {
     /// # Errors
     /// The folders cannot be made or read.
     pub fn open(root: &Path, policy: VerificationPolicy, metrics: Arc<Metrics>) -> io::Result<Self> {
-        let records = Self { files: Files::open(root)?, policy, metrics, pulling: Arc::default() };
+        let files = Files::open(root)?;
+        let unsettled = Pulls { running: 0, is_unsettled: true };
+        let intents = files.all::<Intent>()?.into_iter();
+        let pulling: Pulling = intents.map(|intent| (intent.image, unsettled)).collect();
+        let records = Self { files, policy, metrics, pulling: Arc::new(Mutex::new(pulling)) };
         count(&records.files, &records.metrics);
         Ok(records)
     }
@@ -123,7 +140,7 @@ impl AccessRecords {
 
     /// The record of an image, and whether this agent has pulled it or tried to.
     async fn read(&self, image: &str, image_ref: &str) -> io::Result<(Option<PulledRecord>, bool)> {
-        let is_pulling = self.pulling.lock().await.contains_key(image);
+        let is_pulling = self.pulling.lock().await.get(image).is_some_and(|pulls| pulls.running > 0);
         let (files, image, image_ref) = (self.files.clone(), image.to_owned(), image_ref.to_owned());
         filesystem::blocking(move || {
             let record = files.get::<PulledRecord>(&image_ref)?;
@@ -142,19 +159,23 @@ impl AccessRecords {
     pub async fn begin(&self, image: &str) -> io::Result<()> {
         let intent = Intent::new(image);
         let mut pulling = self.change(self.lock().await, move |files| files.write(&intent).map(|()| true)).await?;
-        *pulling.entry(image.to_owned()).or_default() += 1;
+        pulling.entry(image.to_owned()).or_default().running += 1;
         Ok(())
     }
 
-    /// The pull has failed.
+    /// The pull has failed. The intent stays if it is not known whether the image of an earlier one has arrived.
     pub async fn not_pulled(&self, image: &str) {
-        self.end(image).await;
+        self.end(image, Pulls::end_one).await;
     }
 
     /// The pull has succeeded with this credential. The intent stays if the record cannot be written.
     pub async fn pulled(&self, image: &str, image_ref: &str, source: &CredentialSource) {
         if self.record(image, image_ref, source, true).await {
-            self.end(image).await;
+            let ended = |pulls: &mut Pulls| {
+                pulls.is_unsettled = false;
+                pulls.end_one();
+            };
+            self.end(image, ended).await;
         }
     }
 
@@ -180,12 +201,14 @@ impl AccessRecords {
         written.is_ok()
     }
 
-    /// One pull of this image less. Its intent is removed with the last one.
-    async fn end(&self, image: &str) {
+    /// Changes the pulls of this image. Its intent is removed with the last one.
+    async fn end(&self, image: &str, change: impl FnOnce(&mut Pulls)) {
         let mut pulling = self.lock().await;
-        if let Some(count) = pulling.get_mut(image).filter(|count| **count > 1) {
-            *count -= 1;
-            return;
+        if let Some(pulls) = pulling.get_mut(image) {
+            change(pulls);
+            if pulls.running > 0 || pulls.is_unsettled {
+                return;
+            }
         }
         pulling.remove(image);
         let key = image.to_owned();
@@ -195,22 +218,35 @@ impl AccessRecords {
         }
     }
 
-    /// Finds out what became of pulls that an earlier run has begun: an image that the runtime lists under an intended
-    /// name was pulled by this agent, with unknown credentials. To be called before the first pull.
-    ///
-    /// # Errors
-    /// The intents cannot be listed. What remains intended counts as pulled by the agent.
-    pub async fn recover(&self, images: Vec<cri::Image>) -> io::Result<()> {
-        let recovered = self.change(self.lock().await, move |files| {
-            let intents: HashSet<String> = files.all::<Intent>()?.into_iter().map(|intent| intent.image).collect();
-            for image in images {
-                for name in image.repo_tags.iter().chain(&image.repo_digests).filter(|name| intents.contains(*name)) {
-                    recover_one(files, name, &image.id);
-                }
+    /// Whether [`Self::settle`] is to be called for this image.
+    pub async fn is_unsettled(&self, image: &str) -> bool {
+        self.lock().await.get(image).is_some_and(|pulls| pulls.is_unsettled)
+    }
+
+    /// The images that [`Self::settle`] is to be called for.
+    pub async fn unsettled(&self) -> Vec<String> {
+        let pulling = self.lock().await;
+        pulling.iter().filter(|(_, pulls)| pulls.is_unsettled).map(|(image, _)| image.clone()).collect()
+    }
+
+    /// What became of a pull that an earlier run has begun: an image `image_ref` was pulled by this agent, with unknown
+    /// credentials, and gets a record unless it has one. If none is on the node, the intent stays until the next pull of
+    /// the name ends, as upstream.
+    pub async fn settle(&self, image: &str, image_ref: Option<&str>) {
+        let Some(image_ref) = image_ref else {
+            if let Some(pulls) = self.lock().await.get_mut(image) {
+                pulls.is_unsettled = false;
             }
-            Ok(true)
-        });
-        recovered.await.map(drop)
+            return;
+        };
+        let (name, id) = (image.to_owned(), image_ref.to_owned());
+        let recorded = self.change(self.lock().await, move |files| record_unknown(files, &name, &id));
+        if let Err(error) = recorded.await.map(drop) {
+            // The intent stays: the image counts as pulled by the agent.
+            tracing::warn!(image, image_ref, %error, "cannot record that an image was pulled");
+            return;
+        }
+        self.end(image, |pulls| pulls.is_unsettled = false).await;
     }
 
     /// Removes the records of images that are not on the node. `images`: ids of all that are, listed after `since`; later
@@ -252,26 +288,18 @@ impl AccessRecords {
     }
 }
 
-/// Replaces an intent by a record without credentials, if the image has none. What is wrong with the files of one image
-/// must not keep the others from being recovered. Blocks.
-fn recover_one(files: &Files, name: &str, image_ref: &str) {
+/// Writes a record without credentials, if the image has none that can be read. True if it is new. Blocks.
+fn record_unknown(files: &Files, name: &str, image_ref: &str) -> io::Result<bool> {
     let known = files.get::<PulledRecord>(image_ref).unwrap_or_else(|error| {
         tracing::warn!(image = name, image_ref, %error, "replacing an unreadable record of who may use an image");
         None
     });
-    let written = if known.is_some() {
-        Ok(())
-    } else {
-        let mut record = PulledRecord::new(image_ref);
-        record.updated(SystemTime::now());
-        files.write(&record)
-    };
-    if let Err(error) = written {
-        // The intent stays: the image counts as pulled by the agent.
-        tracing::warn!(image = name, image_ref, %error, "cannot record that an earlier run has pulled an image");
-    } else if let Err(error) = files.remove::<Intent>(name) {
-        tracing::warn!(image = name, %error, "cannot remove the record of an intended pull");
+    if known.is_some() {
+        return Ok(false);
     }
+    let mut record = PulledRecord::new(image_ref);
+    record.updated(SystemTime::now());
+    files.write(&record).map(|()| true)
 }
 
 /// Updates the metrics of files. Blocks.

@@ -32,6 +32,12 @@ impl Fixture {
         self.records.pulled(image, "id", source).await;
     }
 
+    /// The agent is killed and started again.
+    fn restart(&mut self) {
+        let (policy, metrics) = (VerificationPolicy::default(), self.metrics.clone());
+        self.records = AccessRecords::open(self.dir.path(), policy, metrics).expect("opened");
+    }
+
     fn intents(&self) -> usize {
         self.records.files.count::<Intent>().expect("counted")
     }
@@ -122,7 +128,7 @@ fn a_change_whose_caller_is_gone_is_not_overtaken_by_the_next_one() {
         drop(release);
         busy.await.expect("ended").expect_err("nothing was sent");
         fixture.records.begin("a:1").await.expect("written");
-        assert_eq!(fixture.records.pulling.lock().await["a:1"], 1);
+        assert_eq!(fixture.records.pulling.lock().await["a:1"].running, 1);
         fixture.records.not_pulled("a:1").await;
         assert_eq!(fixture.intents(), 0);
     });
@@ -130,37 +136,68 @@ fn a_change_whose_caller_is_gone_is_not_overtaken_by_the_next_one() {
 
 #[tokio::test]
 async fn a_record_that_cannot_be_written_leaves_the_intent() {
-    let fixture = Fixture::new(VerificationPolicy::default());
+    let mut fixture = Fixture::new(VerificationPolicy::default());
     fixture.records.begin("a:1").await.expect("written");
-    fs::remove_dir_all(fixture.dir.path().join("image_manager/pulled")).expect("removed");
+    let folder = fixture.dir.path().join("image_manager/pulled");
+    fs::remove_dir_all(&folder).expect("removed");
     fixture.records.pulled("a:1", "id", &CredentialSource::Node).await;
     assert_eq!(fixture.intents(), 1);
+    fixture.restart();
+    fs::remove_dir_all(&folder).expect("removed");
+    fixture.records.settle("a:1", Some("id")).await;
+    fixture.records.begin("a:1").await.expect("written");
+    fixture.records.not_pulled("a:1").await;
+    assert_eq!(fixture.intents(), 1, "after a restart too");
+}
+
+#[tokio::test]
+async fn an_intent_of_an_earlier_run_stays_until_it_is_known_what_became_of_it() {
+    let (mut fixture, all) = (Fixture::new(VerificationPolicy::default()), ["a:1", "b:1", "c:1"]);
+    for image in all {
+        fixture.records.begin(image).await.expect("written");
+    }
+    fixture.restart();
+    let mut unsettled = fixture.records.unsettled().await;
+    unsettled.sort();
+    assert_eq!(unsettled, all);
+    // The runtime does not answer, and the registry refuses pods without credentials.
+    for image in all {
+        fixture.records.begin(image).await.expect("written");
+        fixture.records.not_pulled(image).await;
+        assert!(!fixture.may_use(image, &[]).await, "{image}");
+    }
+    assert_eq!(fixture.intents(), 3);
+    fixture.pull("a:1", &secret("u", "ns", "s", "A")).await;
+    assert_eq!(fixture.intents(), 2, "it has succeeded");
+    fixture.records.settle("b:1", None).await;
+    assert_eq!(fixture.intents(), 2, "until the next pull ends");
+    fixture.records.begin("b:1").await.expect("written");
+    fixture.records.not_pulled("b:1").await;
+    assert_eq!(fixture.intents(), 1);
+    fixture.records.settle("c:1", Some("id")).await;
+    assert_eq!((fixture.intents(), fixture.records.unsettled().await), (0, Vec::new()));
+    assert!(fixture.may_use("a:1", &[secret("u", "ns", "s", "A")]).await, "the record has not been replaced");
 }
 
 #[tokio::test]
 async fn intents_of_an_earlier_run_become_records() {
-    let fixture = Fixture::new(VerificationPolicy::default());
-    for image in ["docker.io/library/app:1", "app:1"] {
+    let mut fixture = Fixture::new(VerificationPolicy::default());
+    for image in ["app:1", "absent:1"] {
         fixture.records.begin(image).await.expect("written");
     }
-    let again = AccessRecords::open(fixture.dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
-    let listed = |id: &str, tag: &str| cri::Image {
-        id: id.to_owned(),
-        repo_tags: vec![tag.to_owned()],
-        ..cri::Image::default()
-    };
-    again.recover(vec![listed("id", "docker.io/library/app:1"), listed("other", "b:1")]).await.expect("recovered");
+    fixture.restart();
+    fixture.records.settle("app:1", Some("id")).await;
+    fixture.records.settle("absent:1", None).await;
     let record = fixture.record().expect("a record");
     assert!(record.credentials.is_empty());
-    assert_eq!(again.files.count::<PulledRecord>().expect("counted"), 1, "other images stay preloaded");
-    assert_eq!(again.files.all::<Intent>().expect("listed"), [Intent::new("app:1")]);
-    let asked = async || Ok::<_, Infallible>(vec![secret("u", "ns", "s", "A")]);
-    assert!(!again.may_use("docker.io/library/app:1", "id", asked).await.expect("infallible"));
+    assert_eq!(fixture.records.files.count::<PulledRecord>().expect("counted"), 1, "other images stay preloaded");
+    assert_eq!(fixture.records.files.all::<Intent>().expect("listed"), [Intent::new("absent:1")]);
+    assert!(!fixture.may_use("app:1", &[secret("u", "ns", "s", "A")]).await);
 }
 
 #[tokio::test]
 async fn a_record_that_cannot_be_read_is_replaced_and_the_other_pulls_are_recovered() {
-    let fixture = Fixture::new(VerificationPolicy::default());
+    let mut fixture = Fixture::new(VerificationPolicy::default());
     fixture.pull("a:1", &secret("u", "ns", "s", "A")).await;
     let folder = fixture.dir.path().join("image_manager/pulled");
     let path = fs::read_dir(folder).expect("listed").next().expect("a record").expect("an entry").path();
@@ -168,13 +205,9 @@ async fn a_record_that_cannot_be_read_is_replaced_and_the_other_pulls_are_recove
     for image in ["a:1", "b:1"] {
         fixture.records.begin(image).await.expect("written");
     }
-    let listed = |id: &str, tag: &str| cri::Image {
-        id: id.to_owned(),
-        repo_tags: vec![tag.to_owned()],
-        ..cri::Image::default()
-    };
-    fixture.records.recover(vec![listed("id", "a:1"), listed("other", "b:1")]).await.expect("recovered");
-    for id in ["id", "other"] {
+    fixture.restart();
+    for (image, id) in [("a:1", "id"), ("b:1", "other")] {
+        fixture.records.settle(image, Some(id)).await;
         let record = fixture.records.files.get::<PulledRecord>(id).expect("readable").expect("a record");
         assert!(record.credentials.is_empty(), "{id}");
     }

@@ -19,7 +19,6 @@ use super::report;
 use crate::images::Credential;
 use crate::images::ImageInfo;
 use crate::images::PullError;
-use crate::images::Pulled;
 use crate::images::is_latest;
 use crate::images::with_default_tag;
 use crate::model::Clock;
@@ -322,7 +321,7 @@ impl Request<'_> {
         let pull = ctx.images.pull(&name, self.of.sandbox, credentials);
         let pulled = self.of.terminated.run_until_cancelled(pull).await.unwrap_or(Err(PullError::Cancelled));
         ctx.startups.pulled(uid, began, ctx.clock.wall());
-        self.record(pulled.as_ref().ok()).await;
+        ctx.images.record_pull(stated, pulled.as_ref().ok()).await;
         let pulled = pulled.map_err(|source| {
             let recheck_at = ctx.clock.wall() + BACK_OFF_SHOWN_AFTER;
             let error = PodError::PullImage { image: stated.to_owned(), source, recheck_at };
@@ -354,15 +353,6 @@ impl Request<'_> {
         self.event("Pulled", &message);
         ctx.images.set_cached(names::pod_uid(pod), &name, info.clone(), ctx.clock.now());
         FoundImage { image: resolved(info), origin: Origin::Pulled, name }
-    }
-
-    /// The outcome of a pull, in the access records.
-    async fn record(&self, pulled: Option<&Pulled>) {
-        let Some(access) = self.of.ctx.images.access() else { return };
-        match pulled {
-            Some(pulled) => access.pulled(self.wanted.image, &pulled.image_ref, &pulled.source).await,
-            None => access.not_pulled(self.wanted.image).await,
-        }
     }
 
     fn event(&self, reason: &str, message: &str) {
