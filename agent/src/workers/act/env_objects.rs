@@ -8,14 +8,18 @@ use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::filesystem;
 use crate::model::spec;
 use crate::objects::ObjectError;
 use crate::objects::Objects;
+use crate::volumes::VolumeError;
 use crate::volumes::Volumes;
 use crate::workers::generate::EnvFiles;
 use crate::workers::generate::EnvObjects;
+use crate::workers::generate::FileValues;
 use crate::workers::generate::NodeSettings;
 use crate::workers::generate::ObjectLookup;
+use crate::workers::generate::file_values;
 use crate::workers::generate::names;
 
 /// Longest file of variables in bytes. The kernel accepts no longer environment.
@@ -51,23 +55,40 @@ pub(super) async fn look_up(
     Ok(EnvObjects { config_maps, secrets, services, files })
 }
 
-/// The files that variables are read from. A reason why one cannot be read is only logged: it names files of the host.
+/// The values of variables that are read from files. A reason why a file cannot be read is only logged: it names files
+/// of the host. Files are read one after another, so that the content of only one is in memory.
 async fn files(volumes: &Volumes, pod: &Pod, container: &Container) -> EnvFiles {
     let sources =
         container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()?.file_key_ref.as_ref());
-    let wanted: BTreeSet<_> = sources.map(|source| (source.volume_name.clone(), source.path.clone())).collect();
-    let mut found = EnvFiles::new();
-    for (volume, path) in wanted {
-        let content = match volumes.read_file(pod, &volume, &path, MAX_ENV_FILE).await {
-            Ok(content) => String::from_utf8(content).ok(),
+    let mut wanted = BTreeMap::<_, BTreeSet<_>>::new();
+    for source in sources {
+        let file = (source.volume_name.clone(), source.path.clone());
+        wanted.entry(file).or_default().insert(source.key.clone());
+    }
+    let mut found = EnvFiles::default();
+    for ((volume, path), keys) in wanted {
+        match values(volumes, pod, &volume, &path, keys).await {
+            Ok(values) => found.add(&volume, &path, values),
             Err(error) => {
                 tracing::warn!(pod = names::describe(pod), container = container.name, volume, path, %error, "no env file");
-                None
             }
-        };
-        found.insert((volume, path), content);
+        }
     }
     found
+}
+
+/// The values of `keys` in a file of a volume.
+async fn values(
+    volumes: &Volumes,
+    pod: &Pod,
+    volume: &str,
+    path: &str,
+    keys: BTreeSet<String>,
+) -> Result<FileValues, VolumeError> {
+    let content = volumes.read_file(pod, volume, path, MAX_ENV_FILE).await?;
+    // On a thread for it: a file can have a million lines.
+    let walked = filesystem::blocking(move || Ok(file_values(&content, keys))).await;
+    walked.map_err(|error| VolumeError::Interrupted(error.to_string()))
 }
 
 /// Names of ConfigMaps and Secrets.
@@ -95,9 +116,50 @@ fn lookup<T>(result: Result<Arc<T>, ObjectError>, kind: &str, namespace: &str, n
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use k8s_openapi::api::core::v1::Secret;
+    use serde_json::json;
 
     use super::*;
+    use crate::workers::generate::GenerateError;
+
+    const LINKS: usize = 20;
+
+    /// A pod with a variable of the key `k` for each of the links in its volume.
+    fn pod_with_links() -> Pod {
+        let env = (0..LINKS).map(|n| {
+            let source = json!({"volumeName": "v", "path": n.to_string(), "key": "k"});
+            json!({"name": format!("V{n}"), "valueFrom": {"fileKeyRef": source}})
+        });
+        let container = json!({"name": "c", "env": env.collect::<Vec<_>>()});
+        serde_json::from_value(json!({
+            "metadata": {"name": "pod", "namespace": "ns", "uid": "uid"},
+            "spec": {"volumes": [{"name": "v", "emptyDir": {}}], "containers": [container]},
+        }))
+        .expect("a pod")
+    }
+
+    #[tokio::test]
+    async fn links_to_one_file_do_not_multiply_what_is_kept() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let volume = dir.path().join("pods/uid/volumes/kubernetes.io~empty-dir/v");
+        std::fs::create_dir_all(&volume).expect("a folder");
+        (0..LINKS).for_each(|n| symlink("file", volume.join(n.to_string())).expect("a link"));
+        let (volumes, pod) = (Volumes::new(dir.path()), pod_with_links());
+        let container = &pod.spec.as_ref().expect("a spec").containers[0];
+        let rest = "x".repeat((2 << 20) - 7);
+        for (content, readable) in [(format!("k='v'\n#{rest}"), LINKS), (format!("k='{rest}'"), 6)] {
+            std::fs::write(volume.join("file"), content).expect("a file");
+            let found = files(&volumes, &pod, container).await;
+            let kept = format!("{found:?}").len();
+            assert!(kept < 13 << 20, "{kept} bytes");
+            let values = (0..LINKS).map(|n| found.value("v", &n.to_string(), "k"));
+            let (values, errors): (Vec<_>, Vec<_>) = values.partition(Result::is_ok);
+            assert_eq!(values.len(), readable);
+            assert!(errors.iter().all(|error| matches!(error, Err(GenerateError::EnvSize { .. }))), "{errors:?}");
+        }
+    }
 
     #[test]
     fn an_object_with_an_invalid_name_is_absent() {

@@ -15,7 +15,6 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::EnvObjects;
 use super::GenerateError;
-use super::env_file;
 use super::expand::expand;
 use super::names;
 use crate::model::downward;
@@ -77,11 +76,15 @@ pub fn environment(pod: &Pod, container: &Container, context: EnvContext<'_>) ->
 }
 
 /// Bytes that were added to an environment, including values that were replaced later.
-#[derive(Default)]
-struct SizeBudget(usize);
+#[derive(Clone, Debug, Default)]
+pub(super) struct SizeBudget(usize);
 
 impl SizeBudget {
-    fn take(&mut self, name: &str, value: &[u8]) -> Result<(), GenerateError> {
+    /// Counts a variable.
+    ///
+    /// # Errors
+    /// All together are more than a process can be given.
+    pub(super) fn take(&mut self, name: &str, value: &[u8]) -> Result<(), GenerateError> {
         self.0 = self.0.saturating_add(entry(name, value.len()));
         // Twice the limit, since replaced values do not count in the final check.
         let fits = self.0 <= 2 * MAX_TOTAL;
@@ -234,14 +237,12 @@ fn from_source(
     }
 }
 
-/// The value of a key in a file. An empty one counts as missing; a file that cannot be used is an error in any case. While
-/// the feature gate is off the variable is empty, as upstream.
+/// The value of a key in a file. A file that cannot be used is an error in any case. While the feature gate is off the
+/// variable is empty, as upstream.
 fn file_value(reference: &FileKeySelector, objects: &EnvObjects) -> Result<Option<Vec<u8>>, GenerateError> {
     let FileKeySelector { key, path, volume_name, optional } = reference;
     let Some(files) = &objects.files else { return Ok(Some(Vec::new())) };
-    let content = files.get(&(volume_name.clone(), path.clone())).and_then(Option::as_ref);
-    let found = env_file::value(content.ok_or(GenerateError::EnvFile)?, key).map_err(|_| GenerateError::EnvFile)?;
-    match found.filter(|value| !value.is_empty()) {
+    match files.value(volume_name, path, key)? {
         Some(value) => Ok(Some(value.as_bytes().to_vec())),
         None if *optional == Some(true) => Ok(None),
         None => Err(GenerateError::NoSuchFileKey { key: key.clone(), path: path.clone() }),

@@ -2,43 +2,109 @@
 //!
 //! A value is in single quotes, may span lines and is taken as it is. Blank lines and comments (`#`) are skipped.
 
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use super::GenerateError;
+
 /// Characters that may stand before a name and after a value.
 const BLANKS: [char; 3] = [' ', '\t', '\r'];
+
+/// Values of one file by key; `None`: no line has the key.
+pub type FileValues = BTreeMap<String, Result<Option<String>, GenerateError>>;
+
+/// A value in the text of its file; `None`: no line has the key.
+type Value<'a> = Result<Option<&'a str>, EnvFileError>;
 
 /// A file that is not in this form; `line` is where, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
-pub(super) struct EnvFileError {
+struct EnvFileError {
     line: usize,
     problem: &'static str,
 }
 
-/// The value of `key`; `None` if no line has it. What follows the first such line is not looked at.
-///
-/// # Errors
-/// A line before it is malformed.
-pub(super) fn value<'a>(content: &'a str, key: &str) -> Result<Option<&'a str>, EnvFileError> {
-    let (mut rest, mut line) = (content, 1);
-    while !rest.is_empty() {
-        let here = rest.trim_start_matches(BLANKS);
-        let (text, after) = here.split_once('\n').unwrap_or((here, ""));
-        if text.is_empty() || text.starts_with('#') {
-            (rest, line) = (after, line + 1);
-            continue;
+/// The values of `keys` in a file with this content, which is walked once for all of them. All are errors if it is not
+/// UTF-8.
+pub fn file_values(content: &[u8], keys: BTreeSet<String>) -> FileValues {
+    let Ok(text) = std::str::from_utf8(content) else {
+        return keys.into_iter().map(|key| (key, Err(GenerateError::EnvFile))).collect();
+    };
+    let owned = |value: Value<'_>| match value {
+        Ok(value) => Ok(value.map(str::to_owned)),
+        Err(_) => Err(GenerateError::EnvFile),
+    };
+    values_of(Assignments::new(text), keys).into_iter().map(|(key, value)| (key, owned(value))).collect()
+}
+
+/// The value of each key in the first assignment to it. What follows the last of these is not looked at. Keys without
+/// an assignment before a malformed line have its error.
+fn values_of<'a>(
+    assignments: impl Iterator<Item = Result<(&'a str, &'a str), EnvFileError>>,
+    mut keys: BTreeSet<String>,
+) -> BTreeMap<String, Value<'a>> {
+    let mut values: BTreeMap<String, Value<'a>> = BTreeMap::new();
+    let mut others: Value<'a> = Ok(None);
+    for assignment in assignments {
+        match assignment {
+            Ok((name, value)) => values.extend(keys.take(name).map(|key| (key, Ok(Some(value))))),
+            Err(error) => others = Err(error),
         }
-        let (name, after) = match text.split_once('=') {
-            Some((name, _)) if !name.is_empty() && !name.ends_with(BLANKS) => (name, &here[name.len() + 1..]),
-            Some(_) => return Err(EnvFileError { line, problem: "no name directly before '='" }),
-            None => return Err(EnvFileError { line, problem: "no '='" }),
-        };
-        let (found, after) = assigned(after).map_err(|problem| EnvFileError { line, problem })?;
-        if name == key {
-            return Ok(Some(found));
+        if keys.is_empty() {
+            break;
         }
-        line += 1 + found.matches('\n').count();
-        rest = after;
     }
-    Ok(None)
+    values.extend(keys.into_iter().map(|key| (key, others)));
+    values
+}
+
+/// Names and values of a file in their order. The first malformed line is the last item.
+struct Assignments<'a> {
+    rest: &'a str,
+    line: usize,
+}
+
+impl<'a> Assignments<'a> {
+    fn new(content: &'a str) -> Self {
+        Self { rest: content, line: 1 }
+    }
+}
+
+impl<'a> Iterator for Assignments<'a> {
+    type Item = Result<(&'a str, &'a str), EnvFileError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.rest.is_empty() {
+            let here = self.rest.trim_start_matches(BLANKS);
+            let (text, after) = here.split_once('\n').unwrap_or((here, ""));
+            if text.is_empty() || text.starts_with('#') {
+                (self.rest, self.line) = (after, self.line + 1);
+                continue;
+            }
+            return Some(match assignment(here, text) {
+                Ok((name, value, after)) => {
+                    (self.rest, self.line) = (after, self.line + 1 + value.matches('\n').count());
+                    Ok((name, value))
+                }
+                Err(problem) => {
+                    self.rest = "";
+                    Err(EnvFileError { line: self.line, problem })
+                }
+            });
+        }
+        None
+    }
+}
+
+/// The name and value at the beginning of `text`, whose first line is `line`, and the text behind their last line.
+fn assignment<'a>(text: &'a str, line: &str) -> Result<(&'a str, &'a str, &'a str), &'static str> {
+    let length = line.find('=').ok_or("no '='")?;
+    let name = &text[..length];
+    if name.is_empty() || name.ends_with(BLANKS) {
+        return Err("no name directly before '='");
+    }
+    let (value, after) = assigned(&text[length + 1..])?;
+    Ok((name, value, after))
 }
 
 /// What stands behind `=`: the value, and the text behind its last line. Nothing, or a blank, is an empty value.
@@ -60,6 +126,10 @@ fn assigned(text: &str) -> Result<(&str, &str), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn value<'a>(content: &'a str, key: &str) -> Value<'a> {
+        values_of(Assignments::new(content), BTreeSet::from([key.to_owned()]))[key]
+    }
 
     #[test]
     fn values() {
@@ -96,5 +166,26 @@ mod tests {
             assert_eq!(value(file, "X"), Err(EnvFileError { line, problem }), "{file:?}");
         }
         assert_eq!(value("X='1'\nbroken", "X"), Ok(Some("1")), "what follows is not looked at");
+    }
+
+    #[test]
+    fn a_file_is_walked_once_for_all_keys_and_not_beyond_the_last() {
+        let keys = || (0..1000).map(|n| format!("K{n}")).collect::<BTreeSet<_>>();
+        let file: String = (0..2000).flat_map(|n| [format!("K{n}='{n}'\n"), "K0='again'\n".to_owned()]).collect();
+        let walk = |file: &str, keys| {
+            let mut walked = 0;
+            let found = values_of(Assignments::new(file).inspect(|_| walked += 1), keys);
+            let found = found.into_iter().map(|(key, value)| (key, value.map(|value| value.map(str::to_owned))));
+            (walked, found.collect::<BTreeMap<_, _>>())
+        };
+        let (walked, found) = walk(&file, keys());
+        assert_eq!((walked, found.len()), (1999, 1000));
+        assert!((0..1000).all(|n| found[&format!("K{n}")] == Ok(Some(n.to_string()))), "the first of each: {found:?}");
+        let (walked, found) = walk("K0='0'\nK1=\nK2\nK3='3'\n", keys());
+        let error = EnvFileError { line: 3, problem: "no '='" };
+        assert_eq!((walked, found.len()), (3, 1000), "every key has a result");
+        assert_eq!(found["K0"], Ok(Some("0".to_owned())));
+        assert_eq!(found["K1"], Ok(Some(String::new())));
+        assert!((2..1000).all(|n| found[&format!("K{n}")] == Err(error)), "all behind the malformed line");
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Secret;
 
+use super::FileValues;
 use super::GenerateError;
+use super::env::SizeBudget;
 
 /// The result of reading one object.
 #[derive(Clone, Debug)]
@@ -19,8 +21,45 @@ pub enum ObjectLookup<T> {
     Failed(String),
 }
 
-/// Contents of files by volume and path; `None`: the file cannot be read.
-pub type EnvFiles = BTreeMap<(String, String), Option<String>>;
+/// Values that were read from files. A container can name thousands of files, all of them links to a large one: neither
+/// are contents kept, nor more values than an environment can have.
+#[derive(Clone, Debug, Default)]
+pub struct EnvFiles {
+    /// By volume and path.
+    files: BTreeMap<(String, String), FileValues>,
+    room: SizeBudget,
+}
+
+impl EnvFiles {
+    /// Adds the values of a file. Empty ones count as missing.
+    pub fn add(&mut self, volume: &str, path: &str, values: FileValues) {
+        let mut kept = FileValues::new();
+        for (key, value) in values {
+            kept.insert(key, value.and_then(|value| self.keep(value)));
+        }
+        self.files.insert((volume.to_owned(), path.to_owned()), kept);
+    }
+
+    fn keep(&mut self, value: Option<String>) -> Result<Option<String>, GenerateError> {
+        let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+        // Without the name of its variable: nothing is refused here that an environment has room for.
+        self.room.take("", value.as_bytes())?;
+        Ok(Some(value))
+    }
+
+    /// The value of a key; `None` if the file has none.
+    ///
+    /// # Errors
+    /// The file was not read or is malformed before the key; the values are more than a process can be given.
+    pub fn value(&self, volume: &str, path: &str, key: &str) -> Result<Option<&str>, GenerateError> {
+        let file = self.files.get(&(volume.to_owned(), path.to_owned()));
+        match file.and_then(|values| values.get(key)) {
+            Some(Ok(value)) => Ok(value.as_deref()),
+            Some(Err(error)) => Err(error.clone()),
+            None => Err(GenerateError::EnvFile),
+        }
+    }
+}
 
 /// The objects and files of one container's environment, by name, and the variables of services.
 #[derive(Clone, Debug, Default)]
@@ -31,7 +70,7 @@ pub struct EnvObjects {
     pub secrets: BTreeMap<String, ObjectLookup<Secret>>,
     /// Service variables.
     pub services: BTreeMap<String, String>,
-    /// Files that `fileKeyRef` refers to; `None` while the feature gate EnvFiles is off.
+    /// Values that `fileKeyRef` refers to; `None` while the feature gate EnvFiles is off.
     pub files: Option<EnvFiles>,
 }
 

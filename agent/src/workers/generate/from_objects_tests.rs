@@ -24,12 +24,20 @@ fn objects() -> EnvObjects {
             ("none".to_owned(), ObjectLookup::Absent("secret \"none\" not found".to_owned())),
         ]),
         services: BTreeMap::from([("WEB_PORT".to_owned(), "80".to_owned()), ("A".to_owned(), "service".to_owned())]),
-        files: Some(BTreeMap::from([
-            (("v".to_owned(), "env".to_owned()), Some("KEY='from a file'\nEMPTY=''\n".to_owned())),
-            (("v".to_owned(), "malformed".to_owned()), Some("KEY=unquoted".to_owned())),
-            (("v".to_owned(), "unreadable".to_owned()), None),
-        ])),
+        files: Some(files()),
     }
+}
+
+fn files() -> EnvFiles {
+    let mut files = EnvFiles::default();
+    for (path, content) in [
+        ("env", &b"KEY='from a file'\nEMPTY=''\nEMPTY='again'\n"[..]),
+        ("malformed", &b"KEY=unquoted"[..]),
+        ("binary", &b"KEY='\xff'"[..]),
+    ] {
+        files.add("v", path, file_values(content, ["KEY", "EMPTY", "NONE"].map(str::to_owned).into()));
+    }
+    files
 }
 
 fn environment_of(container: serde_json::Value) -> Result<Vec<String>, String> {
@@ -53,7 +61,7 @@ fn variables_from_files() {
     assert_eq!(of("env", "NONE", true), without);
     let missing = Err("environment variable key \"NONE\" not found in file \"env\"".to_owned());
     assert_eq!(of("env", "NONE", false), missing);
-    for path in ["malformed", "unreadable", "not looked up"] {
+    for path in ["malformed", "binary", "not read"] {
         assert_eq!(of(path, "KEY", true), unusable, "{path}");
     }
 }
