@@ -39,7 +39,7 @@ impl PlegTask {
         container.proven = None;
         let messages = self.messages.clone();
         self.work.spawn(async move {
-            messages.append(&mut container, MessageSource::FileOrLog).await;
+            messages.append(&uid, &mut container, MessageSource::FileOrLog).await;
             CallResult::Exited { uid, container }
         });
     }

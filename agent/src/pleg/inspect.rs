@@ -100,7 +100,7 @@ pub(super) async fn complete(
     let previous = previous.as_deref();
     let pod = pod_ref(uid, &listing, previous);
     let sandboxes = try_join_all(listing.sandboxes.iter().map(|s| sandbox_status(runtime, s, previous)));
-    let containers = listing.containers.iter().map(|c| container_status(runtime, messages, c, previous, early));
+    let containers = listing.containers.iter().map(|c| container_status(runtime, messages, uid, c, previous, early));
     let (sandboxes, containers) = futures_util::try_join!(sandboxes, try_join_all(containers))?;
     let mut sandboxes: Vec<SandboxStatus> = sandboxes.into_iter().flatten().collect();
     let mut containers: Vec<ContainerStatus> = containers.into_iter().flatten().collect();
@@ -174,6 +174,7 @@ async fn sandbox_status(
 async fn container_status(
     runtime: &Runtime,
     messages: &MessageReader,
+    uid: &PodUid,
     listed: &v1::Container,
     previous: Option<&PodSnapshot>,
     early: &PrefetchedStatuses,
@@ -196,7 +197,7 @@ async fn container_status(
     let pid = reply.pid();
     let mut container = convert::container(reply.status, pid, sandbox);
     if container.state == ContainerState::Exited {
-        messages.append(&mut container, MessageSource::FileOrLog).await;
+        messages.append(uid, &mut container, MessageSource::FileOrLog).await;
     }
     Ok(Some(container))
 }
@@ -235,8 +236,8 @@ mod tests {
             state: v1::ContainerState::ContainerCreated.into(),
             ..Default::default()
         };
-        let (runtime, messages) = (running(), MessageReader::default());
-        let found = container_status(&runtime, &messages, &listed, None, &PrefetchedStatuses::new()).await;
+        let (runtime, messages, uid) = (running(), MessageReader::default(), PodUid::from("p"));
+        let found = container_status(&runtime, &messages, &uid, &listed, None, &PrefetchedStatuses::new()).await;
         let found = found.expect("an answer").expect("it exists");
         assert_eq!((found.state, found.pid), (ContainerState::Running, Some(4711)));
     }

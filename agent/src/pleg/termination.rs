@@ -3,6 +3,7 @@
 //! of the pod may also have put anything in place of the file, on a volume that does not answer.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::io;
 use std::io::Read as _;
 use std::io::Seek as _;
@@ -23,6 +24,7 @@ use crate::log_format::Format;
 use crate::model::ContainerId;
 use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
+use crate::model::PodUid;
 use crate::model::quote::Excerpt;
 
 /// Longest message taken from the file, in bytes (API: 4096).
@@ -40,8 +42,11 @@ const LOG_LOOKS: u32 = 10;
 /// How long a read is waited for. Exits and restarts wait for it.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 /// Reads at the same time, one of each file. One that does not end keeps its thread; threads for all other work with files
-/// are left, and no pod has so many containers.
+/// are left.
 const READERS: usize = 64;
+/// Reads of one pod at the same time: a pod may have any number of files that do not answer, and they may not keep the
+/// threads from the exits of other pods.
+const POD_READERS: usize = 4;
 
 /// The sources of a termination message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,9 +82,9 @@ impl TerminationMessages {
         let unreported = || snapshot.containers.iter().filter(|container| is_unreported(container));
         let is_read = |id: &ContainerId| self.read.get(id).is_some_and(|(read, _)| *read >= source);
         let missing = unreported().filter(|container| !is_read(&container.id)).cloned();
-        let reader = &self.reader;
+        let (reader, pod) = (&self.reader, &snapshot.pod.uid);
         let read = join_all(missing.map(|mut container| async move {
-            reader.append(&mut container, source).await;
+            reader.append(pod, &mut container, source).await;
             (container.id, (source, container.message))
         }));
         let read = read.await;
@@ -93,26 +98,56 @@ impl TerminationMessages {
     }
 }
 
-/// Reads termination messages, a few at a time and each no longer than [`READ_LIMIT`]. Clones share the limit.
+/// Reads termination messages, a few at a time and each no longer than [`READ_LIMIT`]. Clones share the limits.
 #[derive(Clone, Debug)]
 pub(super) struct MessageReader {
     threads: Arc<Semaphore>,
-    /// One place for each file that is being read.
-    files: Arc<Mutex<HashMap<PathBuf, Weak<Semaphore>>>>,
+    files: Arc<Places<PathBuf>>,
+    pods: Arc<Places<PodUid>>,
 }
 
 impl Default for MessageReader {
     fn default() -> Self {
-        Self { threads: Arc::new(Semaphore::new(READERS)), files: Arc::default() }
+        Self {
+            threads: Arc::new(Semaphore::new(READERS)),
+            files: Arc::new(Places::of_each(1)),
+            pods: Arc::new(Places::of_each(POD_READERS)),
+        }
+    }
+}
+
+/// Places for reads, the same number for each key. Only keys that are in use are known.
+#[derive(Debug)]
+struct Places<K> {
+    number: usize,
+    used: Mutex<HashMap<K, Weak<Semaphore>>>,
+}
+
+impl<K: Eq + Hash> Places<K> {
+    fn of_each(number: usize) -> Self {
+        Self { number, used: Mutex::default() }
+    }
+
+    fn of(&self, key: K) -> Arc<Semaphore> {
+        // Changed one entry at a time: a panic elsewhere leaves it usable.
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|_, places| places.strong_count() > 0);
+        used.get(&key).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let places = Arc::new(Semaphore::new(self.number));
+            used.insert(key, Arc::downgrade(&places));
+            places
+        })
     }
 }
 
 impl MessageReader {
     /// Appends the termination message, if there is one, to the runtime's own message.
-    pub(super) async fn append(&self, container: &mut ContainerStatus, source: MessageSource) {
-        let message = match self.file_message(container).await {
+    pub(super) async fn append(&self, pod: &PodUid, container: &mut ContainerStatus, source: MessageSource) {
+        let message = match self.file_message(pod, container).await {
             Some(message) => message,
-            None if source == MessageSource::FileOrLog && wants_log(container) => self.log_message(container).await,
+            None if source == MessageSource::FileOrLog && wants_log(container) => {
+                self.log_message(pod, container).await
+            }
             None => return,
         };
         if message.is_empty() {
@@ -125,9 +160,9 @@ impl MessageReader {
     }
 
     /// `None` if there is no file, or nothing in it.
-    async fn file_message(&self, container: &ContainerStatus) -> Option<String> {
+    async fn file_message(&self, pod: &PodUid, container: &ContainerStatus) -> Option<String> {
         let path = container.termination.host_path.as_deref()?;
-        match self.tail(path, FILE_LIMIT as u64).await {
+        match self.tail(pod, path, FILE_LIMIT as u64).await {
             Ok(end) if end.bytes.is_empty() => None,
             // Replacing invalid UTF-8 makes the text longer.
             Ok(end) => Some(end_of(&String::from_utf8_lossy(&end.bytes), FILE_LIMIT).to_owned()),
@@ -136,17 +171,17 @@ impl MessageReader {
         }
     }
 
-    async fn log_message(&self, container: &ContainerStatus) -> String {
-        let output = self.end_of_log(&container.log_path).await.and_then(|log| last_output(&log));
+    async fn log_message(&self, pod: &PodUid, container: &ContainerStatus) -> String {
+        let output = self.end_of_log(pod, &container.log_path).await.and_then(|log| last_output(&log));
         output.unwrap_or_else(|error| format!("Error on reading termination message from logs: {error}"))
     }
 
     /// The end of a log, once it no longer grows: a runtime may report an exit before it has written all output.
-    async fn end_of_log(&self, path: &str) -> io::Result<FileEnd> {
-        let mut end = self.tail(path, LOG_WINDOW).await?;
+    async fn end_of_log(&self, pod: &PodUid, path: &str) -> io::Result<FileEnd> {
+        let mut end = self.tail(pod, path, LOG_WINDOW).await?;
         for _ in 0..LOG_LOOKS {
             tokio::time::sleep(LOG_PAUSE).await;
-            let before = std::mem::replace(&mut end, self.tail(path, LOG_WINDOW).await?);
+            let before = std::mem::replace(&mut end, self.tail(pod, path, LOG_WINDOW).await?);
             if before == end && !end.bytes.is_empty() {
                 break;
             }
@@ -154,36 +189,26 @@ impl MessageReader {
         Ok(end)
     }
 
-    async fn tail(&self, path: &str, limit: u64) -> io::Result<FileEnd> {
+    async fn tail(&self, pod: &PodUid, path: &str, limit: u64) -> io::Result<FileEnd> {
         let path = PathBuf::from(path);
-        let file = self.place_of(&path);
-        self.in_time(file, move || tail(&path, limit)).await
+        self.in_time(pod, path.clone(), move || tail(&path, limit)).await
     }
 
-    fn place_of(&self, path: &Path) -> Arc<Semaphore> {
-        // Changed one entry at a time: a panic elsewhere leaves it usable.
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        files.retain(|_, place| place.strong_count() > 0);
-        files.get(path).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let place = Arc::new(Semaphore::new(1));
-            files.insert(path.to_owned(), Arc::downgrade(&place));
-            place
-        })
-    }
-
-    /// What `read` returns, unless it takes too long. It goes on then and keeps the file's place, and its
-    /// own among the readers.
+    /// What `read` returns, unless it takes too long. It goes on then and keeps its places: the file's, one of the
+    /// pod's and one among all readers. They are taken in this order: a read that waits for its pod keeps no thread.
     async fn in_time<T: Send + 'static>(
         &self,
-        file: Arc<Semaphore>,
+        pod: &PodUid,
+        file: PathBuf,
         read: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let threads = self.threads.clone();
+        let (file, pod, threads) = (self.files.of(file), self.pods.of(pod.clone()), self.threads.clone());
         let reading = async move {
             let place = file.acquire_owned().await.map_err(io::Error::other)?;
+            let of_pod = pod.acquire_owned().await.map_err(io::Error::other)?;
             let thread = threads.acquire_owned().await.map_err(io::Error::other)?;
             let in_place = move || {
-                let _places = (place, thread);
+                let _places = (place, of_pod, thread);
                 read()
             };
             filesystem::blocking(in_place).await
@@ -260,7 +285,16 @@ mod tests {
     use crate::pleg::testing::container;
 
     async fn append_message(container: &mut ContainerStatus) {
-        MessageReader::default().append(container, MessageSource::FileOrLog).await;
+        MessageReader::default().append(&PodUid::from("p"), container, MessageSource::FileOrLog).await;
+    }
+
+    /// Reads a file of a pod in this way.
+    async fn read(
+        reader: &MessageReader,
+        (pod, path): (&str, &str),
+        read: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> io::Result<()> {
+        reader.in_time(&PodUid::from(pod), PathBuf::from(path), read).await
     }
 
     #[tokio::test]
@@ -351,20 +385,35 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_read_that_hangs_is_not_waited_for_and_keeps_its_thread() {
         let reader = MessageReader { threads: Arc::new(Semaphore::new(2)), ..MessageReader::default() };
-        let read = |path: &str, read: Box<dyn FnOnce() -> io::Result<()> + Send>| {
-            let (reader, file) = (reader.clone(), reader.place_of(Path::new(path)));
-            async move { reader.in_time(file, read).await }
-        };
         let (answer, answers) = std::sync::mpsc::channel::<()>();
         let hangs = move || answers.recv().map_err(io::Error::other);
-        let (first, ()) = tokio::join!(read("/dead", Box::new(hangs)), tokio::time::advance(READ_LIMIT * 2));
+        let (first, ()) = tokio::join!(read(&reader, ("p", "/dead"), hangs), tokio::time::advance(READ_LIMIT * 2));
         let error = first.unwrap_err();
         assert_eq!((error.kind(), error.to_string().as_str()), (io::ErrorKind::TimedOut, "it was not read within 10s"));
-        let (second, ()) = tokio::join!(read("/dead", Box::new(|| Ok(()))), tokio::time::advance(READ_LIMIT * 2));
+        let again = read(&reader, ("p", "/dead"), || Ok(()));
+        let (second, ()) = tokio::join!(again, tokio::time::advance(READ_LIMIT * 2));
         assert_eq!(second.unwrap_err().kind(), io::ErrorKind::TimedOut, "without a second thread");
-        assert!(read("/other", Box::new(|| Ok(()))).await.is_ok(), "which other files have");
+        assert!(read(&reader, ("p", "/other"), || Ok(())).await.is_ok(), "which other files have");
         answer.send(()).unwrap();
-        assert!(read("/dead", Box::new(|| Ok(()))).await.is_ok(), "the place is free again");
+        assert!(read(&reader, ("p", "/dead"), || Ok(())).await.is_ok(), "the place is free again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_of_one_pod_that_hang_delay_no_other_pod() {
+        let reader = MessageReader::default();
+        let paths: Vec<String> = (0..READERS).map(|index| format!("/dead/{index}")).collect();
+        let (answers, hangs): (Vec<_>, Vec<_>) = paths.iter().map(|_| std::sync::mpsc::channel::<()>()).unzip();
+        let hanging = paths.iter().zip(hangs).map(|(path, answers)| {
+            read(&reader, ("dead", path.as_str()), move || answers.recv().map_err(io::Error::other))
+        });
+        let (late, ()) = tokio::join!(join_all(hanging), tokio::time::advance(READ_LIMIT * 2));
+        let is_late = |read: &io::Result<()>| read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        assert!(late.iter().all(is_late), "{late:?}");
+        assert_eq!(reader.threads.available_permits(), READERS - POD_READERS);
+        assert!(read(&reader, ("other", "/other"), || Ok(())).await.is_ok(), "at once");
+        drop(answers);
+        assert!(read(&reader, ("dead", "/dead/other"), || Ok(())).await.is_ok(), "the places are free again");
+        assert_eq!(reader.pods.used.lock().unwrap().len(), 1, "of which only those in use are known");
     }
 
     fn line(tag: &str, text: &str) -> String {

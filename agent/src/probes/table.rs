@@ -1,7 +1,9 @@
-//! All probes of the node and the order in which they are due. No I/O, no tasks; publishes results.
+//! All probes of the node and the order in which they are due. No I/O, no tasks; publishes results. All pods share it:
+//! a search among a pod's probes or containers for each of them would delay every pod.
 
 use std::collections::BTreeSet;
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
@@ -78,7 +80,7 @@ struct PodEntry {
     pod: Pod,
     probes: Vec<ProbeId>,
     /// Containers that ran when the pod was first observed: any of them may be older than the agent.
-    first: Vec<ContainerId>,
+    first: Arc<HashSet<ContainerId>>,
 }
 
 /// All probes.
@@ -118,19 +120,27 @@ impl Table {
         }
         let (known, first) = match self.pods.remove(&uid) {
             Some(entry) => (entry.probes, entry.first),
-            None => (Vec::new(), snapshot.running().map(|container| container.id.clone()).collect()),
+            None => (Vec::new(), Arc::new(snapshot.running().map(|container| container.id.clone()).collect())),
         };
-        let probes: Vec<ProbeId> = targets.into_iter().map(|target| self.find_or_add(&uid, &known, target)).collect();
-        let replaced = known.into_iter().filter(|id| !probes.contains(id));
+        let found = self.find(&known, &targets);
+        let probes = targets.into_iter().zip(found);
+        let probes = probes.map(|(target, found)| found.unwrap_or_else(|| self.add(&uid, target)));
+        let probes: Vec<ProbeId> = probes.collect();
+        let current: HashSet<ProbeId> = probes.iter().copied().collect();
+        let replaced = known.into_iter().filter(|id| !current.contains(id));
         let all = probes.iter().copied().chain(replaced).collect();
         self.pods.insert(uid.clone(), PodEntry { pod: pod.clone(), probes: all, first: first.clone() });
-        let ended = self.retain(&uid, |id, _| probes.contains(&id));
-        self.results.retain_containers(&uid, |id| snapshot.by_id(id).is_some());
+        let ended = self.retain(&uid, |id, _| current.contains(&id));
+        let existing: HashSet<&ContainerId> = snapshot.containers.iter().map(|container| &container.id).collect();
+        self.results.retain_containers(&uid, |id| existing.contains(id));
+        // The list is newest first, and a map keeps the last of each name.
+        let named = snapshot.containers.iter().rev().map(|container| (container.name.as_str(), container));
+        let newest: HashMap<&str, &ContainerStatus> = named.collect();
         // What did not run when the pod was first observed is new, also by a clock that was set back since then.
         let moment_of = |id: &ContainerId| Moment { agent: moment.agent.filter(|_| first.contains(id)), ..moment };
         let mut status = None;
         for id in probes {
-            self.observe_probe(id, snapshot, &moment_of, &mut |instance| {
+            self.observe_probe(id, &newest, &moment_of, &mut |instance| {
                 let status = status.get_or_insert_with(last_status);
                 Known::of(status.as_ref(), &instance.id, instance.started_at, moment_of(&instance.id).agent)
             });
@@ -139,12 +149,18 @@ impl Table {
         ended
     }
 
-    /// The pod's entry for this probe. A changed probe (of a static pod) begins anew.
-    fn find_or_add(&mut self, uid: &PodUid, known: &[ProbeId], target: Target) -> ProbeId {
-        let of_target = |id: &&ProbeId| self.probes.get(*id).is_some_and(|entry| *entry.target == target);
-        if let Some(id) = known.iter().find(of_target) {
-            return *id;
-        }
+    /// The pod's entry for each of these probes. A changed probe (of a static pod) has none: it begins anew.
+    fn find(&self, known: &[ProbeId], targets: &[Target]) -> Vec<Option<ProbeId>> {
+        let entries = known.iter().filter_map(|id| Some((*id, &*self.probes.get(id)?.target)));
+        let by_name: HashMap<_, _> = entries.map(|(id, known)| (name_of(known), (id, known))).collect();
+        let find = |target: &Target| {
+            let (id, known) = by_name.get(&name_of(target))?;
+            (*known == target).then_some(*id)
+        };
+        targets.iter().map(find).collect()
+    }
+
+    fn add(&mut self, uid: &PodUid, target: Target) -> ProbeId {
         let id = ProbeId(self.next);
         self.next += 1;
         let state = ProbeState::new(target.kind, Terms::of(&target.probe));
@@ -156,13 +172,13 @@ impl Table {
     fn observe_probe(
         &mut self,
         id: ProbeId,
-        snapshot: &PodSnapshot,
+        newest: &HashMap<&str, &ContainerStatus>,
         moment_of: &dyn Fn(&ContainerId) -> Moment,
         known: &mut dyn FnMut(&ContainerStatus) -> Known,
     ) {
         let Some(entry) = self.probes.get_mut(&id) else { return };
         let (kind, name) = (entry.target.kind, entry.target.container.name.as_str());
-        let running = snapshot.newest(name).filter(|newest| newest.state == ContainerState::Running);
+        let running = newest.get(name).copied().filter(|newest| newest.state == ContainerState::Running);
         let Some(running) = running.filter(|running| entry.state.instance() != Some(&running.id)) else {
             if running.is_none() {
                 entry.end();
@@ -209,23 +225,27 @@ impl Table {
             Some(entry.target)
         });
         let removed: Vec<Arc<Target>> = removed.collect();
+        if removed.is_empty() {
+            return Vec::new();
+        }
+        let namesakes = self.namesakes(uid, &pod);
         let ended = |target: Arc<Target>| Ended {
             pod: pod.clone(),
-            has_namesake: self.has_namesake(uid, &pod, &target),
+            has_namesake: namesakes.contains(&name_of(&target)),
             target,
         };
         removed.into_iter().map(ended).collect()
     }
 
-    fn has_namesake(&self, uid: &PodUid, pod: &Pod, target: &Target) -> bool {
-        let same = |entry: &ScheduledProbe| {
-            entry.target.kind == target.kind && entry.target.container.name == target.container.name
-        };
+    /// The probes of other pods with this pod's name.
+    fn namesakes(&self, uid: &PodUid, pod: &Pod) -> HashSet<(ProbeKind, &str)> {
         let (name, namespace) = (&pod.metadata.name, &pod.metadata.namespace);
-        self.pods.iter().any(|(other, entry)| {
+        let others = self.pods.iter().filter(|(other, entry)| {
             let is_named = &entry.pod.metadata.name == name && &entry.pod.metadata.namespace == namespace;
-            other != uid && is_named && entry.probes.iter().filter_map(|id| self.probes.get(id)).any(same)
-        })
+            *other != uid && is_named
+        });
+        let probes = others.flat_map(|(_, entry)| &entry.probes).filter_map(|id| self.probes.get(id));
+        probes.map(|entry| name_of(&entry.target)).collect()
     }
 
     /// When the next probe is due.
@@ -308,6 +328,11 @@ impl ScheduledProbe {
             running.abort();
         }
     }
+}
+
+/// What no two probes of a pod share.
+fn name_of(target: &Target) -> (ProbeKind, &str) {
+    (target.kind, target.container.name.as_str())
 }
 
 /// The probes of regular containers and sidecars.

@@ -22,6 +22,7 @@ use crate::http_get::Caller;
 use crate::http_get::Http2;
 use crate::http_get::dial;
 use crate::http_get::join_host_port;
+use crate::runtime::go_name;
 
 /// Pause between attempts to connect. A server that does not listen yet may do so within the timeout.
 const REDIAL: Duration = Duration::from_millis(100);
@@ -103,6 +104,6 @@ fn of_status(status: &Status, limit: &str) -> Outcome {
             format!("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {message}")
         }
         Code::DeadlineExceeded => format!("timeout: health rpc did not complete within {limit}"),
-        code => format!("error: health rpc probe failed: rpc error: code = {code:?} desc = {message}"),
+        code => format!("error: health rpc probe failed: rpc error: code = {} desc = {message}", go_name(code)),
     })
 }

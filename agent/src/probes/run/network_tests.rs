@@ -80,6 +80,7 @@ impl Health for Services {
             "" => ServingStatus::Serving,
             "ill" => ServingStatus::NotServing,
             "hangs" => std::future::pending().await,
+            "cancelled" => return Err(Status::cancelled("it ends")),
             _ => return Err(Status::not_found("unknown service")),
         };
         Ok(Response::new(HealthCheckResponse { status: status.into() }))
@@ -101,10 +102,12 @@ async fn grpc_probes_ask_the_health_service() {
     let serving = server.serve_with_incoming(TcpListenerStream::new(listening));
     let _serving = AbortOnDropHandle::new(tokio::spawn(serving));
     let not_found = "error: health rpc probe failed: rpc error: code = NotFound desc = unknown service";
+    let cancelled = "error: health rpc probe failed: rpc error: code = Canceled desc = it ends";
     for (service, expected) in [
         ("", Outcome::Success),
         ("ill", Outcome::Failure("service unhealthy (responded with \"NOT_SERVING\")".into())),
         ("other", Outcome::Failure(not_found.into())),
+        ("cancelled", Outcome::Failure(cancelled.into())),
         ("hangs", Outcome::Failure("timeout: health rpc did not complete within 1s".into())),
     ] {
         assert_eq!(grpc_of(address, service).await.0, expected, "{service:?}");

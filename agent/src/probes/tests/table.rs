@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::Probe;
 use serde_json::json;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -272,6 +274,29 @@ async fn pods_without_probes_cost_nothing() {
     world.observe(&pod(&[]), &snapshot(vec![running("a", 1)]), 0.0);
     assert!(!world.table.knows(&uid()));
     assert_eq!(world.table.next_due(), None);
+}
+
+/// Looking for each probe and each container among all others would take minutes, for which all pods would wait.
+#[tokio::test]
+async fn a_pod_may_have_any_number_of_probes() {
+    const PROBES: usize = 15_000;
+    let (mut world, mut many) = (World::new(), testing::pod("Always", &[], &[]));
+    let names: Vec<String> = (0..PROBES).map(|index| format!("c{index}")).collect();
+    let readiness_probe: Option<Probe> = serde_json::from_value(json!({ "exec": { "command": ["x"] } })).ok();
+    let probed = |name: &String| Container { readiness_probe: readiness_probe.clone(), ..testing::container(name) };
+    many.spec.as_mut().expect("a spec").containers = names.iter().map(probed).collect();
+    let mut namesake = many.clone();
+    namesake.metadata.uid = Some("another".into());
+    let (many, namesake) = (Arc::new(many), Arc::new(namesake));
+    let runs = snapshot(names.iter().map(|name| running(name, 1)).collect());
+    for seconds in [0.0, 1.0] {
+        assert_eq!(world.observe(&many, &runs, seconds), 0, "each is found again after {seconds} s");
+    }
+    assert_eq!(world.due(1.0).len(), PROBES, "each is probed once");
+    world.observe(&namesake, &runs, 2.0);
+    let ended = world.table.remove(&uid());
+    assert_eq!(ended.iter().filter(|ended| ended.has_namesake).count(), PROBES);
+    assert!(world.table.remove(&"another".into()).iter().all(|ended| !ended.has_namesake), "it was the last");
 }
 
 /// 1,000 probes of one node may cost a fiftieth of a core; this is a minute of them, in an unoptimized build.

@@ -1,6 +1,7 @@
 //! `PodSandboxConfig` of a pod. Pure.
 
 use std::collections::BTreeMap;
+use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::ContainerPort;
 use k8s_openapi::api::core::v1::Pod;
@@ -77,15 +78,13 @@ fn sysctls(pod: &Pod) -> BTreeMap<String, String> {
     stated.into_iter().flatten().map(|sysctl| (spec::dotted_sysctl(&sysctl.name), sysctl.value.clone())).collect()
 }
 
-/// Ports of regular containers; within one container the same port is mapped once.
+/// Ports of regular containers; within one container, which may list any number, the same port is mapped once.
 fn port_mappings(pod: &Pod) -> Vec<cri::PortMapping> {
     let mut mappings = Vec::new();
     for container in spec::regular_containers(pod) {
-        let mut seen = Vec::new();
+        let mut seen = HashSet::new();
         for port in container.ports.iter().flatten() {
-            let identity = port_identity(&container.name, port);
-            if !seen.contains(&identity) {
-                seen.push(identity);
+            if seen.insert(port_identity(&container.name, port)) {
                 mappings.push(port_mapping(port));
             }
         }
@@ -122,7 +121,20 @@ fn port_mapping(port: &ContainerPort) -> cri::PortMapping {
 
 #[cfg(test)]
 mod tests {
-    use crate::model::spec;
+    use super::*;
+    use crate::model::testing;
+
+    /// Comparing each with all before it would take minutes.
+    #[test]
+    fn any_number_of_ports_is_mapped_in_their_order() {
+        let port = |container_port| ContainerPort { container_port, ..ContainerPort::default() };
+        let mut pod = testing::pod("Always", &[], &["a", "b"]);
+        let containers = &mut pod.spec.as_mut().expect("a spec").containers;
+        containers[0].ports = Some((0..150_000).chain([7, 0]).map(port).collect());
+        containers[1].ports = Some(vec![port(7)]);
+        let mapped = port_mappings(&pod).into_iter().map(|mapping| mapping.container_port);
+        assert!(mapped.eq((0..150_000).chain([7])), "each port once for each container");
+    }
 
     #[test]
     fn sysctl_names_are_dotted() {
