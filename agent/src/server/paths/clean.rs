@@ -3,7 +3,7 @@
 /// A canonical path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cleaned {
-    /// The path as a client should have sent it.
+    /// The path as a client should have sent it, but for characters that it should have encoded.
     pub(super) text: String,
     /// Its segments, each decoded: an encoded slash does not separate segments.
     pub(super) segments: Vec<String>,
@@ -27,6 +27,14 @@ impl Cleaned {
         }
         let segments = text[1..].split('/').map(decode).collect::<Option<Vec<_>>>()?;
         Some(Self { text, segments })
+    }
+
+    /// The path to redirect a client to: what may not stand in a path is encoded, and what the client has encoded stays
+    /// as it is. Browsers take a backslash for a slash, and what follows two slashes for the name of a server.
+    pub(super) fn location(&self) -> String {
+        let mut location = String::with_capacity(self.text.len() + 1);
+        push_encoded(&mut location, &self.text, b"-._~!$&'()*+,;=:@[]/%");
+        location
     }
 
     /// The decoded path. An encoded slash becomes a slash like any other.
@@ -59,15 +67,20 @@ pub(super) fn encode(decoded: &str) -> String {
     let mut text = String::with_capacity(decoded.len() + 1);
     for segment in decoded.trim_matches('/').split('/') {
         text.push('/');
-        for byte in segment.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-                text.push(char::from(byte));
-            } else {
-                text.push_str(&format!("%{byte:02X}"));
-            }
-        }
+        push_encoded(&mut text, segment, b"-._~");
     }
     text
+}
+
+/// Appends `part`. Its bytes are encoded unless they are letters, digits or among `plain`.
+fn push_encoded(text: &mut String, part: &str, plain: &[u8]) {
+    for byte in part.bytes() {
+        if byte.is_ascii_alphanumeric() || plain.contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
 }
 
 #[cfg(test)]

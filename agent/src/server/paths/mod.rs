@@ -159,7 +159,7 @@ pub(super) enum Found {
     Malformed,
     /// No entry (404).
     Unknown,
-    /// The canonical path, without its query (307).
+    /// The canonical path, encoded and without its query (307).
     Redirect(String),
     /// The handler, and the decoded path.
     Handled(Handler, String),
@@ -188,10 +188,10 @@ impl Table {
         let Some(cleaned) = Cleaned::of(written) else { return Found::Malformed };
         let entry = self.entry(&cleaned.segments);
         if entry.is_none() && self.is_prefix(&cleaned.segments) {
-            return Found::Redirect(format!("{}/", cleaned.text));
+            return Found::Redirect(format!("{}/", cleaned.location()));
         }
         match entry {
-            _ if cleaned.text != written => Found::Redirect(cleaned.text),
+            _ if cleaned.text != written => Found::Redirect(cleaned.location()),
             Some(handler) => Found::Handled(handler, cleaned.decoded()),
             None => Found::Unknown,
         }

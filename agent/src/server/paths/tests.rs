@@ -26,6 +26,7 @@ fn unknown_paths() {
     for path in ["*", "", "/%zz"] {
         assert_eq!(main().find(path), Found::Malformed, "{path}");
     }
+    assert_eq!(main().find(r"/\evil.example"), Found::Unknown, "canonical but for its encoding");
 }
 
 #[test]
@@ -40,8 +41,14 @@ fn redirects() {
         ("/exec/../pods", "/pods"),
         ("/nope/../nope", "/nope"),
         ("//evil.example", "/evil.example"),
+        (r"//\evil.example", "/%5Cevil.example"),
+        (r"/.//\/\evil.example/", "/%5C/%5Cevil.example/"),
+        ("//a%5cb%2Fc", "/a%5cb%2Fc"),
+        ("//\"{|}^`<>\u{e4}", "/%22%7B%7C%7D%5E%60%3C%3E%C3%A4"),
+        ("//-._~!$&'()*+,;=:@[]", "/-._~!$&'()*+,;=:@[]"),
     ] {
         assert_eq!(main().find(path), elsewhere(to), "{path}");
+        assert!(!matches!(main().find(to), Found::Redirect(_)), "{path}: only once");
     }
 }
 
