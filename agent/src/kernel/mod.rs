@@ -14,6 +14,7 @@ pub mod clock;
 pub mod facts;
 pub mod index;
 pub mod kmsg;
+pub mod listing;
 pub mod local_time;
 pub mod memory;
 pub mod oom_log;

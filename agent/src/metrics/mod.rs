@@ -76,6 +76,7 @@ pub use sensors::SensorLevel;
 pub use sensors::Sensors;
 pub use slis::Slis;
 pub use volumes::ClaimStats;
+pub use volumes::MetricSource;
 pub use volumes::VolumeState;
 pub use volumes::Volumes;
 pub use workers::SyncKind;

@@ -180,7 +180,7 @@ impl Pods {
             ),
             user_namespaced_errors: register.counter(
                 "kubelet_started_user_namespaced_pods_errors_total",
-                "[ALPHA] Failed attempts to create the sandbox of a pod with a user namespace of its own.",
+                "[ALPHA] Pods with a user namespace of their own whose sandbox or first start failed.",
             ),
             started_containers: register.counters(
                 "kubelet_started_containers_total",
@@ -343,11 +343,13 @@ impl Pods {
     }
 
     /// The creation of the sandbox of a pod with a user namespace of its own was tried.
-    pub fn user_namespaced_sandbox(&self, ok: bool) {
+    pub fn user_namespaced_started(&self) {
         self.user_namespaced.inc();
-        if !ok {
-            self.user_namespaced_errors.inc();
-        }
+    }
+
+    /// Such a sandbox, or the first start of a container in it, failed.
+    pub fn user_namespaced_failed(&self) {
+        self.user_namespaced_errors.inc();
     }
 
     /// The start of a container was tried. `kind` is `container`, `init_container` or `ephemeral_container`, `error`

@@ -31,7 +31,8 @@ fn used() -> Arc<Metrics> {
     metrics.pods.running_after(short);
     metrics.pods.status_synced(short);
     metrics.pods.sandbox_started(false);
-    metrics.pods.user_namespaced_sandbox(false);
+    metrics.pods.user_namespaced_started();
+    metrics.pods.user_namespaced_failed();
     metrics.pods.container_started("container", Some("ErrImagePull"));
     metrics.pods.container_started("init_container", Some("pull secret ns/s: invalid docker configuration"));
     metrics.pods.container_terminated("container", 137, "OOMKilled");
@@ -56,6 +57,8 @@ fn used() -> Arc<Metrics> {
     metrics.runtime.image_collected(true);
     metrics.runtime.image_asked("always", None, Some(true));
     metrics.volumes.operation("volume_mount", "kubernetes.io/secret", short, true);
+    metrics.volumes.mounted_after("kubernetes.io/secret", short);
+    metrics.volumes.measured(MetricSource::Walk, short);
     metrics.volumes.totals([(VolumeState::Actual, "kubernetes.io/secret", 1)]);
     metrics.volumes.claims([ClaimStats {
         namespace: "ns",

@@ -15,6 +15,8 @@ use super::values::gauge;
 #[derive(Debug)]
 pub struct Volumes {
     operations: HistogramVec,
+    overall: HistogramVec,
+    measurements: HistogramVec,
     totals: IntGaugeVec,
     found: IntCounter,
     not_understood: IntCounter,
@@ -44,6 +46,30 @@ pub struct ClaimStats<'a> {
     pub inodes_free: u64,
     /// Inodes that the volume takes.
     pub inodes_used: u64,
+}
+
+/// How a volume was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricSource {
+    /// Its file system was asked for its size.
+    FileSystem,
+    /// Its device was asked for its size.
+    Device,
+    /// Its files were counted.
+    Walk,
+    /// The count of its project was read.
+    Quota,
+}
+
+impl MetricSource {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::FileSystem => "statfs",
+            Self::Device => "block",
+            Self::Walk => "du",
+            Self::Quota => "fsquota",
+        }
+    }
 }
 
 /// Which volumes are counted.
@@ -82,6 +108,18 @@ impl Volumes {
                 buckets::STORAGE,
                 &["migrated", "operation_name", "status", "volume_plugin"],
             ),
+            overall: register.histograms(
+                "volume_operation_total_seconds",
+                "[ALPHA] Time from the request of a volume until it was mounted, with waits and failed attempts.",
+                buckets::STORAGE,
+                &["operation_name", "plugin_name"],
+            ),
+            measurements: register.histograms(
+                "kubelet_volume_metric_collection_duration_seconds",
+                "[ALPHA] Time to measure what a volume uses, by how it is measured.",
+                buckets::USUAL,
+                &["metric_source"],
+            ),
             totals: register.gauges(
                 "volume_manager_total_volumes",
                 "[ALPHA] Volumes that pods want, and volumes that are set up.",
@@ -114,6 +152,16 @@ impl Volumes {
     pub fn operation(&self, operation: &'static str, plugin: &str, took: Duration, ok: bool) {
         let status = if ok { "success" } else { "fail-unknown" };
         self.operations.with_label_values(&["false", operation, status, plugin]).observe(took.as_secs_f64());
+    }
+
+    /// A volume was mounted, so long after it was first requested.
+    pub fn mounted_after(&self, plugin: &str, waited: Duration) {
+        self.overall.with_label_values(&["overall_volume_mount", plugin]).observe(waited.as_secs_f64());
+    }
+
+    /// What a volume uses was measured.
+    pub fn measured(&self, source: MetricSource, took: Duration) {
+        self.measurements.with_label_values(&[source.label()]).observe(took.as_secs_f64());
     }
 
     /// Volumes by kind and state; replaces all earlier counts.

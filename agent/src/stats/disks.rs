@@ -9,9 +9,11 @@ use futures_util::future::join_all;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::durations::Durations;
 use crate::kernel::usage::Disk;
 use crate::kernel::usage::DiskUsage;
 use crate::kernel::usage::MeasuredBy;
+use crate::metrics::MetricSource;
 
 /// How long volumes may take to answer before no further ones are asked.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,11 +29,14 @@ pub(super) type Usages = HashMap<PathBuf, DiskUsage>;
 
 /// Asks volumes and keeps their answers.
 #[derive(Default)]
-pub(super) struct Disks(Mutex<HashMap<PathBuf, Known>>);
+pub(super) struct Disks(Mutex<HashMap<PathBuf, Known>>, Durations);
 
 /// What is known of a volume.
 struct Known {
     disk: Disk,
+    source: MetricSource,
+    /// When the measurement began that has not ended.
+    began: Option<Instant>,
     last: Option<DiskUsage>,
     /// When it answered last.
     answered: Option<Instant>,
@@ -40,11 +45,11 @@ struct Known {
 
 impl Known {
     fn new(path: PathBuf, by: MeasuredBy, now: Instant) -> Self {
-        let disk = match by {
-            MeasuredBy::Device => Disk::of_device(path),
-            MeasuredBy::Walk | MeasuredBy::FileSystem => Disk::of_volume(path),
+        let (disk, source) = match by {
+            MeasuredBy::Device => (Disk::of_device(path), MetricSource::Device),
+            MeasuredBy::Walk | MeasuredBy::FileSystem => (Disk::of_volume(path), MetricSource::FileSystem),
         };
-        Self { disk, last: None, answered: None, asked: now }
+        Self { disk, source, began: None, last: None, answered: None, asked: now }
     }
 
     fn is_due(&self, now: Instant, age: Duration) -> bool {
@@ -53,17 +58,24 @@ impl Known {
     }
 
     /// Measures it now. True if it answered.
-    async fn measure(&mut self, now: Instant) -> bool {
+    async fn measure(&mut self, now: Instant, durations: &Durations) -> bool {
+        let began = *self.began.get_or_insert_with(Instant::now);
         let found = self.disk.measure().await;
         if self.disk.is_waiting() {
             return false;
         }
-        (self.last, self.answered) = (found.map(|found| found.usage), Some(now));
+        // Of an answer that came after its wait had timed out, the time until it was noticed.
+        durations.observe(self.source, began.elapsed());
+        (self.last, self.answered, self.began) = (found.map(|found| found.usage), Some(now), None);
         true
     }
 }
 
 impl Disks {
+    pub(super) fn new(durations: Durations) -> Self {
+        Self(Mutex::default(), durations)
+    }
+
     /// Usage of these volumes, measured now or at most `age` ago; longer ago if they do not answer. Those that never answered
     /// or cannot be read are absent. If cancelled, what runs goes on.
     pub(super) async fn usages(&self, volumes: &[(PathBuf, MeasuredBy)], age: Duration) -> Usages {
@@ -72,7 +84,7 @@ impl Disks {
         for (path, by) in volumes {
             all.entry(path.clone()).or_insert_with(|| Known::new(path.clone(), *by, now)).asked = now;
         }
-        measure(&mut all, now, age).await;
+        measure(&mut all, now, age, &self.1).await;
         let is_wanted = |known: &Known| now.saturating_duration_since(known.asked) < KEPT;
         all.retain(|_, known| known.disk.is_waiting() || is_wanted(known));
         volumes.iter().filter_map(|(path, _)| Some((path.clone(), all.get(path)?.last?))).collect()
@@ -80,18 +92,18 @@ impl Disks {
 }
 
 /// Measures those that are due, that which answered longest ago first.
-async fn measure(all: &mut HashMap<PathBuf, Known>, now: Instant, age: Duration) {
+async fn measure(all: &mut HashMap<PathBuf, Known>, now: Instant, age: Duration, durations: &Durations) {
     let due = all.values_mut().filter(|known| known.is_due(now, age));
     let (waiting, mut others): (Vec<&mut Known>, Vec<&mut Known>) = due.partition(|known| known.disk.is_waiting());
     // This takes no time.
-    let answers = join_all(waiting.into_iter().map(|known| known.measure(now))).await;
+    let answers = join_all(waiting.into_iter().map(|known| known.measure(now, durations))).await;
     let mut silent = answers.iter().filter(|answered| !**answered).count();
     others.sort_by_key(|known| known.answered);
     for some in others.chunks_mut(AT_ONCE) {
         if silent >= MOST_WAITING || now.elapsed() >= TURN_TIMEOUT {
             break;
         }
-        let answers = join_all(some.iter_mut().map(|known| known.measure(now))).await;
+        let answers = join_all(some.iter_mut().map(|known| known.measure(now, durations))).await;
         silent += answers.iter().filter(|answered| !**answered).count();
     }
 }

@@ -18,6 +18,7 @@ mod claims;
 mod collect;
 mod descriptors;
 mod disks;
+mod durations;
 mod extras;
 mod family;
 mod files;
@@ -47,6 +48,7 @@ pub use self::collect::SystemCgroup;
 pub use self::collect::SystemCgroups;
 use self::descriptors::Descriptors;
 use self::disks::Disks;
+use self::durations::Durations;
 use self::extras::Extras;
 pub use self::extras::Folders;
 use self::extras::MeasuredVolumes;
@@ -66,6 +68,7 @@ use self::walks::Walks;
 use crate::cgroups::Layout;
 use crate::kernel::usage::Machine;
 use crate::kernel::usage::MeasuredBy;
+use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::PodRef;
 use crate::model::PodSnapshot;
@@ -152,6 +155,7 @@ pub struct Stats {
     disks: Arc<Disks>,
     quotas: Arc<Quotas>,
     walks: Arc<Walks>,
+    durations: Durations,
     /// Why the runtime did not measure containers when it was last asked.
     runtime_failure: Arc<std::sync::Mutex<Option<String>>>,
 }
@@ -174,8 +178,18 @@ impl Stats {
             disks: Arc::default(),
             quotas: Arc::default(),
             walks: Arc::default(),
+            durations: Durations::default(),
             runtime_failure: Arc::default(),
         }
+    }
+
+    /// Times measurements of volumes in these metrics; earlier clones do not.
+    pub fn with_metrics(mut self, metrics: Arc<Metrics>) -> Self {
+        self.durations = Durations::new(metrics);
+        self.disks = Arc::new(Disks::new(self.durations.clone()));
+        self.quotas = Arc::new(Quotas::default().with_durations(self.durations.clone()));
+        self.walks = Arc::new(Walks::new(self.durations.clone()));
+        self
     }
 
     /// The summary as JSON, indented by one blank as the kubelet does.
@@ -290,7 +304,7 @@ impl Stats {
     /// takes longer than ten is absent. If cancelled, a walk that runs goes on.
     pub async fn recounted(&self, folders: Vec<Folder>) -> Sizes {
         let (_, walked) = self.quotas.sizes(folders).await;
-        walks::counted_at_once(walked).await
+        walks::counted_at_once(walked, &self.durations).await
     }
 
     async fn sizes(&self, folders: Vec<Folder>, recount: Recount) -> Sizes {

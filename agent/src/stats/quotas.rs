@@ -14,7 +14,9 @@ use tokio::time::timeout;
 use super::Folder;
 use super::Sizes;
 use super::Used;
+use super::durations::Durations;
 use crate::kernel::project_quota;
+use crate::metrics::MetricSource;
 use crate::model::PodUid;
 
 /// How long all file systems together may take to answer.
@@ -31,6 +33,7 @@ pub(super) struct Quotas {
     reading: Arc<Mutex<()>>,
     /// Volumes that could not be read, which is logged once, and when they were last asked for.
     failed: std::sync::Mutex<HashMap<(PodUid, String), Instant>>,
+    durations: Durations,
 }
 
 impl Default for Quotas {
@@ -44,7 +47,11 @@ impl Default for Quotas {
 
 impl Quotas {
     fn reading_with(read: Read) -> Self {
-        Self { read, reading: Arc::default(), failed: std::sync::Mutex::default() }
+        Self { read, reading: Arc::default(), failed: std::sync::Mutex::default(), durations: Durations::default() }
+    }
+
+    pub(super) fn with_durations(self, durations: Durations) -> Self {
+        Self { durations, ..self }
     }
 
     /// Sizes by pod and volume of the folders that have a project, and the folders that are to be walked: the others, and
@@ -72,10 +79,18 @@ impl Quotas {
     async fn results(&self, folders: Vec<Folder>) -> Option<Vec<io::Result<Used>>> {
         let began = Instant::now();
         let permit = timeout(READ_TIMEOUT, self.reading.clone().lock_owned()).await.ok()?;
-        let read = self.read.clone();
+        let (read, durations) = (self.read.clone(), self.durations.clone());
         let reading = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let one = |folder: Folder| read(&folder.path, folder.project.unwrap_or_default());
+            let one = |folder: Folder| {
+                let began = std::time::Instant::now();
+                let result = read(&folder.path, folder.project.unwrap_or_default());
+                // One that cannot be read is walked, and observed then.
+                if result.is_ok() {
+                    durations.observe(MetricSource::Quota, began.elapsed());
+                }
+                result
+            };
             folders.into_iter().map(one).collect()
         });
         timeout(READ_TIMEOUT.saturating_sub(began.elapsed()), reading).await.ok()?.ok()
@@ -104,6 +119,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::metrics::Metrics;
 
     fn folder(volume: &str, project: Option<u32>) -> Folder {
         Folder { uid: "u".into(), volume: volume.to_owned(), path: format!("/{volume}").into(), project }
@@ -132,6 +148,20 @@ mod tests {
         let (sizes, walked) = quotas.sizes(all()).await;
         assert_eq!((sizes[&PodUid::from("u")].len(), names(&walked)), (3, vec!["plain"]));
         assert!(quotas.failed.lock().unwrap().is_empty(), "the next failure is logged again");
+    }
+
+    #[tokio::test]
+    async fn what_is_read_is_timed() {
+        let metrics = Metrics::new();
+        let quotas = Quotas::reading_with(Arc::new(|path, _| match path.to_str() {
+            Some("/broken") => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            _ => Ok(Used::default()),
+        }));
+        let quotas = quotas.with_durations(Durations::new(metrics.clone()));
+        quotas.sizes(vec![folder("a", Some(7)), folder("plain", None), folder("broken", Some(8))]).await;
+        let text = metrics.render().unwrap();
+        let line = "kubelet_volume_metric_collection_duration_seconds_count{metric_source=\"fsquota\"} 1\n";
+        assert!(text.contains(line), "{text}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -37,7 +37,7 @@ impl Snapshots for OnePod {
 }
 
 /// One pod on a node in this folder, with this runtime.
-fn stats_in(dir: &Path, runtime: Script, (layout, proc): (Layout, PathBuf), pod: OnePod) -> Stats {
+fn stats_in(dir: &Path, runtime: Script, (layout, proc): (Layout, PathBuf), pod: impl Snapshots + 'static) -> Stats {
     let socket = Socket::default();
     socket.serve(runtime);
     let runtime =
@@ -171,4 +171,46 @@ async fn an_eviction_waits_shortly_for_a_runtime_that_alone_can_measure_a_pod() 
         began.elapsed()
     );
     assert_eq!(node(false).stats.pods(false).await.unwrap().len(), 1);
+}
+
+/// One pod with these volumes.
+struct WithVolumes(Vec<VolumeAt>);
+
+impl Snapshots for WithVolumes {
+    fn all(&self) -> Vec<Arc<PodSnapshot>> {
+        OnePod { pid: None }.all()
+    }
+
+    fn volumes(&self) -> HashMap<PodUid, Vec<VolumeAt>> {
+        [("uid".into(), self.0.clone())].into()
+    }
+}
+
+#[tokio::test]
+async fn measurements_of_volumes_are_timed_by_their_kind() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = dir.path().join("device");
+    std::fs::write(&device, "1234567").unwrap();
+    let at = |name: &str, path: &Path, by| {
+        let (name, path, claim) = (name.to_owned(), path.to_owned(), Some(name.to_owned()));
+        VolumeAt { name, path, claim, is_local: false, by, project: None }
+    };
+    let volumes = vec![
+        at("walked", dir.path(), MeasuredBy::Walk),
+        at("mounted", dir.path(), MeasuredBy::FileSystem),
+        at("gone", &dir.path().join("gone"), MeasuredBy::FileSystem),
+        at("raw", &device, MeasuredBy::Device),
+    ];
+    let metrics = Metrics::new();
+    let stats = stats_in(dir.path(), hangs(), this_machine(), WithVolumes(volumes)).with_metrics(metrics.clone());
+    for _ in 0..2 {
+        stats.claims().await;
+        let text = metrics.render().unwrap();
+        // What cannot be measured is timed too; within the period nothing is measured again.
+        for (source, count) in [("du", 1), ("statfs", 2), ("block", 1)] {
+            let series =
+                format!("kubelet_volume_metric_collection_duration_seconds_count{{metric_source=\"{source}\"}}");
+            assert!(text.contains(&format!("{series} {count}\n")), "{series} {count} is missing in\n{text}");
+        }
+    }
 }

@@ -14,7 +14,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::Used;
+use super::durations::Durations;
 use crate::kernel::usage::TreeWalk;
+use crate::metrics::MetricSource;
 use crate::model::PodUid;
 
 /// How long one round may work.
@@ -74,7 +76,34 @@ pub type Sizes = HashMap<PodUid, Vec<(String, Used)>>;
 /// The pod, and the volume's name.
 type Key = (PodUid, String);
 /// A walk at the end of a turn, and whether it is complete.
-type Turn = (TreeWalk, bool);
+type Turn = (Walk, bool);
+
+/// A walk through a folder.
+#[derive(Debug)]
+struct Walk {
+    tree: TreeWalk,
+    /// How long it has worked, in all turns.
+    took: Duration,
+}
+
+impl Walk {
+    fn new(folder: PathBuf) -> Self {
+        Self { tree: TreeWalk::new(folder), took: Duration::ZERO }
+    }
+
+    /// Counts on for so long. True if everything is counted.
+    fn advance(&mut self, limit: Duration) -> bool {
+        let began = std::time::Instant::now();
+        let is_complete = self.tree.advance(|| began.elapsed() < limit);
+        self.took += began.elapsed();
+        is_complete
+    }
+
+    fn used(&self) -> Used {
+        let usage = self.tree.usage();
+        Used { bytes: usage.bytes, inodes: usage.inodes }
+    }
+}
 
 /// What is known of a folder.
 #[derive(Debug)]
@@ -84,7 +113,7 @@ struct Counted {
     /// What a later walk has found so far.
     part: Used,
     /// That walk.
-    walk: Option<TreeWalk>,
+    walk: Option<Walk>,
     /// When its last turn ended.
     turn: Instant,
     asked: Instant,
@@ -102,7 +131,7 @@ impl Counted {
     }
 
     /// The walk to go on with; what one has found that was not asked for any more is too old to be added to.
-    fn take_walk(&mut self) -> Option<TreeWalk> {
+    fn take_walk(&mut self) -> Option<Walk> {
         let is_wanted = self.is_wanted(Instant::now());
         self.walk.take().filter(|_| is_wanted)
     }
@@ -124,6 +153,7 @@ struct State {
     running: HashMap<Key, JoinHandle<Turn>>,
     rest_until: Option<Instant>,
     limits: Limits,
+    durations: Durations,
 }
 
 /// How long a round and a turn may take, and how many files all walks but one may remember.
@@ -141,6 +171,10 @@ impl Default for Limits {
 }
 
 impl Walks {
+    pub(super) fn new(durations: Durations) -> Self {
+        Self(Mutex::new(State { durations, ..State::default() }))
+    }
+
     /// Sizes of these folders by pod and volume; those that were not counted yet are absent. Counts those that are due, that
     /// whose last turn is longest ago first. If cancelled, a turn that runs goes on.
     pub(super) async fn sizes(&self, folders: Vec<Folder>, recount: Recount) -> Sizes {
@@ -208,10 +242,9 @@ impl State {
     async fn turn(&mut self, folder: &Folder, limit: Duration) -> bool {
         let key = folder.key();
         let begun = self.known.get_mut(&key).and_then(Counted::take_walk);
-        let mut walk = begun.unwrap_or_else(|| TreeWalk::new(folder.path.clone()));
+        let mut walk = begun.unwrap_or_else(|| Walk::new(folder.path.clone()));
         let walking = tokio::task::spawn_blocking(move || {
-            let began = std::time::Instant::now();
-            let is_complete = walk.advance(|| began.elapsed() < limit);
+            let is_complete = walk.advance(limit);
             (walk, is_complete)
         });
         self.running.insert(key.clone(), walking);
@@ -240,8 +273,7 @@ impl State {
 
     /// Notes what was found. True if the walk goes on.
     fn note(&mut self, key: Key, (walk, is_complete): Turn) -> bool {
-        let (now, usage) = (Instant::now(), walk.usage());
-        let used = Used { bytes: usage.bytes, inodes: usage.inodes };
+        let (now, used) = (Instant::now(), walk.used());
         let is_kept = self.has_room(&walk);
         let new = || Counted { complete: None, part: Used::default(), walk: None, turn: now, asked: now };
         let counted = self.known.entry(key).or_insert_with(new);
@@ -249,6 +281,7 @@ impl State {
         if is_complete {
             counted.complete = Some((now, used));
             counted.part = Used::default();
+            self.durations.observe(MetricSource::Walk, walk.took);
             return false;
         }
         counted.part = used;
@@ -257,23 +290,24 @@ impl State {
     }
 
     /// True if there is memory to keep a walk until its next turn.
-    fn has_room(&self, walk: &TreeWalk) -> bool {
-        let is_large = |walk: &TreeWalk| walk.remembered() > self.limits.few_linked;
-        let kept: Vec<&TreeWalk> = self.known.values().filter_map(|counted| counted.walk.as_ref()).collect();
+    fn has_room(&self, walk: &Walk) -> bool {
+        let is_large = |walk: &Walk| walk.tree.remembered() > self.limits.few_linked;
+        let kept: Vec<&Walk> = self.known.values().filter_map(|counted| counted.walk.as_ref()).collect();
         kept.len() < MOST_UNFINISHED && !(is_large(walk) && kept.iter().any(|kept| is_large(kept)))
     }
 }
 
 /// Sizes of folders, each counted without a pause; one that takes too long, or hangs, is absent.
-pub(super) async fn counted_at_once(folders: Vec<Folder>) -> Sizes {
+pub(super) async fn counted_at_once(folders: Vec<Folder>, durations: &Durations) -> Sizes {
     let mut sizes = Sizes::new();
     for Folder { uid, volume, path, .. } in folders {
         let walking = tokio::task::spawn_blocking(move || {
-            let (mut walk, began) = (TreeWalk::new(path), std::time::Instant::now());
-            walk.advance(|| began.elapsed() < AT_ONCE).then(|| walk.usage())
+            let mut walk = Walk::new(path);
+            walk.advance(AT_ONCE).then_some(walk)
         });
-        if let Ok(Ok(Some(usage))) = tokio::time::timeout(AT_ONCE + TURN_TIMEOUT, walking).await {
-            sizes.entry(uid).or_default().push((volume, Used { bytes: usage.bytes, inodes: usage.inodes }));
+        if let Ok(Ok(Some(walk))) = tokio::time::timeout(AT_ONCE + TURN_TIMEOUT, walking).await {
+            durations.observe(MetricSource::Walk, walk.took);
+            sizes.entry(uid).or_default().push((volume, walk.used()));
         }
     }
     sizes
@@ -284,6 +318,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::metrics::Metrics;
 
     #[tokio::test(start_paused = true)]
     async fn folders_are_counted_again_after_a_rest_and_their_period() {
@@ -361,8 +396,30 @@ mod tests {
     #[tokio::test]
     async fn a_count_without_a_pause_is_complete() {
         let dir = tempfile::tempdir().unwrap();
-        let sizes = counted_at_once(vec![filled(dir.path(), "large", 200), filled(dir.path(), "small", 0)]).await;
+        let (folders, metrics) =
+            (vec![filled(dir.path(), "large", 200), filled(dir.path(), "small", 0)], Metrics::new());
+        let sizes = counted_at_once(folders, &Durations::new(metrics.clone())).await;
         assert_eq!((inodes(&sizes, "large"), inodes(&sizes, "small")), (Some(201), Some(1)));
+        assert!(metrics.render().unwrap().contains(&timed(2)));
+    }
+
+    /// So many walks were timed.
+    fn timed(walks: u32) -> String {
+        format!("kubelet_volume_metric_collection_duration_seconds_count{{metric_source=\"du\"}} {walks}\n")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_count_in_several_turns_is_timed_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, walks, metrics) = (filled(dir.path(), "large", 200), impatient(), Metrics::new());
+        walks.0.lock().await.durations = Durations::new(metrics.clone());
+        let mut rounds = 0;
+        while !metrics.render().unwrap().contains(&timed(1)) {
+            tokio::time::advance(KEPT / 2).await;
+            walks.sizes(vec![folder.clone()], Recount::After(KEPT * 100)).await;
+            rounds += 1;
+        }
+        assert_eq!(rounds, 4, "64 entries in each of the first three");
     }
 
     #[tokio::test(start_paused = true)]
@@ -401,7 +458,7 @@ mod tests {
             walks.sizes(folders.clone(), Recount::After(KEPT * 100)).await;
             let state = walks.0.lock().await;
             let kept = state.known.values().filter_map(|counted| counted.walk.as_ref());
-            let large = kept.filter(|walk| walk.remembered() > state.limits.few_linked).count();
+            let large = kept.filter(|walk| walk.tree.remembered() > state.limits.few_linked).count();
             assert!(large <= 1, "{large}");
         }
         let state = walks.0.lock().await;
@@ -414,10 +471,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folders = [filled(dir.path(), "hangs", 1), filled(dir.path(), "other", 2)];
         let (answer, answers) = std::sync::mpsc::channel::<()>();
-        let mut walk = TreeWalk::new(folders[0].path.clone());
+        let mut walk = Walk::new(folders[0].path.clone());
         let hanging = tokio::task::spawn_blocking(move || {
             answers.recv().unwrap();
-            let is_complete = walk.advance(|| true);
+            let is_complete = walk.advance(Duration::MAX);
             (walk, is_complete)
         });
         let walks = Walks::default();

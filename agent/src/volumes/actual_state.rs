@@ -10,37 +10,30 @@ use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::plugin::Plugins;
 use crate::metrics::Metrics;
 
 /// Volumes that are set up, by pod; and where what happens to them is counted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ActualState {
-    pods: Arc<Mutex<HashMap<String, Vec<MountedVolume>>>>,
+    pods: Arc<Mutex<HashMap<String, MountedVolumes>>>,
+    /// When volumes that could not be set up yet were first requested, by pod and their name in it.
+    requested: Arc<Mutex<HashMap<String, HashMap<String, Instant>>>>,
     metrics: Option<Arc<Metrics>>,
 }
 
-#[derive(Debug)]
-struct MountedVolume {
-    volume: Box<str>,
-    plugin: &'static str,
-    /// This process has set it up. Of one that it found on disk it is not known whether it is complete.
-    is_complete: bool,
-}
-
-impl MountedVolume {
-    /// A pod's volume and a persistent volume that it claims may have the same name.
-    fn is(&self, plugin: &str, volume: &str) -> bool {
-        self.plugin == plugin && &*self.volume == volume
-    }
-}
+/// A pod's volumes by plugin and name: one of its own and a persistent volume that it claims may have the same name. Whether
+/// this process has set it up; of one that it found on disk it is not known whether it is complete.
+type MountedVolumes = BTreeMap<&'static str, BTreeMap<Box<str>, bool>>;
 
 impl ActualState {
     pub(super) fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         Self { metrics: Some(metrics), ..self }
     }
 
-    fn pods(&self) -> MutexGuard<'_, HashMap<String, Vec<MountedVolume>>> {
+    fn pods(&self) -> MutexGuard<'_, HashMap<String, MountedVolumes>> {
         // Changed one entry at a time: a panic elsewhere leaves it usable.
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -51,8 +44,35 @@ impl ActualState {
         }
     }
 
+    /// An attempt to set up the pod's volume of this name has ended. How long ago it was requested, or the first attempt if
+    /// those before this one have failed.
+    pub(super) fn attempted(&self, uid: &str, name: &str, requested: Instant, ok: bool) -> Duration {
+        // As with the pods.
+        let mut all = self.requested.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = all.get(uid).and_then(|of_pod| of_pod.get(name)).copied();
+        let first = earlier.unwrap_or(requested);
+        if !ok {
+            all.entry(uid.to_owned()).or_default().insert(name.to_owned(), first);
+        } else if earlier.is_some()
+            && let Some(of_pod) = all.get_mut(uid)
+        {
+            of_pod.remove(name);
+        }
+        first.elapsed()
+    }
+
+    /// Forgets when volumes of a pod were requested.
+    pub(super) fn forget_requests(&self, uid: &str) {
+        self.requested.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+
+    /// A file system of this plugin was mounted, so long after it was requested.
+    pub(super) fn mounted_after(&self, plugin: &str, waited: Duration) {
+        self.count(|metrics| metrics.volumes.mounted_after(plugin, waited));
+    }
+
     /// A volume of this plugin, which may refresh it, was set up or refreshed, or could not be. One that does not refresh is
-    /// counted the first time only: every pass checks it.
+    /// counted the first time only: every pass checks it. True if it was counted.
     pub(super) fn mounted(
         &self,
         uid: &str,
@@ -60,37 +80,42 @@ impl ActualState {
         (plugin, refreshes): (&'static str, bool),
         took: Duration,
         ok: bool,
-    ) {
+    ) -> bool {
         if ok && !refreshes && self.holds(uid, plugin, volume) {
             self.add(uid, volume, plugin, true);
-            return;
+            return false;
         }
         self.count(|metrics| metrics.volumes.operation("volume_mount", plugin, took, ok));
         if ok {
             self.add(uid, volume, plugin, true);
         }
+        true
     }
 
     /// True if this process has set the volume up. `backing`: its plugin and its name.
     pub(super) fn is_set_up(&self, uid: &str, (plugin, volume): &(&'static str, String)) -> bool {
-        let is_it = |entry: &MountedVolume| entry.is(plugin, volume) && entry.is_complete;
-        self.pods().get(uid).is_some_and(|entries| entries.iter().any(is_it))
+        self.completeness(uid, plugin, volume) == Some(true)
     }
 
     fn holds(&self, uid: &str, plugin: &str, volume: &str) -> bool {
-        self.pods().get(uid).is_some_and(|entries| entries.iter().any(|entry| entry.is(plugin, volume)))
+        self.completeness(uid, plugin, volume).is_some()
+    }
+
+    fn completeness(&self, uid: &str, plugin: &str, volume: &str) -> Option<bool> {
+        self.pods().get(uid)?.get(plugin)?.get(volume).copied()
     }
 
     fn add(&self, uid: &str, volume: &str, plugin: &'static str, is_complete: bool) {
         let mut pods = self.pods();
         // Most pods are there already; only a new one costs a copy of its name.
         if !pods.contains_key(uid) {
-            pods.insert(uid.to_owned(), Vec::new());
+            pods.insert(uid.to_owned(), MountedVolumes::new());
         }
-        let Some(entries) = pods.get_mut(uid) else { return };
-        match entries.iter_mut().find(|entry| entry.is(plugin, volume)) {
-            Some(entry) => entry.is_complete |= is_complete,
-            None => entries.push(MountedVolume { volume: volume.into(), plugin, is_complete }),
+        let Some(volumes) = pods.get_mut(uid) else { return };
+        let of_plugin = volumes.entry(plugin).or_default();
+        match of_plugin.get_mut(volume) {
+            Some(known) => *known |= is_complete,
+            None => drop(of_plugin.insert(volume.into(), is_complete)),
         }
     }
 
@@ -98,15 +123,16 @@ impl ActualState {
     pub(super) fn unmounted(&self, uid: &str, plugin: Option<&'static str>, volume: &str, took: Duration, ok: bool) {
         let Some(plugin) = plugin else { return self.count(|metrics| metrics.volumes.forced(ok)) };
         self.count(|metrics| metrics.volumes.operation("volume_unmount", plugin, took, ok));
-        if ok && let Some(entries) = self.pods().get_mut(uid) {
-            entries.retain(|entry| !entry.is(plugin, volume));
+        if ok && let Some(of_plugin) = self.pods().get_mut(uid).and_then(|volumes| volumes.get_mut(plugin)) {
+            of_plugin.remove(volume);
         }
     }
 
     /// A pod has no directories of volumes any more. Volumes without one, as host paths, count as unmounted.
     pub(super) fn torn_down(&self, uid: &str) {
-        for entry in self.pods().remove(uid).into_iter().flatten() {
-            self.count(|metrics| metrics.volumes.operation("volume_unmount", entry.plugin, Duration::ZERO, true));
+        let volumes = self.pods().remove(uid).unwrap_or_default();
+        for plugin in volumes.iter().flat_map(|(plugin, of_plugin)| of_plugin.iter().map(move |_| *plugin)) {
+            self.count(|metrics| metrics.volumes.operation("volume_unmount", plugin, Duration::ZERO, true));
         }
     }
 
@@ -122,7 +148,9 @@ impl ActualState {
     /// How many volumes of each plugin are set up.
     pub(super) fn totals(&self) -> BTreeMap<&'static str, usize> {
         let mut totals = BTreeMap::new();
-        self.pods().values().flatten().for_each(|entry| *totals.entry(entry.plugin).or_default() += 1);
+        for (plugin, of_plugin) in self.pods().values().flatten().filter(|(_, of_plugin)| !of_plugin.is_empty()) {
+            *totals.entry(*plugin).or_default() += of_plugin.len();
+        }
         totals
     }
 }

@@ -31,6 +31,7 @@ use super::host_program::HostPrograms;
 use super::iscsi;
 use super::layout;
 use super::layout::make_dirs;
+use super::layout::resolved;
 use super::plugin::blocking;
 use crate::filesystem;
 
@@ -83,16 +84,17 @@ impl BlockMap {
             make_dirs(parent)?;
         }
         let mut is_new = false;
+        // The link first: by it the mount is found after the agent was killed in between.
+        if fs::read_link(&self.link).ok().as_deref() != Some(device) {
+            remove_file(&self.link)?;
+            symlink(device, &self.link).on("create", &self.link)?;
+            is_new = true;
+        }
         if !filesystem::is_mount_point(&self.global).unwrap_or(false) {
             let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o640).open(&self.global);
             file.on("create", &self.global)?;
             let bound = mount(Some(device), &self.global, None::<&str>, MsFlags::MS_BIND, None::<&str>);
             bound.on("bind mount the device on", &self.global)?;
-            is_new = true;
-        }
-        if fs::read_link(&self.link).ok().as_deref() != Some(device) {
-            remove_file(&self.link)?;
-            symlink(device, &self.link).on("create", &self.link)?;
             is_new = true;
         }
         Ok(is_new)
@@ -162,12 +164,15 @@ fn remove_file(path: &Path) -> Result<(), VolumeError> {
     }
 }
 
-/// Loop devices on this file, by the kernel's list.
+/// Loop devices on this file, also a removed one, by the kernel's list.
 fn loops_of(list: &Path, file: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(list).into_iter().flatten().flatten();
+    let real = resolved(file);
     let is_backed = |path: &PathBuf| {
         let backing = fs::read_to_string(path.join("loop/backing_file")).unwrap_or_default();
-        Path::new(backing.trim_end_matches('\n')) == file
+        let backing = backing.trim_end_matches('\n');
+        let backing = Path::new(backing.strip_suffix(" (deleted)").unwrap_or(backing));
+        backing == file || backing == real
     };
     let backed = entries.map(|entry| entry.path()).filter(is_backed);
     backed.filter_map(|path| Some(Path::new("/dev").join(path.file_name()?))).collect()
@@ -182,7 +187,10 @@ async fn losetup(arguments: &[&str], device: &Path) -> Result<(), VolumeError> {
 
 #[cfg(test)]
 mod tests {
+    use keblet_skip::mounts::in_private_mounts;
+
     use super::*;
+    use crate::volumes::testing::LoopDevice;
 
     #[test]
     fn the_places_of_a_device() {
@@ -192,21 +200,66 @@ mod tests {
         assert!(BlockMap::local(&PodDirs::new(Path::new("/r")), "u-1", "../pv").is_err());
     }
 
-    #[test]
-    fn loop_devices_are_found_by_their_file() {
+    /// A list of loop devices with these files.
+    fn list_of(loops: &[(&str, Option<&str>)]) -> tempfile::TempDir {
         let list = tempfile::tempdir().expect("a folder");
-        for (name, backing) in
-            [("loop0", Some("/r/a\n")), ("loop1", Some("/r/a/b\n")), ("loop2", None), ("loop3", Some("/r/a\n"))]
-        {
+        for (name, backing) in loops {
             fs::create_dir_all(list.path().join(name).join("loop")).expect("a folder");
             if let Some(backing) = backing {
                 fs::write(list.path().join(name).join("loop/backing_file"), backing).expect("a file");
             }
         }
+        list
+    }
+
+    #[test]
+    fn loop_devices_are_found_by_their_file() {
+        let list = list_of(&[
+            ("loop0", Some("/r/a\n")),
+            ("loop1", Some("/r/a/b\n")),
+            ("loop2", None),
+            ("loop3", Some("/r/a (deleted)\n")),
+        ]);
         let mut found = loops_of(list.path(), Path::new("/r/a"));
         found.sort();
         assert_eq!(found, [Path::new("/dev/loop0"), Path::new("/dev/loop3")]);
         assert_eq!(loops_of(list.path(), Path::new("/r/c")), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn loop_devices_are_found_below_a_root_directory_that_is_a_link() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (disk, linked) = (root.path().join("disk"), root.path().join("kubelet"));
+        fs::create_dir_all(disk.join("pv")).expect("folders");
+        symlink(&disk, &linked).expect("a link");
+        // The kernel names files without links.
+        let real = disk.canonicalize().expect("it exists").join("pv/u-1");
+        let list = list_of(&[("loop7", real.to_str())]);
+        assert_eq!(loops_of(list.path(), &linked.join("pv/u-1")), [Path::new("/dev/loop7")]);
+    }
+
+    #[test]
+    fn the_link_is_made_before_the_mount_that_is_found_by_it() {
+        if !Path::new("/dev/loop-control").exists() {
+            return keblet_skip::skip("needs loop devices");
+        }
+        in_private_mounts(|| {
+            let root = tempfile::tempdir().expect("a folder");
+            let device = LoopDevice::on(&root.path().join("disk"), 1 << 20);
+            let dirs = PodDirs::new(root.path());
+            let map = BlockMap::local(&dirs, "u-1", "pv").expect("names");
+            // No device can be mounted here.
+            fs::create_dir_all(&map.global).expect("a folder");
+            map.place(&device.0).expect_err("a folder is in the way");
+            assert_eq!(fs::read_link(&map.link).expect("a link"), device.0);
+
+            // The agent is killed before the mount, and the pod deleted.
+            fs::remove_dir(&map.global).expect("removed");
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            runtime.block_on(unmap_all(&dirs, "u-1")).expect("nothing is mounted");
+            let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
+            assert!(!is_there(&map.link) && !is_there(map.global.parent().expect("a folder")));
+        });
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 //! volume's own directory to the end, so that an interrupted one begins anew. What cannot be changed is counted and logged,
 //! not fatal, as upstream.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -33,12 +34,16 @@ use super::VolumeError;
 use super::error::OnPath as _;
 use super::plugin::blocking;
 use crate::filesystem;
+use crate::kernel::listing::Listing;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 
 /// When a walk is reported for the first time, and how often then.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
 const NEXT_REPORT: Duration = Duration::from_secs(60);
+
+/// Directories that are open at a time, each with a part of its list.
+const MOST_OPEN: usize = 32;
 
 /// Permissions that files get, and what directories get beside them: to be entered, and new files get their group.
 const FILE: u32 = 0o660;
@@ -86,7 +91,7 @@ fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &AtomicU64) -> Re
     if policy.is_satisfied(group, held.st_gid, held.st_mode) {
         return Ok(());
     }
-    let mut walk = Walk { root: dir, group, count, failed: None };
+    let mut walk = Walk::new(dir, group, count);
     walk.run();
     if let Some((path, error)) = walk.failed {
         tracing::warn!(root = %root.display(), group, first = %path.display(), %error, "cannot apply fsGroup to every file");
@@ -125,51 +130,111 @@ pub(super) fn notices<'a>(recorder: Option<&'a Recorder>, pod: &'a Pod) -> impl 
     }
 }
 
+/// A walk through a tree that containers write: what is kept of it has a bound. Directories within each other are at most as
+/// many as a path can name.
 struct Walk<'a> {
     root: OwnedFd,
     group: u32,
     count: &'a AtomicU64,
+    /// The file that is looked at, below the root.
+    path: PathBuf,
+    /// From the root to the directory that is being read.
+    levels: Vec<Level>,
     /// The first file that stays as it is.
     failed: Option<(PathBuf, io::Error)>,
 }
 
-impl Walk<'_> {
-    /// Directories are opened from the root again: no tree exhausts descriptors, and none is left meanwhile.
-    fn run(&mut self) {
-        let mut left = vec![PathBuf::new()];
-        while let Some(path) = left.pop() {
-            let below = self.open(&path, OFlag::O_RDONLY | OFlag::O_DIRECTORY);
-            match below.map_err(io::Error::from).and_then(filesystem::entries) {
-                Ok(entries) => {
-                    for (name, _) in entries {
-                        let entry = path.join(std::ffi::OsStr::from_bytes(name.to_bytes()));
-                        if self.visit(&entry) {
-                            left.push(entry);
-                        }
-                    }
-                }
-                Err(error) => self.fail(path, error),
-            }
-        }
-        self.visit(Path::new(""));
+/// A directory that is not read to its end.
+struct Level {
+    device: libc::dev_t,
+    inode: libc::ino_t,
+    /// Where its list goes on after the last entry.
+    position: i64,
+    /// `None` while it is closed.
+    list: Option<Listing>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(root: OwnedFd, group: u32, count: &'a AtomicU64) -> Self {
+        Self { root, group, count, path: PathBuf::new(), levels: Vec::new(), failed: None }
     }
 
-    /// Changes one file; true if it is a directory.
-    fn visit(&mut self, path: &Path) -> bool {
+    /// Directories are opened from the root again: no tree exhausts descriptors, and none is left meanwhile.
+    fn run(&mut self) {
+        self.enter();
+        while !self.levels.is_empty() {
+            self.step();
+        }
+        self.visit();
+    }
+
+    /// Changes one entry, or leaves a directory that has no more.
+    fn step(&mut self) {
+        match self.advance() {
+            Ok(true) => {
+                if self.visit() {
+                    self.enter();
+                } else {
+                    self.path.pop();
+                }
+            }
+            Ok(false) => self.leave(),
+            Err(error) => {
+                self.fail(error);
+                self.leave();
+            }
+        }
+    }
+
+    /// Goes down into the directory at the path.
+    fn enter(&mut self) {
+        if let Some(far) = self.levels.len().checked_sub(MOST_OPEN) {
+            self.levels[far].list = None;
+        }
+        match Level::open(&self.root, &self.path) {
+            Ok(level) => self.levels.push(level),
+            Err(error) => {
+                self.fail(error);
+                self.path.pop();
+            }
+        }
+    }
+
+    /// Goes up.
+    fn leave(&mut self) {
+        self.levels.pop();
+        self.path.pop();
+    }
+
+    /// Adds the next entry of the directory to the path; false if there is none.
+    fn advance(&mut self) -> io::Result<bool> {
+        let Some(level) = self.levels.last_mut() else { return Ok(false) };
+        if level.list.is_none() {
+            level.list = Some(level.reopen(&self.root, &self.path)?);
+        }
+        let Some(list) = &mut level.list else { return Ok(false) };
+        let Some(entry) = list.next_entry()? else { return Ok(false) };
+        level.position = entry.next;
+        self.path.push(OsStr::from_bytes(entry.name.to_bytes()));
+        Ok(true)
+    }
+
+    /// Changes the file at the path; true if it is a directory below the root.
+    fn visit(&mut self) -> bool {
         self.count.fetch_add(1, Relaxed);
         let change = |file: OwnedFd| -> io::Result<bool> {
             let held = fstat(&file)?;
             self.change(&file, &held)?;
             Ok(kind(&held) == SFlag::S_IFDIR)
         };
-        match self.open(path, OFlag::O_PATH).map_err(io::Error::from).and_then(change) {
-            Ok(is_dir) => is_dir && !path.as_os_str().is_empty(),
+        match open(&self.root, &self.path, OFlag::O_PATH).map_err(io::Error::from).and_then(change) {
+            Ok(is_dir) => is_dir && !self.path.as_os_str().is_empty(),
             // Something of the agent's or the host's is mounted there: it is not the volume's.
             Err(error) if error.raw_os_error() == Some(Errno::EXDEV as i32) => false,
             // Removed by a container meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => {
-                self.fail(path.to_owned(), error);
+                self.fail(error);
                 false
             }
         }
@@ -187,17 +252,35 @@ impl Walk<'_> {
         fs::set_permissions(itself, fs::Permissions::from_mode(mode))
     }
 
-    fn open(&self, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
-        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let how = OpenHow::new()
-            .flags(flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV);
-        openat2(&self.root, path, how)
+    fn fail(&mut self, error: io::Error) {
+        self.failed.get_or_insert_with(|| (self.path.clone(), error));
+    }
+}
+
+impl Level {
+    fn open(root: &OwnedFd, path: &Path) -> io::Result<Self> {
+        let dir = open(root, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
+        let held = fstat(&dir)?;
+        Ok(Self { device: held.st_dev, inode: held.st_ino, position: 0, list: Some(Listing::new(dir)) })
     }
 
-    fn fail(&mut self, path: PathBuf, error: io::Error) {
-        self.failed.get_or_insert((path, error));
+    /// Its list from the position on, unless another directory is at its path by now.
+    fn reopen(&self, root: &OwnedFd, path: &Path) -> io::Result<Listing> {
+        let dir = open(root, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
+        let held = fstat(&dir)?;
+        if (held.st_dev, held.st_ino) != (self.device, self.inode) {
+            return Err(io::Error::other("replaced while its files were changed"));
+        }
+        Ok(Listing::resumed(dir, self.position)?)
     }
+}
+
+fn open(root: &OwnedFd, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV);
+    openat2(root, path, how)
 }
 
 fn kind(held: &FileStat) -> SFlag {
@@ -304,6 +387,64 @@ mod tests {
             assert_eq!(seen(&volume.join("new")).0, 77);
             apply(&dir.path().join("none"), 77, ChangePolicy::Always, &count).expect_err("no volume");
         });
+    }
+
+    /// A walk with the test's own group, which needs no privilege.
+    fn walk<'a>(dir: &Path, count: &'a AtomicU64) -> Walk<'a> {
+        let mut walk = Walk::new(filesystem::open_root(dir).expect("a folder"), nix::unistd::getgid().as_raw(), count);
+        walk.enter();
+        walk
+    }
+
+    #[test]
+    fn of_a_wide_and_deep_tree_little_is_kept() {
+        const WIDE: usize = 2000;
+        const DEEP: usize = 3 * MOST_OPEN;
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut folder = dir.path().to_owned();
+        for _ in 0..DEEP {
+            folder.push("d");
+            fs::create_dir(&folder).expect("a folder");
+            (0..2).for_each(|number| fs::create_dir(folder.join(number.to_string())).expect("a folder"));
+            fs::write(folder.join("file"), "").expect("a file");
+        }
+        // More than one part of the list, with the deep folder among them.
+        (0..WIDE).for_each(|number| fs::create_dir(dir.path().join(number.to_string())).expect("a folder"));
+        let count = AtomicU64::new(0);
+        let mut walk = walk(dir.path(), &count);
+        let (mut visited, mut deepest) = (0, 0);
+        while !walk.levels.is_empty() {
+            walk.step();
+            let open = walk.levels.iter().filter(|level| level.list.is_some()).count();
+            assert!(open <= MOST_OPEN, "{open}");
+            deepest = deepest.max(walk.levels.len());
+            let now = count.load(Relaxed);
+            assert!(now <= visited + 1, "one at a time");
+            visited = now;
+        }
+        assert_eq!((visited, deepest), ((WIDE + 4 * DEEP) as u64, DEEP + 2));
+        assert!(walk.failed.is_none() && walk.path.as_os_str().is_empty());
+        assert_eq!((seen(&folder).1 & 0o2770, seen(&folder.join("file")).1 & 0o660), (0o2770, 0o660));
+    }
+
+    #[test]
+    fn a_directory_that_is_replaced_while_it_is_closed_is_left() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let top = dir.path().join("d");
+        let deep = (0..2 * MOST_OPEN).fold(top.clone(), |path, _| path.join("d"));
+        fs::create_dir_all(deep).expect("folders");
+        let count = AtomicU64::new(0);
+        let mut walk = walk(dir.path(), &count);
+        while walk.levels.len() < 2 * MOST_OPEN {
+            walk.step();
+        }
+        fs::rename(&top, dir.path().join("moved")).expect("moved");
+        fs::create_dir(&top).expect("another folder");
+        while !walk.levels.is_empty() {
+            walk.step();
+        }
+        let (path, error) = walk.failed.expect("some are not read to their end");
+        assert!(path.starts_with("d") && error.kind() == io::ErrorKind::NotFound, "{} {error}", path.display());
     }
 
     #[tokio::test(start_paused = true)]

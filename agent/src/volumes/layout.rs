@@ -135,6 +135,13 @@ fn plain(name: &str) -> Result<&str, VolumeError> {
     Ok(name)
 }
 
+/// The path as the kernel names it: the way to it is the operator's and may have links. What it leads to is not touched: it
+/// may be a mount whose server does not answer.
+pub(super) fn resolved(path: &Path) -> PathBuf {
+    let dir = path.parent().and_then(|dir| dir.canonicalize().ok());
+    dir.zip(path.file_name()).map_or_else(|| path.to_owned(), |(dir, name)| dir.join(name))
+}
+
 /// What is in a directory; nothing if there is none.
 pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>, VolumeError> {
     match fs::read_dir(dir) {

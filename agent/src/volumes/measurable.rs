@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Volume;
 
 use super::Volumes;
-use super::mounted_volumes;
 use super::uid_of;
+use super::uses::mounted_volumes;
 use crate::kernel::usage::MeasuredBy;
 
 /// A volume whose size can be measured.

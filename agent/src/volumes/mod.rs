@@ -49,6 +49,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod unused;
+mod uses;
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -60,7 +61,6 @@ use std::time::Instant;
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Volume;
-use k8s_openapi::api::core::v1::VolumeDevice;
 use k8s_openapi::api::core::v1::VolumeMount;
 use tokio::sync::watch;
 
@@ -76,10 +76,10 @@ pub use measurable::MeasurableVolume;
 pub use project_quotas::ProjectQuotas;
 pub use set_up::RefreshDue;
 pub use storage_medium::StorageMediumError;
+pub use uses::PodVolumes;
 
 use crate::metrics::Metrics;
 use crate::model::Amount;
-use crate::model::spec;
 use crate::objects::Objects;
 use crate::recorder::Recorder;
 use actual_state::ActualState;
@@ -91,6 +91,7 @@ use plugin::Plugins;
 use plugin::VolumePlugin;
 use plugin::blocking;
 use teardown::VolumeOnDisk;
+use uses::mounted_volumes;
 
 /// The volumes of all pods below one root directory (`--root-dir`).
 #[derive(Clone, Debug)]
@@ -199,20 +200,22 @@ impl Volumes {
     }
 
     /// True if a volume cannot be written by containers, whatever its mounts say.
-    pub fn is_read_only(&self, pod: &Pod, volume: &str) -> bool {
-        volumes(pod)
-            .find(|found| found.name == volume)
-            .and_then(|found| Some((self.plugins.of(found)?, found)))
-            .is_some_and(|(plugin, found)| plugin.is_read_only(uid_of(pod), found))
+    pub fn is_read_only(&self, of_pod: &PodVolumes<'_>, volume: &str) -> bool {
+        self.find(of_pod, volume).is_ok_and(|(plugin, found)| plugin.is_read_only(of_pod.uid(), found))
     }
 
     /// True if the runtime may relabel the volume's files for a container (SELinux) although the agent did not make them: those
     /// of a local volume.
-    pub fn is_relabelled(&self, pod: &Pod, volume: &str) -> bool {
-        let found = volumes(pod).find(|found| found.name == volume);
-        found
-            .and_then(|found| Some((self.plugins.of(found)?, found)))
-            .is_some_and(|(plugin, found)| plugin.is_relabelled(uid_of(pod), found))
+    pub fn is_relabelled(&self, of_pod: &PodVolumes<'_>, volume: &str) -> bool {
+        self.find(of_pod, volume).is_ok_and(|(plugin, found)| plugin.is_relabelled(of_pod.uid(), found))
+    }
+
+    /// A volume of the pod, and its plugin.
+    fn find<'a>(&self, of_pod: &PodVolumes<'a>, volume: &str) -> Result<(&dyn VolumePlugin, &'a Volume), VolumeError> {
+        let found = of_pod.get(volume).ok_or_else(|| VolumeError::NoSuchVolume { volume: volume.to_owned() })?;
+        let plugin = self.plugins.of(found);
+        let plugin = plugin.ok_or_else(|| VolumeError::Unsupported { volume: volume.to_owned() })?;
+        Ok((plugin, found))
     }
 
     /// Groups that the pod's processes join for the sake of its volumes, besides those of its spec: annotation
@@ -231,29 +234,26 @@ impl Volumes {
     /// There is no such volume; the subPath leads out of it or cannot be mounted.
     pub async fn mount_source(
         &self,
-        pod: &Pod,
+        of_pod: &PodVolumes<'_>,
         container: &str,
         index: usize,
         mount: &VolumeMount,
         sub_path: Option<&str>,
     ) -> Result<PathBuf, VolumeError> {
-        let volume = volumes(pod).find(|volume| volume.name == mount.name);
-        let volume = volume.ok_or_else(|| VolumeError::NoSuchVolume { volume: mount.name.clone() })?;
-        let plugin = self.plugins.of(volume);
-        let plugin = plugin.ok_or_else(|| VolumeError::Unsupported { volume: volume.name.clone() })?;
-        let path = plugin.mount_path(&self.dirs, uid_of(pod), volume)?;
+        let (uid, (plugin, volume)) = (of_pod.uid(), self.find(of_pod, &mount.name)?);
+        let path = plugin.mount_path(&self.dirs, uid, volume)?;
         let Some(sub_path) = sub_path.filter(|sub_path| !sub_path.is_empty()) else { return Ok(path) };
         check_sub_path(sub_path)?;
         // By the name of a claim's persistent volume, as a kubelet that takes the node over looks for it.
-        let (_, name) = plugin.backing(uid_of(pod), volume);
-        let target = self.dirs.sub_path(uid_of(pod), &name, container, index)?;
+        let (_, name) = plugin.backing(uid, volume);
+        let target = self.dirs.sub_path(uid, &name, container, index)?;
         let (inside, at) = (PathBuf::from(sub_path), target.clone());
         let (action, error) = match blocking(move || Ok(sub_path::bind(&path, &inside, &at))).await? {
             Ok(()) => return Ok(target),
             Err(sub_path::Failure::Create(error)) => ("create subPath directory", error),
             Err(sub_path::Failure::Prepare(error)) => ("prepare subPath", error),
         };
-        tracing::warn!(pod_uid = uid_of(pod), volume = mount.name, container, sub_path, %error, "cannot {action}");
+        tracing::warn!(pod_uid = uid, volume = mount.name, container, sub_path, %error, "cannot {action}");
         Err(VolumeError::SubPath { action, volume: mount.name.clone(), container: container.to_owned() })
     }
 
@@ -261,13 +261,10 @@ impl Volumes {
     ///
     /// # Errors
     /// There is no such volume, or it is no device.
-    pub fn device(&self, pod: &Pod, volume: &str) -> Result<(PathBuf, bool), VolumeError> {
-        let found = volumes(pod).find(|found| found.name == volume);
-        let found = found.ok_or_else(|| VolumeError::NoSuchVolume { volume: volume.to_owned() })?;
-        let plugin = self.plugins.of(found);
-        let plugin = plugin.ok_or_else(|| VolumeError::Unsupported { volume: volume.to_owned() })?;
-        let device = plugin.device(&self.dirs, uid_of(pod), found)?;
-        Ok((device, plugin.is_read_only(uid_of(pod), found)))
+    pub fn device(&self, of_pod: &PodVolumes<'_>, volume: &str) -> Result<(PathBuf, bool), VolumeError> {
+        let (plugin, found) = self.find(of_pod, volume)?;
+        let device = plugin.device(&self.dirs, of_pod.uid(), found)?;
+        Ok((device, plugin.is_read_only(of_pod.uid(), found)))
     }
 
     /// Unmounts and deletes the pod's volumes; its other files stay. Content is deleted only where a plugin of this agent
@@ -317,8 +314,9 @@ impl Volumes {
         done
     }
 
-    /// Forgets which persistent volumes the pod uses.
+    /// Forgets which persistent volumes the pod uses, and when its volumes were requested.
     fn forget(&self, uid: &str) {
+        self.actual.forget_requests(uid);
         self.plugins.all().for_each(|plugin| plugin.forget(uid));
         self.node.globals.forget(uid);
     }
@@ -367,10 +365,6 @@ fn fs_group(pod: &Pod) -> Option<u32> {
     context.and_then(|context| context.fs_group).and_then(|group| u32::try_from(group).ok())
 }
 
-fn volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
-    pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten())
-}
-
 /// Whether a `subPath` stays inside its volume.
 ///
 /// # Errors
@@ -383,22 +377,4 @@ pub fn check_sub_path(sub_path: &str) -> Result<(), VolumeError> {
         return Err(VolumeError::ClimbingSubPath(sub_path.to_owned()));
     }
     Ok(())
-}
-
-/// Volumes some container mounts, or uses as a device; others are not set up.
-fn mounted_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
-    volumes(pod).filter(|volume| uses(pod, &volume.name) != (false, false))
-}
-
-/// Whether some container mounts the volume, and whether some uses it as a device.
-fn uses(pod: &Pod, volume: &str) -> (bool, bool) {
-    let mounts = |mounts: &Option<Vec<VolumeMount>>| mounts.iter().flatten().any(|mount| mount.name == volume);
-    let devices = |devices: &Option<Vec<VolumeDevice>>| devices.iter().flatten().any(|device| device.name == volume);
-    let (ephemeral, lasting) = (spec::ephemeral_containers(pod), || spec::lasting_containers(pod));
-    let mounted = lasting().any(|container| mounts(&container.spec.volume_mounts));
-    let as_device = lasting().any(|container| devices(&container.spec.volume_devices));
-    (
-        mounted || ephemeral.iter().any(|container| mounts(&container.volume_mounts)),
-        as_device || ephemeral.iter().any(|container| devices(&container.volume_devices)),
-    )
 }

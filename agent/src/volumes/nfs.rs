@@ -25,6 +25,7 @@ use super::bind_mount;
 use super::error::OnPath as _;
 use super::host_program::HostPrograms;
 use super::layout::make_dirs;
+use super::layout::resolved;
 use super::mount_program::MountCall;
 use super::plugin::Attributes;
 use super::plugin::Ready;
@@ -206,13 +207,6 @@ fn is_mounted_elsewhere(mount: &Path, undone: &BTreeSet<PathBuf>) -> Result<bool
     let table = MountTable::read().on("read the table of mounts for", mount)?;
     let undone: Vec<PathBuf> = undone.iter().map(|mount| resolved(mount)).collect();
     Ok(table.is_mounted_elsewhere(&resolved(mount), &undone))
-}
-
-/// The mount point as the table has it: the way to it is the operator's and may have links. The mount itself is not touched: its
-/// server may not answer.
-fn resolved(mount: &Path) -> PathBuf {
-    let dir = mount.parent().and_then(|dir| dir.canonicalize().ok());
-    dir.zip(mount.file_name()).map_or_else(|| mount.to_owned(), |(dir, name)| dir.join(name))
 }
 
 /// The export as mount(8) reads it; an IPv6 address is in brackets.

@@ -31,6 +31,7 @@ use super::mount_only::MountOnly;
 use super::nfs::Nfs;
 use super::project_quotas::ProjectQuotas;
 use super::teardown::VolumeOnDisk;
+use super::uses::ContainerUses;
 use crate::kernel::usage::MeasuredBy;
 use crate::model::Amount;
 use crate::objects::Objects;
@@ -137,6 +138,8 @@ pub(super) struct Target<'a> {
     pub(super) pod: &'a Pod,
     pub(super) uid: &'a str,
     pub(super) volume: &'a Volume,
+    /// How the pod's containers use its volumes.
+    pub(super) uses: &'a ContainerUses,
     /// The pod's `fsGroup`, if the plugin applies it.
     pub(super) fs_group: Option<u32>,
     /// Bytes that a volume in memory may take; `None`: as many as the kernel allows.

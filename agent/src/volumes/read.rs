@@ -16,7 +16,7 @@ use super::Volumes;
 use super::error::OnPath as _;
 use super::plugin::blocking;
 use super::uid_of;
-use super::volumes;
+use super::uses::volumes;
 use crate::filesystem;
 
 impl Volumes {

@@ -8,24 +8,26 @@ mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
-use std::time::Instant;
 use std::time::SystemTime;
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Volume;
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::FailedVolume;
 use super::VolumeError;
 use super::Volumes;
 use super::in_progress::SettingUp;
-use super::mounted_volumes;
 use super::plugin::Ready;
 use super::plugin::SET_UP_TIMEOUT;
 use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::uid_of;
+use super::uses::ContainerUses;
+use super::uses::mounted_volumes;
+use crate::kernel::usage::MeasuredBy;
 
 /// How long the start of a container waits for the refresh of a volume that has content already.
 const REFRESH_LIMIT: Duration = Duration::from_secs(2);
@@ -37,6 +39,15 @@ pub struct RefreshDue {
     pub refresh_at: Option<SystemTime>,
     /// After how long objects that are not watched are to be read again.
     pub refresh_after: Option<Duration>,
+}
+
+/// What the set-ups of a pod's volumes have in common.
+#[derive(Debug)]
+struct OfPod {
+    pod: Pod,
+    /// Bytes that a volume in memory may take.
+    memory: Option<i64>,
+    uses: ContainerUses,
 }
 
 /// A volume to be set up, and how long that is waited for; `None`: until it ends.
@@ -119,10 +130,10 @@ impl Volumes {
         memory: Option<i64>,
         wanted: &[Wanted<'_>],
     ) -> Vec<Result<Ready, VolumeError>> {
-        let of_pod = Arc::new(pod.clone());
+        let of_pod = Arc::new(OfPod { pod: pod.clone(), memory, uses: ContainerUses::of(pod) });
         let mut attempts = Vec::new();
         for (volume, limit) in wanted {
-            attempts.push(within(*limit, self.set_up_in_task(setting_up, &of_pod, memory, volume)));
+            attempts.push(within(*limit, self.set_up_in_task(setting_up, &of_pod, volume)));
         }
         join_all(attempts).await
     }
@@ -132,15 +143,15 @@ impl Volumes {
     async fn set_up_in_task(
         &self,
         setting_up: &SettingUp,
-        pod: &Arc<Pod>,
-        memory: Option<i64>,
+        of_pod: &Arc<OfPod>,
         volume: &Volume,
     ) -> Result<Ready, VolumeError> {
+        let requested = Instant::now();
         let alone = setting_up.lock(lock_name(volume)).await;
-        let (own, setting_up, pod, volume) = (self.clone(), setting_up.clone(), pod.clone(), volume.clone());
+        let (own, setting_up, of_pod, volume) = (self.clone(), setting_up.clone(), of_pod.clone(), volume.clone());
         let task = async move {
             let _alone = alone;
-            own.set_up_one(&setting_up, &pod, memory, &volume).await
+            own.set_up_one(&setting_up, &of_pod, &volume, requested).await
         };
         let done = tokio::spawn(task.in_current_span()).await;
         done.unwrap_or_else(|error| Err(VolumeError::Interrupted(error.to_string())))
@@ -149,20 +160,26 @@ impl Volumes {
     async fn set_up_one(
         &self,
         setting_up: &SettingUp,
-        pod: &Pod,
-        memory: Option<i64>,
+        of_pod: &OfPod,
         volume: &Volume,
+        requested: Instant,
     ) -> Result<Ready, VolumeError> {
+        let OfPod { pod, memory, uses } = of_pod;
         let plugin = self.plugins.of(volume);
         let plugin = plugin.ok_or_else(|| VolumeError::Unsupported { volume: volume.name.clone() })?;
         let (uid, over) = (uid_of(pod), setting_up.over());
         let fs_group = super::fs_group(pod).filter(|_| plugin.attributes().fs_group);
         let began = Instant::now();
-        let target = Target { dirs: &self.dirs, pod, uid, volume, fs_group, memory, over };
+        let target = Target { dirs: &self.dirs, pod, uid, volume, uses, fs_group, memory: *memory, over };
         let done = plugin.set_up(target).await;
         let (name, backing) = plugin.backing(uid, volume);
         let refreshes = plugin.attributes().refreshes;
-        self.actual.mounted(uid, &backing, (name, refreshes), began.elapsed(), done.is_ok());
+        let is_counted = self.actual.mounted(uid, &backing, (name, refreshes), began.elapsed(), done.is_ok());
+        let waited = self.actual.attempted(uid, &volume.name, requested, done.is_ok());
+        // A raw device is mapped, which the kubelet does not time.
+        if is_counted && done.is_ok() && plugin.measured_by(uid, volume) != Some(MeasuredBy::Device) {
+            self.actual.mounted_after(name, waited);
+        }
         done
     }
 }

@@ -50,7 +50,7 @@ async fn an_empty_dir_is_removed_with_its_pod() {
     assert_eq!(mode(&dir), 0o777);
     assert!(!dir.with_file_name("unused").exists(), "no container mounts it");
     let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
-    assert_eq!(volumes.mount_source(&pod, "c", 0, mount, None).await.expect("a path"), dir);
+    assert_eq!(volumes.mount_source(&PodVolumes::of(&pod), "c", 0, mount, None).await.expect("a path"), dir);
 
     std::fs::write(dir.join("data"), "kept").expect("a file");
     volumes.set_up(&pod, None).await.expect("set up again");
@@ -225,7 +225,7 @@ fn host_path_pod(path: &Path) -> Pod {
 
 fn bind_sub_path(volumes: &Volumes, pod: &Pod, index: usize, sub_path: &str) -> Result<PathBuf, VolumeError> {
     let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
-    block_on(volumes.mount_source(pod, "c", index, mount, Some(sub_path)))
+    block_on(volumes.mount_source(&PodVolumes::of(pod), "c", index, mount, Some(sub_path)))
 }
 
 #[test]

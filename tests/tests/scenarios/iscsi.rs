@@ -14,6 +14,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::Pod;
+use keblet::volumes::PodVolumes;
 use keblet::volumes::Volumes;
 use keblet_tests::standalone::StandaloneNode;
 use serde_json::Value;
@@ -242,7 +243,7 @@ async fn vm_a_session_is_authenticated_by_the_secret_of_a_persistent_volume() ->
     raw.make_pod_dirs("u-3")?;
     let done = raw.set_up(&using, None).await;
     ensure!(done.is_ok(), "{done:?}");
-    let (device, read_only) = raw.device(&using, "v")?;
+    let (device, read_only) = raw.device(&PodVolumes::of(&using), "v")?;
     let held = run("blkid", &["-p", "-s", "TYPE", "-o", "value", &device.to_string_lossy()])?;
     ensure!(held.trim() == "ext4" && !read_only, "{held}");
     release(&raw, "u-3").await?;

@@ -8,7 +8,6 @@ use std::collections::HashSet;
 use std::ffi::CStr;
 use std::ffi::CString;
 use std::os::fd::AsFd;
-use std::os::fd::AsRawFd as _;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -22,8 +21,8 @@ use nix::sys::stat::SFlag;
 use nix::sys::stat::fstat;
 use nix::sys::stat::fstatat;
 use nix::sys::stat::lstat;
-use nix::unistd::Whence;
-use nix::unistd::lseek64;
+
+use crate::kernel::listing::Listing;
 
 /// Entries that are counted before the caller is asked whether to go on: a slow disk needs half a second for them.
 const BATCH: usize = 64;
@@ -33,8 +32,6 @@ const MOST_OPEN: usize = 32;
 const MOST_LEVELS: usize = 10_000;
 /// Files with several links that are remembered, in 19 MB. Beyond, each link of a file that is not remembered is counted.
 const MOST_LINKED: usize = 1_000_000;
-/// Bytes of a folder's list that are read at once.
-const LIST: usize = 32 << 10;
 
 /// The size of a folder with its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,7 +65,7 @@ struct Level {
     /// Where its list goes on after the last entry.
     position: i64,
     /// `None` while it is closed.
-    list: Option<List>,
+    list: Option<Listing>,
 }
 
 impl TreeWalk {
@@ -125,7 +122,7 @@ impl TreeWalk {
             self.reopen();
             return false;
         };
-        let Some(entry) = list.next_entry() else {
+        let Some(entry) = next_entry(list) else {
             self.leave();
             return false;
         };
@@ -163,7 +160,7 @@ impl TreeWalk {
     fn enter(&mut self, name: CString, inode: libc::ino_t) {
         let depth = self.levels.len();
         let above = self.levels.last().and_then(|level| level.list.as_ref());
-        let opened = above.filter(|_| depth < MOST_LEVELS).and_then(|list| open_in(&list.dir, &name).ok());
+        let opened = above.filter(|_| depth < MOST_LEVELS).and_then(|list| open_in(list.dir(), &name).ok());
         let Some(dir) = opened else { return };
         if let Some(far) = depth.checked_sub(MOST_OPEN) {
             self.levels[far].list = None;
@@ -176,8 +173,8 @@ impl TreeWalk {
         let below = self.levels.pop().and_then(|level| level.list);
         let (Some(below), Some(above)) = (below, self.levels.last_mut()) else { return };
         if above.list.is_none() {
-            let dir = open_in(&below.dir, c"..").ok().filter(|dir| is_same(dir, self.device, above.inode));
-            above.list = dir.and_then(|dir| List::resumed(dir, above.position));
+            let dir = open_in(below.dir(), c"..").ok().filter(|dir| is_same(dir, self.device, above.inode));
+            above.list = dir.and_then(|dir| Listing::resumed(dir, above.position).ok());
         }
     }
 
@@ -196,7 +193,7 @@ impl TreeWalk {
         }
         self.levels.truncate(depth);
         let (Some(level), Some(dir)) = (self.levels.last_mut(), opened) else { return };
-        level.list = List::resumed(dir, level.position);
+        level.list = Listing::resumed(dir, level.position).ok();
         if level.list.is_none() {
             self.levels.pop();
         }
@@ -205,7 +202,7 @@ impl TreeWalk {
 
 impl Level {
     fn new(name: CString, inode: libc::ino_t, dir: OwnedFd) -> Self {
-        Self { name, inode, position: 0, list: Some(List::new(dir)) }
+        Self { name, inode, position: 0, list: Some(Listing::new(dir)) }
     }
 }
 
@@ -219,72 +216,12 @@ struct Entry {
     folder: Option<CString>,
 }
 
-/// An open folder, and what is read of its list.
-#[derive(Debug)]
-struct List {
-    dir: OwnedFd,
-    /// As the kernel wrote it.
-    read: Vec<u8>,
-    /// Where the next entry begins in it.
-    at: usize,
-}
-
-impl List {
-    fn new(dir: OwnedFd) -> Self {
-        Self { dir, read: Vec::new(), at: 0 }
-    }
-
-    /// The list from a position on; `None` if there is no such position.
-    fn resumed(dir: OwnedFd, position: i64) -> Option<Self> {
-        lseek64(&dir, position, Whence::SeekSet).ok()?;
-        Some(Self::new(dir))
-    }
-
-    /// `None` at the end, and if the list cannot be read.
-    fn next_entry(&mut self) -> Option<Entry> {
-        loop {
-            if self.at == self.read.len() {
-                self.read_on()?;
-            }
-            let record = Record::first_of(&self.read[self.at..])?;
-            self.at += record.length;
-            if record.name == c"." || record.name == c".." {
-                continue;
-            }
-            let held = fstatat(&self.dir, record.name, AtFlags::AT_SYMLINK_NOFOLLOW).ok();
-            let folder = held.as_ref().is_some_and(is_folder).then(|| record.name.to_owned());
-            return Some(Entry { next: record.next, held, folder });
-        }
-    }
-
-    /// `None` if there is nothing more.
-    fn read_on(&mut self) -> Option<()> {
-        self.at = 0;
-        self.read.resize(LIST, 0);
-        let (dir, buffer, length) = (self.dir.as_raw_fd(), self.read.as_mut_ptr(), self.read.len());
-        // SAFETY: libc has no function for this call, and readdir(3) hides the positions. The descriptor is open, and the
-        // kernel writes at most `length` bytes, which the buffer has.
-        let written = unsafe { libc::syscall(libc::SYS_getdents64, dir, buffer, length) };
-        self.read.truncate(usize::try_from(written).unwrap_or(0));
-        (!self.read.is_empty()).then_some(())
-    }
-}
-
-/// The kernel's `struct linux_dirent64`.
-struct Record<'a> {
-    length: usize,
-    /// The position after this entry.
-    next: i64,
-    name: &'a CStr,
-}
-
-impl<'a> Record<'a> {
-    fn first_of(bytes: &'a [u8]) -> Option<Self> {
-        let next = i64::from_ne_bytes(*bytes.get(8..)?.first_chunk::<8>()?);
-        let length = usize::from(u16::from_ne_bytes(*bytes.get(16..)?.first_chunk::<2>()?));
-        let name = CStr::from_bytes_until_nul(bytes.get(19..length)?).ok()?;
-        Some(Self { length, next, name })
-    }
+/// `None` at the end, and if the list cannot be read.
+fn next_entry(list: &mut Listing) -> Option<Entry> {
+    let found = list.next_entry().ok().flatten()?;
+    let held = fstatat(found.dir, found.name, AtFlags::AT_SYMLINK_NOFOLLOW).ok();
+    let folder = held.as_ref().is_some_and(is_folder).then(|| found.name.to_owned());
+    Some(Entry { next: found.next, held, folder })
 }
 
 fn flags() -> OFlag {

@@ -23,6 +23,7 @@ use k8s_openapi::api::core::v1::Volume;
 
 pub use payload::InvalidPath;
 
+pub(super) use nested::NestedMounts;
 pub(super) use tmpfs::can_avoid_swap;
 pub(super) use tmpfs::machine_swaps;
 pub(super) use tmpfs::mount_memory;
@@ -118,7 +119,7 @@ impl VolumePlugin for ObjectVolumes {
                 marker: target.dirs.ready_marker(target.uid, &format!("wrapped_{}", target.volume.name))?,
                 memory: self.kind.in_memory().then_some(target.memory),
                 payload: resolved.payload,
-                nested: nested::of(target.pod, &target.volume.name),
+                nested: target.uses.nested.of_volume(&target.volume.name),
                 owners,
             };
             if blocking(move || write.run()).await? == Written::Changed {

@@ -2,34 +2,72 @@
 //! one is read-only for it.
 
 use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::path::Component;
 use std::path::Path;
 use std::path::PathBuf;
 
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::VolumeMount;
 
 use super::payload::Payload;
-use crate::model::spec;
 use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
 
-/// Paths below `volume`, relative to it, at which some container mounts another volume. Of paths within each other only
-/// the outermost.
-pub(super) fn of(pod: &Pod, volume: &str) -> Vec<String> {
-    let lasting = spec::lasting_containers(pod).map(|container| container.spec.volume_mounts.as_deref());
-    let ephemeral = spec::ephemeral_containers(pod).iter().map(|container| container.volume_mounts.as_deref());
-    let mut found = BTreeSet::new();
-    for mounts in lasting.chain(ephemeral).flatten() {
-        for own in mounts.iter().filter(|mount| mount.name == volume) {
-            let Some(base) = cleaned(own) else { continue };
-            let below =
-                mounts.iter().filter_map(cleaned).filter_map(|path| Some(path.strip_prefix(&base).ok()?.to_owned()));
-            found.extend(below.filter(|path| !path.as_os_str().is_empty()));
+/// Where the containers of a pod mount one volume inside another.
+#[derive(Debug, Default)]
+pub(in crate::volumes) struct NestedMounts {
+    /// For each container and path the paths right below it at which the container mounts something.
+    below: Vec<HashMap<PathBuf, Vec<PathBuf>>>,
+    /// For each volume the containers that mount it, and where, if they mount something below.
+    mounted: HashMap<String, Vec<(usize, PathBuf)>>,
+}
+
+impl NestedMounts {
+    /// Those of containers with these mounts.
+    pub(in crate::volumes) fn of<'a>(containers: impl Iterator<Item = &'a [VolumeMount]>) -> Self {
+        let mut all = Self::default();
+        for (container, mounts) in containers.enumerate() {
+            let found: Vec<_> = mounts.iter().filter_map(|mount| Some((&mount.name, cleaned(mount)?))).collect();
+            let below = right_below(&found.iter().map(|(_, path)| path.as_path()).collect());
+            for (name, path) in found {
+                if below.contains_key(&path) {
+                    all.mounted.entry(name.clone()).or_default().push((container, path));
+                }
+            }
+            all.below.push(below);
         }
+        all
     }
-    let outermost = |path: &&PathBuf| !path.ancestors().skip(1).any(|above| found.contains(above));
-    found.iter().filter(outermost).filter_map(|path| path.to_str()).map(str::to_owned).collect()
+
+    /// Paths below `volume`, relative to it, at which some container mounts another volume. Of paths within each other only
+    /// the outermost.
+    pub(super) fn of_volume(&self, volume: &str) -> Vec<String> {
+        let mounted = self.mounted.get(volume).into_iter().flatten();
+        let below = mounted.filter_map(|(container, path)| self.below.get(*container)?.get(path));
+        let found: BTreeSet<&Path> = below.flatten().map(PathBuf::as_path).collect();
+        let is_outermost = |path: &Path| !path.ancestors().skip(1).any(|above| found.contains(above));
+        let outermost = found.iter().filter(|path| is_outermost(path));
+        outermost.filter_map(|path| path.to_str()).map(str::to_owned).collect()
+    }
+}
+
+/// For each path those below it, relative to it; of paths within each other only the outermost.
+fn right_below(paths: &BTreeSet<&Path>) -> HashMap<PathBuf, Vec<PathBuf>> {
+    let mut found: HashMap<PathBuf, Vec<PathBuf>> = HashMap::new();
+    // The paths above the current one, from the outermost on: all that is below a path comes right after it.
+    let mut above: Vec<&Path> = Vec::new();
+    for &path in paths {
+        while above.last().is_some_and(|last| !path.starts_with(last)) {
+            above.pop();
+        }
+        if let Some(&last) = above.last()
+            && let Ok(relative) = path.strip_prefix(last)
+        {
+            found.entry(last.to_owned()).or_default().push(relative.to_owned());
+        }
+        above.push(path);
+    }
+    found
 }
 
 /// The mount path relative to `/`; `None` if it contains `..`.
@@ -57,17 +95,18 @@ pub(super) fn make(dir: &Path, nested: &[String], payload: &Payload) -> Result<(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+
+    fn mount(name: impl Into<String>, path: impl Into<String>) -> VolumeMount {
+        VolumeMount { name: name.into(), mount_path: path.into(), ..VolumeMount::default() }
+    }
+
+    fn of(containers: &[Vec<VolumeMount>]) -> NestedMounts {
+        NestedMounts::of(containers.iter().map(Vec::as_slice))
+    }
 
     #[test]
     fn mount_paths_inside_a_volume() {
-        let pod = |mounts: &[(&str, &str)]| -> Pod {
-            let mounts: Vec<_> = mounts.iter().map(|(name, path)| json!({"name": name, "mountPath": path})).collect();
-            serde_json::from_value(json!({"spec": {"containers": [{"name": "c", "volumeMounts": mounts}]}}))
-                .expect("a pod")
-        };
         for (mounts, expected) in [
             (vec![("v", "/a"), ("w", "/b")], vec![]),
             (vec![("v", "/a"), ("w", "/a/b")], vec!["b"]),
@@ -75,8 +114,34 @@ mod tests {
             (vec![("v", "/a"), ("w", "/ab")], vec![]),
             (vec![("v", "/a"), ("w", "/a/../b")], vec![]),
             (vec![("v", "/a"), ("v", "/c"), ("w", "/c/d")], vec!["d"]),
+            (vec![("v", "/a"), ("w", "/a-b"), ("x", "/a/c"), ("y", "/a.d/e")], vec!["c"]),
+            (vec![("v", "/"), ("w", "/a"), ("x", "/a/b"), ("y", "/c/d")], vec!["a", "c/d"]),
+            (vec![("v", "/a"), ("w", "/./a/"), ("x", "/a/b")], vec!["b"]),
         ] {
-            assert_eq!(of(&pod(&mounts), "v"), expected, "{mounts:?}");
+            let mounts: Vec<_> = mounts.iter().map(|&(name, path)| mount(name, path)).collect();
+            assert_eq!(of(&[mounts]).of_volume("v"), expected);
         }
+    }
+
+    #[test]
+    fn mounts_of_several_containers() {
+        let one = vec![mount("v", "/a"), mount("w", "/a/b/c")];
+        let two = vec![mount("v", "/x"), mount("w", "/x/b"), mount("w", "/x/d")];
+        let other = vec![mount("w", "/a"), mount("x", "/a/e")];
+        let nested = of(&[one, two, other]);
+        assert_eq!(nested.of_volume("v"), ["b", "d"]);
+        assert_eq!((nested.of_volume("w"), nested.of_volume("x")), (vec!["e".to_owned()], Vec::new()));
+    }
+
+    #[test]
+    fn thousands_of_volumes_inside_each_other() {
+        const COUNT: usize = 10_000;
+        let pair = |number: usize| {
+            let path = format!("/m/{number}");
+            [mount("w", format!("{path}/in")), mount(format!("v{number}"), path)]
+        };
+        let mounts: Vec<_> = (0..COUNT).flat_map(pair).collect();
+        let nested = of(&[mounts]);
+        assert!((0..COUNT).all(|number| nested.of_volume(&format!("v{number}")) == ["in"]));
     }
 }

@@ -19,6 +19,7 @@ use super::payload::File;
 use super::*;
 use crate::objects::Registration;
 use crate::objects::Strategy;
+use crate::volumes::PodVolumes;
 use crate::volumes::Volumes;
 use crate::volumes::testing::Replies;
 use crate::volumes::testing::objects_by;
@@ -275,7 +276,8 @@ async fn a_tmpfs_volume_is_set_up_refreshed_and_torn_down() {
     let version = fs::metadata(at.join("..data")).expect("it exists");
     assert_eq!((version.mode() & 0o7777, version.gid()), (0o2755, 77));
     assert!(dir.path().join("pods/u-1/plugins/kubernetes.io~empty-dir/wrapped_d/ready").exists());
-    assert!(volumes.is_read_only(&pod, "d") && !volumes.is_read_only(&pod, "none"));
+    let is_read_only = |name| volumes.is_read_only(&PodVolumes::of(&pod), name);
+    assert!(is_read_only("d") && !is_read_only("none"));
 
     let held = fs::read_link(at.join("..data")).expect("a link");
     volumes.set_up(&pod, Some(1 << 20)).await.expect("again");

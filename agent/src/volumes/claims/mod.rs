@@ -134,7 +134,7 @@ impl Claims {
         let volume = self.objects.persistent_volume(name).await;
         let unreadable = |error| ClaimProblem::UnreadableVolume { name: name.to_owned(), error };
         let volume = volume.map_err(unreadable)?;
-        let (mounted, as_device) = super::uses(target.pod, &target.volume.name);
+        let (mounted, as_device) = target.uses.of_volume(&target.volume.name);
         bound::check_volume(&volume, &claim, target.volume, Uses { mounted, as_device })?;
         Ok(volume)
     }

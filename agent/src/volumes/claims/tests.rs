@@ -13,6 +13,7 @@ use serde_json::json;
 use super::*;
 use crate::recorder::testing::RecordedEvents;
 use crate::recorder::testing::listening;
+use crate::volumes::PodVolumes;
 use crate::volumes::Volumes;
 use crate::volumes::bind_mount;
 use crate::volumes::testing::LoopDevice;
@@ -102,7 +103,7 @@ fn a_local_volume_is_shared_by_pods_and_given_to_the_group_of_the_first() {
         fixture.binds(json!({"local": {"path": dir},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}}}));
         fixture.set_up(&pod("u-1", Some(77), false)).expect("mounted");
-        assert!(fixture.volumes.is_relabelled(&pod("u-1", None, false), "v"));
+        assert!(fixture.volumes.is_relabelled(&PodVolumes::of(&pod("u-1", None, false)), "v"));
         let one = fixture.mount_path("u-1", "local-volume");
         let group = |path: &Path| fs::metadata(path).expect("it exists").gid();
         assert_eq!((group(&one), group(&one.join("file"))), (77, 77));
@@ -165,7 +166,7 @@ fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
             format!("u-1 N SuccessfulMountVolume: MapVolume.MapPodDevice succeeded for volume \"pv\" {place} {path:?}")
         };
         assert_eq!(fixture.events.take(), [mapped("globalMapPath", &maps), mapped("volumeMapPath", &links)]);
-        let (link, read_only) = fixture.volumes.device(&one, "v").expect("a device");
+        let (link, read_only) = fixture.volumes.device(&PodVolumes::of(&one), "v").expect("a device");
         assert_eq!((fs::read_link(&link).expect("a link"), read_only), (device.0.clone(), false));
         assert_eq!(link, links.join("pv"));
         fixture.set_up(&one).expect("once more");
@@ -175,7 +176,7 @@ fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
 
         let two = using("u-2", true);
         fixture.set_up(&two).expect("mapped");
-        assert!(fixture.volumes.device(&two, "v").expect("a device").1);
+        assert!(fixture.volumes.device(&PodVolumes::of(&two), "v").expect("a device").1);
         assert_eq!(loops_below(&maps), 2);
         assert!(!fixture.volumes.is_torn_down("u-1"));
         fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmapped");
@@ -284,7 +285,7 @@ fn a_claim_that_is_used_read_only_cannot_be_written() {
         let error = fs::write(fixture.mount_path("u-1", "local-volume").join("new"), "").expect_err("read-only");
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
         assert_eq!(fs::metadata(&dir).expect("it exists").gid(), 0, "nothing of it is changed");
-        assert!(fixture.volumes.is_read_only(&pod, "v"));
+        assert!(fixture.volumes.is_read_only(&PodVolumes::of(&pod), "v"));
         fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
         fs::write(dir.join("new"), "").expect("the node's directory is writable");
     });
@@ -299,7 +300,8 @@ fn sub_paths_are_mounted_under_the_name_of_the_persistent_volume() {
         let pod = pod("u-1", None, false);
         fixture.set_up(&pod).expect("mounted");
         let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
-        let source = fixture.volumes.mount_source(&pod, "c", 0, mount, Some("part"));
+        let of_pod = PodVolumes::of(&pod);
+        let source = fixture.volumes.mount_source(&of_pod, "c", 0, mount, Some("part"));
         let source = fixture.runtime.block_on(source).expect("mounted");
         assert_eq!(source, fixture.root.path().join("pods/u-1/volume-subpaths/pv/c/0"));
         fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
@@ -322,7 +324,7 @@ fn the_source_of_a_persistent_volume_makes_no_claim_read_only() {
             let (name, source, options) = ("pv".to_owned(), source.clone(), Vec::new());
             let used = Used { name, source, is_block: false, read_only, is_exclusive: false, options, gid: None };
             fixture.volumes.node.claims.put("u-1", "v", used).expect("of one pod");
-            assert_eq!(fixture.volumes.is_read_only(&pod("u-1", None, read_only), "v"), read_only);
+            assert_eq!(fixture.volumes.is_read_only(&PodVolumes::of(&pod("u-1", None, read_only)), "v"), read_only);
         }
     }
 }
@@ -378,10 +380,11 @@ fn a_host_path_volume_is_its_path() {
     let pod = pod("u-1", Some(77), false);
     fixture.set_up(&pod).expect("checked");
     let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
-    let source = fixture.runtime.block_on(fixture.volumes.mount_source(&pod, "c", 0, mount, None)).expect("a path");
+    let of_pod = PodVolumes::of(&pod);
+    let source = fixture.runtime.block_on(fixture.volumes.mount_source(&of_pod, "c", 0, mount, None)).expect("a path");
     assert_eq!(source, dir);
     assert_eq!(fs::metadata(&dir).expect("it exists").gid(), 0, "fsGroup does not apply");
-    assert!(fixture.volumes.groups(&pod).is_empty() && !fixture.volumes.is_relabelled(&pod, "v"));
+    assert!(fixture.volumes.groups(&pod).is_empty() && !fixture.volumes.is_relabelled(&of_pod, "v"));
     let annotated = json!({"metadata": {"name": "pv", "annotations": {"pv.beta.kubernetes.io/gid": "1234"}},
         "spec": {"hostPath": {"path": dir, "type": "Directory"}, "claimRef": {"uid": "c-1"}}});
     fixture.reply("persistentvolumes/pv", annotated);

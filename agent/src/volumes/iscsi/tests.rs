@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::host::testing::TARGET;
 use super::host::testing::TestHost;
 use super::*;
+use crate::volumes::PodVolumes;
 use crate::volumes::Volumes;
 use crate::volumes::VolumesInUse;
 use crate::volumes::host_program::testing::ScriptedPrograms;
@@ -443,7 +444,7 @@ fn a_raw_device_is_mapped_and_detached_after_its_pod() {
             serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("a device");
         fixture.volumes.make_pod_dirs("u-1").expect("the pod's folders");
         fixture.set_up(&pod).expect("mapped");
-        let (link, read_only) = fixture.volumes.device(&pod, "v").expect("a device");
+        let (link, read_only) = fixture.volumes.device(&PodVolumes::of(&pod), "v").expect("a device");
         assert_eq!(link, fixture.root.path().join("pods/u-1/volumeDevices/kubernetes.io~iscsi/v"));
         assert_eq!((fs::read_link(&link).expect("a link"), read_only), (path, false));
         let places = fixture.root.path().join("plugins/kubernetes.io/iscsi/volumeDevices/iface-default");

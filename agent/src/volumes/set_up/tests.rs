@@ -147,3 +147,40 @@ async fn a_teardown_waits_for_work_and_not_for_what_is_only_waited_for() {
         assert_eq!(began.elapsed().as_secs(), expected);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_mount_is_timed_from_its_first_request_on() {
+    for (is_over, bucket) in [(false, "120"), (true, "0.1")] {
+        let (root, volumes) = make();
+        let metrics = Metrics::new();
+        let volumes = volumes.with_metrics(metrics.clone());
+        let path = root.path().join("late");
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u-1"},
+            "spec": {
+                "volumes": [{"name": "h", "hostPath": {"path": path, "type": "Directory"}}],
+                "containers": [{"name": "c", "volumeMounts": [{"name": "h", "mountPath": "/h"}]}],
+            },
+        }))
+        .expect("a pod");
+        volumes.set_up(&pod, None).await.expect_err("it is not there yet");
+        tokio::time::advance(Duration::from_secs(70)).await;
+        if is_over {
+            volumes.tear_down("u-1").await.expect("gone");
+        }
+        std::fs::create_dir(&path).expect("a folder");
+        for _ in 0..2 {
+            volumes.set_up(&pod, None).await.expect("mounted");
+        }
+        let labels = r#"operation_name="overall_volume_mount",plugin_name="kubernetes.io/host-path""#;
+        let count = format!("volume_operation_total_seconds_count{{{labels}}} 1");
+        assert_eq!(samples(&metrics, "volume_operation_total_seconds"), [count], "{is_over}");
+        let text = metrics.render().expect("metrics");
+        // The bucket that it is in, and the one below.
+        let below = (!is_over).then_some(("50", 0));
+        for (bound, count) in below.into_iter().chain([(bucket, 1)]) {
+            let line = format!("volume_operation_total_seconds_bucket{{{labels},le=\"{bound}\"}} {count}\n");
+            assert!(text.contains(&line), "{line} is missing in\n{text}");
+        }
+    }
+}

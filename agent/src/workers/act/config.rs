@@ -19,6 +19,7 @@ use crate::model::ContainerId;
 use crate::model::PodSnapshot;
 use crate::model::StartContainer;
 use crate::model::spec;
+use crate::volumes::PodVolumes;
 use crate::workers::generate::ContainerSpec;
 use crate::workers::generate::NodeSettings;
 use crate::workers::generate::ResolvedImage;
@@ -71,10 +72,11 @@ pub(super) async fn configure(
     let objects = env_objects::look_up(&ctx.objects, &ctx.volumes, pod, &spec.container, &ctx.settings).await?;
     let environment = container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings)?;
     make_log_dir(log_dir(&ctx.settings, pod).join(&spec.container.name)).await?;
-    let mut mounts = volume_mounts(ctx, pod, spec, &environment, sandbox, image_volumes).await?;
+    let volumes = PodVolumes::of(pod);
+    let mut mounts = volume_mounts(ctx, &volumes, spec, &environment, sandbox, image_volumes).await?;
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox).await?);
     mounts.extend(termination_mount(ctx, pod, spec).await);
-    let devices = block_devices(ctx, pod, spec)?;
+    let devices = block_devices(ctx, &volumes, spec)?;
     let instance = Instance {
         image,
         restarts,
@@ -106,7 +108,7 @@ async fn make_log_dir(dir: PathBuf) -> Result<(), Cause> {
 
 async fn volume_mounts(
     ctx: &ActContext,
-    pod: &Pod,
+    volumes: &PodVolumes<'_>,
     spec: &ContainerSpec<'_>,
     environment: &env::Environment,
     sandbox: &Sandbox,
@@ -127,13 +129,14 @@ async fn volume_mounts(
             out.push(cri::Mount { image: Some(image), image_sub_path: sub_path, ..made });
             continue;
         }
-        let source = ctx.volumes.mount_source(pod, name, index, mount, expanded.as_deref()).await?;
+        let source = ctx.volumes.mount_source(volumes, name, index, mount, expanded.as_deref()).await?;
         let source = source.to_string_lossy().into_owned();
         let source = MountSource {
             host_path: source,
-            read_only: ctx.volumes.is_read_only(pod, &mount.name),
+            read_only: ctx.volumes.is_read_only(volumes, &mount.name),
             selinux_relabel: security.selinux
-                && (mounts::is_relabelled(pod, &mount.name) || ctx.volumes.is_relabelled(pod, &mount.name)),
+                && (volumes.get(&mount.name).is_some_and(mounts::is_relabelled)
+                    || ctx.volumes.is_relabelled(volumes, &mount.name)),
         };
         let mount = mounts::volume_mount(mount, source, recursive_read_only)?;
         out.push(mount);
@@ -142,10 +145,14 @@ async fn volume_mounts(
 }
 
 /// The devices of raw block volumes.
-fn block_devices(ctx: &ActContext, pod: &Pod, spec: &ContainerSpec<'_>) -> Result<Vec<cri::Device>, Cause> {
+fn block_devices(
+    ctx: &ActContext,
+    volumes: &PodVolumes<'_>,
+    spec: &ContainerSpec<'_>,
+) -> Result<Vec<cri::Device>, Cause> {
     let mut out = Vec::new();
     for wanted in spec.container.volume_devices.iter().flatten() {
-        let (device, read_only) = ctx.volumes.device(pod, &wanted.name)?;
+        let (device, read_only) = ctx.volumes.device(volumes, &wanted.name)?;
         out.push(mounts::device(wanted, &device, read_only));
     }
     Ok(out)

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::api::core::v1::VolumeDevice;
 use k8s_openapi::api::core::v1::VolumeMount;
 use keblet_proto::cri::v1 as cri;
@@ -52,15 +52,12 @@ pub fn volume_mount(
 }
 
 /// True if the agent made the volume's files, so that the runtime may relabel them; false for `hostPath` and others.
-pub fn is_relabelled(pod: &Pod, volume: &str) -> bool {
-    let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes.find(|candidate| candidate.name == volume).is_some_and(|volume| {
-        volume.empty_dir.is_some()
-            || volume.config_map.is_some()
-            || volume.secret.is_some()
-            || volume.projected.is_some()
-            || volume.downward_api.is_some()
-    })
+pub fn is_relabelled(volume: &Volume) -> bool {
+    volume.empty_dir.is_some()
+        || volume.config_map.is_some()
+        || volume.secret.is_some()
+        || volume.projected.is_some()
+        || volume.downward_api.is_some()
 }
 
 /// One `volumeDevices` entry.
@@ -123,11 +120,14 @@ mod tests {
 
     #[test]
     fn volumes_of_the_agent_are_relabelled_and_host_paths_are_not() {
-        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {"containers": [], "volumes": [
-            {"name": "own", "emptyDir": {}}, {"name": "map", "configMap": {"name": "m"}},
-            {"name": "host", "hostPath": {"path": "/var/lib"}}, {"name": "share", "nfs": {"server": "s", "path": "/"}}]}}))
-        .expect("a pod");
-        let relabelled: Vec<_> = ["own", "map", "host", "share", "none"].map(|name| is_relabelled(&pod, name)).to_vec();
-        assert_eq!(relabelled, [true, true, false, false, false]);
+        for (volume, expected) in [
+            (serde_json::json!({"name": "own", "emptyDir": {}}), true),
+            (serde_json::json!({"name": "map", "configMap": {"name": "m"}}), true),
+            (serde_json::json!({"name": "host", "hostPath": {"path": "/var/lib"}}), false),
+            (serde_json::json!({"name": "share", "nfs": {"server": "s", "path": "/"}}), false),
+        ] {
+            let volume: Volume = serde_json::from_value(volume).expect("a volume");
+            assert_eq!(is_relabelled(&volume), expected, "{}", volume.name);
+        }
     }
 }
