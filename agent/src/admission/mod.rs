@@ -103,6 +103,8 @@ pub struct NodeOffer {
     pub supplemental_groups_policy: bool,
     /// Feature gate PodLevelResources (KEP-2837).
     pub pod_level_resources: bool,
+    /// Resources of device plugins of another kubelet: this agent gives no container their devices.
+    pub device_resources: Arc<BTreeSet<String>>,
     /// The machine shuts down: no new pods.
     pub shutting_down: bool,
     /// Resources under pressure.

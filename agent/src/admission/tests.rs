@@ -4,6 +4,7 @@ use serde_json::Value;
 use serde_json::json;
 
 use super::*;
+use crate::model::Amount;
 
 fn pod(metadata: Value, spec: Value) -> Pod {
     let mut spec = spec;
@@ -169,6 +170,30 @@ fn a_pod_that_runs_is_not_asked_for_what_may_have_changed() {
     assert_eq!(resumed(&plain), AdmissionResult::Admit);
     assert!(matches!(decide(testing::input(&plain, &node)), AdmissionResult::Reject(_)));
     assert!(matches!(resumed(&foreign), AdmissionResult::Reject(_)), "what cannot change is checked again");
+}
+
+#[test]
+fn a_pod_with_devices_is_not_run_without_them() {
+    let gpu = "example.com/gpu".to_owned();
+    let mut info = NodeInfo::unlimited();
+    info.allocatable.scalar = [(gpu.clone(), 0), ("example.com/theirs".to_owned(), 5)].into();
+    let device_resources = Arc::new([gpu.clone()].into());
+    let node = NodeOffer { node: Some(Arc::new(info)), device_resources, ..full() };
+    let decided = |pod: &Pod, is_resumed: bool, resource: &str| {
+        let needs = Needs::new(pod, &[(resource.to_owned(), Amount::units(1))].into());
+        decide(Input { is_resumed, needs: &needs, ..testing::input(pod, &node) })
+    };
+    let message = "Node didn't have enough resource: example.com/gpu, requested: 1, used: 0, capacity: 0";
+    let lacks = AdmissionResult::reject("OutOfexample.com/gpu", message);
+    let message = "Pod needs what this node does not support yet: devices of example.com/gpu";
+    let unsupported = AdmissionResult::reject("PodFeatureUnsupported", message);
+    let (plain, critical) = (pod(json!({}), json!({})), pod(json!({}), json!({"priority": 2_000_000_000})));
+    assert_eq!(decided(&plain, false, &gpu), lacks);
+    assert_eq!(decided(&plain, true, &gpu), unsupported, "it runs, and goes on unmanaged");
+    assert_eq!(decided(&critical, false, &gpu), unsupported, "nothing is preempted for it");
+    for is_resumed in [false, true] {
+        assert_eq!(decided(&plain, is_resumed, "example.com/theirs"), AdmissionResult::Admit);
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Fields that this agent does not support yet. A pod that sets one is rejected with every such field named, instead of
-//! being run without it. Pure.
+//! Fields, and resources of device plugins, that this agent does not support yet. A pod that needs one is rejected with
+//! every such field named, instead of being run without it. Pure.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodSpec;
@@ -14,11 +14,19 @@ use crate::model::spec;
 const REASON: &str = "PodFeatureUnsupported";
 
 pub(super) fn check(input: Input<'_>) -> Decision {
-    let fields = unsupported(input.pod);
+    let mut fields = unsupported(input.pod);
+    fields.extend(devices(input));
     if fields.is_empty() {
         return Decision::Admit;
     }
     Decision::reject(REASON, format!("Pod needs what this node does not support yet: {}", fields.join(", ")))
+}
+
+/// The pod's resources of device plugins. A new pod lacks them anyway: the node has none. One that runs got its devices from
+/// the kubelet that started it; a container of it that starts again would be without them.
+fn devices(input: Input<'_>) -> impl Iterator<Item = String> {
+    let wanted = input.needs.request.scalar.keys();
+    wanted.filter(move |name| input.node.device_resources.contains(*name)).map(|name| format!("devices of {name}"))
 }
 
 /// Paths of all unsupported fields that the pod sets.

@@ -1,6 +1,9 @@
 //! `keblet doctor`: what this node offers, what each lack costs, and whether the agent can run here at all.
 //!
-//! Changes nothing. `kernel::facts` judges the kernel; this adds the runtime and the configuration.
+//! Changes nothing. `kernel::facts` judges the kernel; this adds the runtime, the configuration and what another kubelet has
+//! left.
+
+mod takeover;
 
 use std::io::Write;
 use std::path::Path;
@@ -100,6 +103,7 @@ pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
             findings.push(oom_score(settings.kubelet.oom_score_adj, Capabilities::of_this_process()));
             findings.extend(available_memory(&settings));
             findings.push(project_quotas(&settings));
+            findings.extend(takeover::findings(&settings.flags.root_dir));
             findings.extend(runtime(&settings).await);
         }
         Err(error) => findings.push(Finding::fatal("configuration", error.to_string(), "the agent does not start")),

@@ -6,6 +6,7 @@ use keblet_proto::cri::v1 as cri;
 
 use super::addresses::AddressConfig;
 use super::addresses::Network;
+use super::devices;
 use super::machine::Machine;
 use super::machine::RootFs;
 use super::network;
@@ -62,7 +63,7 @@ impl Host for ThisHost {
     }
 
     async fn has_device_checkpoint(&self) -> bool {
-        let file = self.root_dir.join("device-plugins/kubelet_internal_checkpoint");
+        let file = self.root_dir.join(devices::CHECKPOINT);
         tokio::fs::try_exists(file).await.unwrap_or(false)
     }
 }

@@ -84,7 +84,7 @@ fn reset(status: &mut NodeStatus) {
 }
 
 /// `domain/name` of a domain that is not Kubernetes' own.
-fn is_extended(name: &str) -> bool {
+pub(super) fn is_extended(name: &str) -> bool {
     name.split_once('/').is_some_and(|(domain, _)| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
 }
 

@@ -63,6 +63,8 @@ pub struct ResourceConfig {
     pub reserved: Amounts,
     /// Hard eviction thresholds, by resource.
     pub thresholds: BTreeMap<String, ThresholdValue>,
+    /// Resources of device plugins of an earlier kubelet: there is none of them. Not part of the configuration.
+    pub devices: BTreeSet<String>,
 }
 
 /// A reservation exceeds the capacity.
@@ -94,6 +96,7 @@ impl ResourceConfig {
             local_storage: kubelet.local_storage_capacity_isolation,
             reserved: Reservations::new(kubelet).total(),
             thresholds: thresholds.into_iter().flatten().collect(),
+            devices: BTreeSet::new(),
         }
     }
 
@@ -130,6 +133,8 @@ fn capacity(sizes: &Sizes, config: &ResourceConfig) -> Amounts {
     for (size, bytes) in &sizes.hugepages {
         capacity.insert(hugepages_name(*size), Amount::bytes(*bytes));
     }
+    // Named with 0: what a node does not name counts as a resource of the cluster.
+    capacity.extend(config.devices.iter().map(|name| (name.clone(), Amount::ZERO)));
     capacity
 }
 
@@ -197,7 +202,7 @@ fn of_capacity(capacity: &Amounts, config: &ResourceConfig) -> Amounts {
     allocatable
 }
 
-/// Sets capacity and allocatable of a status. Extended resources are kept.
+/// Sets capacity and allocatable of a status. Extended resources of others than device plugins are kept.
 pub(super) fn apply(machine: &Machine, config: &ResourceConfig, status: &mut NodeStatus) {
     let known = status.capacity.take().unwrap_or_default();
     let mut all: Amounts =

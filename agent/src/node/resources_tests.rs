@@ -110,6 +110,25 @@ fn extended_resources_are_kept() {
 }
 
 #[test]
+fn there_is_none_of_the_resources_of_device_plugins() {
+    let amounts = [("example.com/gpu", "2"), ("example.com/theirs", "5")];
+    let amounts: BTreeMap<_, _> = amounts.map(|(name, text)| (name.to_owned(), Quantity(text.to_owned()))).into();
+    let both = Some(amounts);
+    let mut status = NodeStatus { capacity: both.clone(), allocatable: both, ..NodeStatus::default() };
+    let machine = Machine { sizes: Some(sizes()), ..Machine::default() };
+    let devices = ["example.com/gpu", "example.com/gone"].map(str::to_owned).into();
+    let config = ResourceConfig { devices, ..config(serde_json::json!({})) };
+    apply(&machine, &config, &mut status);
+    for map in [status.capacity, status.allocatable] {
+        let map = map.expect("amounts");
+        let of = |name: &str| map[name].0.as_str();
+        assert_eq!((of("example.com/gpu"), of("example.com/gone"), of("example.com/theirs")), ("0", "0", "5"));
+    }
+    assert_eq!(allocatable(&sizes(), &config)["example.com/gpu"], Amount::ZERO);
+    assert_eq!(check(&sizes(), &config), Ok(()));
+}
+
+#[test]
 fn equal_amounts_keep_their_text() {
     let mut status = NodeStatus {
         capacity: Some([("memory".to_owned(), Quantity("8388608Ki".to_owned()))].into()),

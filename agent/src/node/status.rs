@@ -298,12 +298,22 @@ impl<H: Host> StatusLoop<H> {
         Ok(())
     }
 
+    /// The Node as the API server has it; as the watch has it if it cannot be decoded.
+    async fn read_node(&self) -> Result<Node, CallError> {
+        match call::within(self.nodes.timeout, self.nodes.heartbeat.get(&self.inputs.config.name)).await {
+            Err(error) if error.is_undecodable() => {
+                self.inputs.cache.current().map(|known| Node::clone(&known)).ok_or(error)
+            }
+            answer => answer,
+        }
+    }
+
     /// Computes the status and sends it if it differs or is due. `fresh`: reads the Node from the API server first.
     async fn update(&mut self, host: &HostReading, fresh: bool) -> Result<(), CallError> {
         let cached = self.inputs.cache.current().filter(|_| !fresh);
         let known = match cached {
             Some(known) => Node::clone(&known),
-            None => call::within(self.nodes.timeout, self.nodes.heartbeat.get(&self.inputs.config.name)).await?,
+            None => self.read_node().await?,
         };
         let mut node = known.clone();
         self.fill(&mut node, host);

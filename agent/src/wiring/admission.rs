@@ -14,7 +14,6 @@ use crate::admission::NodeInfo;
 use crate::admission::NodeOffer;
 use crate::admission::SysctlAllowlist;
 use crate::apiserver::ApiServer;
-use crate::cli::version::KUBERNETES;
 use crate::config::Feature;
 use crate::config::Settings;
 use crate::kernel::facts;
@@ -57,17 +56,13 @@ impl Host {
 /// `allowedUnsafeSysctls` names sysctls that are not namespaced.
 pub(super) async fn follow(
     settings: &Settings,
-    name: &str,
+    config: Arc<NodeConfig>,
     root_fs: RootFs,
     mut runtime: watch::Receiver<RuntimeState>,
     mut node: watch::Receiver<Option<Arc<Node>>>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<Option<watch::Receiver<NodeOffer>>> {
-    let host = Host {
-        config: Arc::new(NodeConfig::new(settings, name, KUBERNETES)),
-        root_dir: settings.flags.root_dir.clone(),
-        root_fs,
-    };
+    let host = Host { config, root_dir: settings.flags.root_dir.clone(), root_fs };
     let offer = host_offer(settings, &host)?;
     let ready = runtime.wait_for(RuntimeState::is_ready);
     if !matches!(shutdown.run_until_cancelled(ready).await, Some(Ok(_))) {
@@ -109,6 +104,7 @@ fn host_offer(settings: &Settings, host: &Host) -> anyhow::Result<NodeOffer> {
         sysctls: Arc::new(sysctls),
         app_armor: app_armor_enabled(Path::new("/")),
         pod_level_resources: settings.gates.enabled(Feature::PodLevelResources),
+        device_resources: Arc::new(host.config.resources.devices.clone()),
         ..NodeOffer::default()
     })
 }
@@ -145,6 +141,7 @@ pub(super) fn read_node(api: &ApiServer, name: &str) -> ReadNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::version::KUBERNETES;
     use crate::runtime::RuntimeOffer;
 
     #[tokio::test]
@@ -159,7 +156,9 @@ mod tests {
         let (nodes, node) = watch::channel(None);
         let follower = tokio::spawn({
             let (settings, shutdown) = (settings.clone(), shutdown.clone());
-            async move { follow(&settings, "n", RootFs::default(), state, node, shutdown).await }
+            let mut config = NodeConfig::new(&settings, "n", KUBERNETES);
+            config.resources.devices = ["example.com/gpu".to_owned()].into();
+            async move { follow(&settings, Arc::new(config), RootFs::default(), state, node, shutdown).await }
         });
         tokio::task::yield_now().await;
         assert!(!follower.is_finished(), "the runtime is not ready");
@@ -176,6 +175,8 @@ mod tests {
         let info = offer.borrow().node.clone().expect("a node");
         assert_eq!((info.name.as_str(), info.labels["kubernetes.io/hostname"].as_str()), ("n", "n"), "as registered");
         assert!(info.allocatable.pods == 110 && info.allocatable.milli_cpu >= 1000, "{info:?}");
+        assert_eq!(info.allocatable.scalar.get("example.com/gpu"), Some(&0));
+        assert!(offer.borrow().device_resources.contains("example.com/gpu"));
         let mut object = initial_node(&NodeConfig::new(&settings, "n", KUBERNETES));
         object.metadata.labels.get_or_insert_default().insert("zone".to_owned(), "a".to_owned());
         nodes.send_replace(Some(Arc::new(object)));

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use tokio::sync::watch;
@@ -21,7 +22,9 @@ use crate::images::PullLimits;
 use crate::kernel::selinux;
 use crate::model::DeadContainerPolicy;
 use crate::node::Machine;
+use crate::node::NodeConfig;
 use crate::node::RootFs;
+use crate::node::device_resources;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::allocatable;
 use crate::runtime::RuntimeState;
@@ -41,17 +44,22 @@ use crate::workers::generate::Swap;
 pub(super) struct Node {
     /// Its name.
     pub name: String,
+    /// Settings of its object.
+    pub config: Arc<NodeConfig>,
     /// The size of the root directory's file system, the same for all readers of the machine.
     pub root_fs: RootFs,
     /// Its configuration as `/configz` shows it.
     pub configz: Configz,
 }
 
-/// Reads the node's name and makes the agent's directories.
+/// Reads the node's name and what another kubelet has left, and makes the agent's directories.
 pub(super) fn describe(settings: &Settings) -> anyhow::Result<Node> {
     let name = host::node_name(&settings.flags.hostname_override)?;
     make_directories(settings)?;
-    Ok(Node { name, root_fs: RootFs::default(), configz: Configz::new(settings.configz()) })
+    let mut config = NodeConfig::new(settings, &name, KUBERNETES);
+    config.resources.devices = device_resources(&settings.flags.root_dir);
+    let configz = Configz::new(settings.configz());
+    Ok(Node { name, config: Arc::new(config), root_fs: RootFs::default(), configz })
 }
 
 /// The agent's own directories, with the modes and in the order of a kubelet.

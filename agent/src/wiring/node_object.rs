@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
-use crate::cli::version::KUBERNETES;
 use crate::config::Settings;
 use crate::events::sensors::Sensor;
 use crate::events::sensors::SensorState;
@@ -41,8 +40,8 @@ use crate::volumes::VolumesInUse;
 pub(super) struct Parts<'a> {
     /// The configuration.
     pub settings: &'a Settings,
-    /// Name of the node.
-    pub name: &'a str,
+    /// Settings of the object.
+    pub config: Arc<NodeConfig>,
     /// The size of the root directory's file system.
     pub root_fs: &'a RootFs,
     /// The container runtime.
@@ -86,7 +85,7 @@ pub(super) fn check(settings: &Settings, root_fs: &RootFs) -> anyhow::Result<()>
 
 /// Starts the tasks of the Node object. Without an API server only the node's addresses are determined.
 pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationToken) -> NodeHandles {
-    let config = Arc::new(NodeConfig::new(parts.settings, parts.name, KUBERNETES));
+    let config = parts.config;
     let root_dir = parts.settings.flags.root_dir.clone();
     let host = ThisHost::new(parts.runtime, root_dir, parts.root_fs.clone(), config.addresses.clone());
     // The addresses of the flag are used until the host has been inspected.

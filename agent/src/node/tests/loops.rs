@@ -110,6 +110,24 @@ async fn an_existing_node_is_reconciled() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_of_a_kubelet_offers_no_devices_any_more() {
+    let mut bench = Bench::new(|config| config.resources.devices = ["example.com/gpu".to_owned()].into());
+    let amounts = json!({ "example.com/gpu": "2", "example.com/theirs": "5" });
+    let existing = json!({
+        "metadata": { "name": "n" }, "spec": {}, "status": { "capacity": amounts, "allocatable": amounts },
+    });
+    bench.server.put(NODE, existing);
+    bench.runtime.send_replace(ready());
+    bench.start();
+    pass(seconds(1)).await;
+    let status = bench.server.get(NODE)["status"].clone();
+    for map in ["capacity", "allocatable"] {
+        assert_eq!(status[map]["example.com/gpu"], "0", "{map}");
+        assert_eq!(status[map]["example.com/theirs"], "5", "{map}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_restart_of_the_agent_does_not_change_readiness() {
     for (within, expected) in [(seconds(2), "True"), (seconds(60), "False")] {
         let mut bench = Bench::new(|_| {});
@@ -219,12 +237,18 @@ async fn a_failed_update_is_retried_five_times_with_a_fresh_node() {
     assert_eq!(bench.ready().0, "True", "the next round reports it");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_status_whose_answer_cannot_be_decoded_is_sent_once() {
+/// A settled node that then has a field in the API server that cannot be decoded.
+async fn undecodable() -> Bench {
     let bench = Bench::settled(|_| {}).await;
     let mut node = bench.server.get(NODE);
     node["metadata"]["creationTimestamp"] = json!("9999-12-31T23:59:59Z");
     bench.server.put(NODE, node);
+    bench
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_whose_answer_cannot_be_decoded_is_sent_once() {
+    let bench = undecodable().await;
     for (is_leaving, expected) in [(true, "False"), (false, "True")] {
         bench.shutting_down.send_replace(is_leaving);
         pass(seconds(60)).await;
@@ -232,6 +256,16 @@ async fn a_status_whose_answer_cannot_be_decoded_is_sent_once() {
         assert_eq!(bench.server.calls(), [PATCH], "{expected}");
     }
     assert_eq!(bench.retired.load(SeqCst), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_update_is_retried_although_the_fresh_node_cannot_be_decoded() {
+    let bench = undecodable().await;
+    bench.server.fail(Method::PATCH, Some(500));
+    bench.shutting_down.send_replace(true);
+    pass(Duration::from_millis(200)).await;
+    assert_eq!(bench.server.calls(), [PATCH, GET, PATCH]);
+    assert_eq!(bench.ready().0, "False");
 }
 
 #[tokio::test(start_paused = true)]
