@@ -1,24 +1,44 @@
 //! Evictions that are not finished, in the file `evictions.json`: an agent that is killed in between finishes them
 //! after its restart, and the pods' statuses have the reason. An eviction is finished when the API server has the pod's end:
 //! an agent that starts before would start the pod again. Entries that no longer say anything about their pod are ignored.
+//! Pods that are preempted by a critical one are recorded in the same way.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde::Serialize;
 
 use super::message::REASON;
+use super::writer::Pending;
 use super::writer::Writer;
+use crate::model::Clock;
 use crate::model::PodUid;
 use crate::status::TerminationReason;
+use crate::sync::RecordPreemption;
+use crate::sync::preemption_reason;
 
 const NAME: &str = "evictions.json";
 /// How long after its decision an agent may create containers of the pod, in nanoseconds.
 const LATE_STARTS: i64 = 30_000_000_000;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Why a pod is ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Reason {
+    /// The node ran short of a resource, or the pod exceeded a limit. All entries of earlier versions.
+    #[default]
+    Evicted,
+    /// A critical pod takes what it held.
+    Preempting,
+}
 
 /// An eviction that was decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +46,9 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub(super) struct EvictionRecord {
     /// The pod.
     pub(super) uid: String,
+    /// Why it is ended.
+    #[serde(default)]
+    pub(super) reason: Reason,
     /// Seconds that it gets to end.
     pub(super) grace: i64,
     /// For its status.
@@ -46,8 +69,13 @@ pub(super) struct EvictionRecord {
 impl EvictionRecord {
     /// For the pod's status.
     pub(super) fn termination_reason(&self) -> TerminationReason {
-        let disruption = self.disruption.then(|| self.message.clone());
-        TerminationReason { reason: REASON, message: self.message.clone(), disruption }
+        match self.reason {
+            Reason::Evicted => {
+                let disruption = self.disruption.then(|| self.message.clone());
+                TerminationReason { reason: REASON, message: self.message.clone(), disruption }
+            }
+            Reason::Preempting => preemption_reason(),
+        }
     }
 
     /// True if it was decided in this boot, and its pod may still be ending: its grace period and `period` have not passed
@@ -77,65 +105,26 @@ impl EvictionRecord {
     }
 }
 
-/// The file with its entries.
-#[derive(Debug)]
+/// The file with its entries. Clones share them; no lock is held across an await.
+#[derive(Clone, Debug)]
 pub struct Journal {
     path: PathBuf,
+    /// This boot of the machine; empty if it cannot be read.
+    boot_id: String,
+    entries: Arc<Mutex<Entries>>,
+}
+
+#[derive(Debug)]
+struct Entries {
     /// What an earlier agent has not finished.
     inherited: Vec<EvictionRecord>,
     /// Of this agent.
     own: Vec<EvictionRecord>,
-    /// This boot of the machine; empty if it cannot be read.
-    boot_id: String,
     /// Started by the first change.
     writer: Option<Writer>,
 }
 
-impl Journal {
-    /// Reads the file below the agent's root directory; a missing or invalid one has no entries. Blocks.
-    pub fn open(root: &Path) -> Self {
-        let path = root.join(NAME);
-        let inherited = match fs::read(&path).map(|text| serde_json::from_slice(&text)) {
-            Ok(Ok(entries)) => entries,
-            Ok(Err(error)) => {
-                tracing::warn!(file = %path.display(), %error, "unfinished evictions are not known");
-                Vec::new()
-            }
-            Err(_) => Vec::new(),
-        };
-        let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
-        Self { path, inherited, own: Vec::new(), boot_id, writer: None }
-    }
-
-    /// This boot of the machine.
-    pub(super) fn boot_id(&self) -> &str {
-        &self.boot_id
-    }
-
-    /// Evictions that an earlier agent has not finished.
-    pub(super) fn inherited(&self) -> &[EvictionRecord] {
-        &self.inherited
-    }
-
-    /// Evictions of this agent.
-    pub(super) fn own(&self) -> &[EvictionRecord] {
-        &self.own
-    }
-
-    /// Adds an eviction of this agent, before anything is done to the pod.
-    pub(super) async fn add(&mut self, entry: EvictionRecord) {
-        self.take_out(&entry.uid);
-        self.own.push(entry);
-        self.write().await;
-    }
-
-    /// Removes the entry of a pod.
-    pub(super) async fn remove(&mut self, uid: &PodUid) {
-        if self.take_out(uid.as_str()) {
-            self.write().await;
-        }
-    }
-
+impl Entries {
     fn take_out(&mut self, uid: &str) -> bool {
         let before = self.inherited.len() + self.own.len();
         self.inherited.retain(|known| known.uid != uid);
@@ -143,14 +132,8 @@ impl Journal {
         self.inherited.len() + self.own.len() != before
     }
 
-    /// This agent has carried out an eviction of an earlier one.
-    pub(super) fn take_over(&mut self, uid: &PodUid) {
-        self.own.extend(self.inherited.extract_if(.., |known| known.uid == uid.as_str()));
-    }
-
-    /// Renews entries that are older than `age`, or from the future: those of this agent, and inherited ones of pods that are
-    /// still awaited. None of them is finished; `now` is in nanoseconds since the Unix epoch.
-    pub(super) async fn renew(&mut self, now: i64, age: Duration, is_awaited: impl Fn(&PodUid) -> bool) {
+    /// See [`Journal::renew`].
+    fn renew(&mut self, now: i64, age: Duration, is_awaited: impl Fn(&PodUid) -> bool) -> bool {
         let current = 0..i64::try_from(age.as_nanos()).unwrap_or(i64::MAX);
         let awaited = self.inherited.iter_mut().filter(|entry| is_awaited(&PodUid::from(entry.uid.as_str())));
         let mut has_renewed = false;
@@ -160,6 +143,102 @@ impl Journal {
                 has_renewed = true;
             }
         }
+        has_renewed
+    }
+
+    /// Has the file replaced with these entries. Returns the write that can be waited for.
+    fn send(&mut self, path: &Path) -> Option<Pending> {
+        let entries: Vec<&EvictionRecord> = self.inherited.iter().chain(&self.own).collect();
+        match serde_json::to_vec(&entries) {
+            Ok(content) => self.writer.get_or_insert_with(|| Writer::start(path)).send(content),
+            Err(error) => {
+                tracing::warn!(%error, "cannot encode the evictions that are not finished");
+                None
+            }
+        }
+    }
+}
+
+impl Journal {
+    /// Reads the file below the agent's root directory; a missing or invalid one has no entries. Blocks.
+    pub fn open(root: &Path) -> Self {
+        let path = root.join(NAME);
+        let inherited = read(&path).unwrap_or_else(|error| {
+            tracing::warn!(file = %path.display(), %error, "unfinished evictions are not known");
+            Vec::new()
+        });
+        let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
+        let entries = Arc::new(Mutex::new(Entries { inherited, own: Vec::new(), writer: None }));
+        Self { path, boot_id, entries }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        // Lists are changed by one call each: a panic elsewhere leaves them usable.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This boot of the machine.
+    pub(super) fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    /// Evictions that an earlier agent has not finished.
+    pub(super) fn inherited(&self) -> Vec<EvictionRecord> {
+        self.lock().inherited.clone()
+    }
+
+    /// Evictions of this agent.
+    pub(super) fn own(&self) -> Vec<EvictionRecord> {
+        self.lock().own.clone()
+    }
+
+    /// Has the sync loop record here the pods that it preempts: a later agent would start them again beside the critical pod.
+    pub fn record_of_preemptions(&self, clock: Clock) -> RecordPreemption {
+        let journal = self.clone();
+        Arc::new(move |uid: PodUid, grace: i64| {
+            let journal = journal.clone();
+            let entry = EvictionRecord {
+                uid: uid.to_string(),
+                reason: Reason::Preempting,
+                grace,
+                message: preemption_reason().message,
+                disruption: true,
+                decided_at: clock.wall_nanos(),
+                renewed_at: 0,
+                boot_id: journal.boot_id.clone(),
+            };
+            Box::pin(async move { journal.add(entry).await })
+        })
+    }
+
+    /// Adds an eviction of this agent, before anything is done to the pod.
+    pub(super) async fn add(&self, entry: EvictionRecord) {
+        {
+            let mut entries = self.lock();
+            entries.take_out(&entry.uid);
+            entries.own.push(entry);
+        }
+        self.write().await;
+    }
+
+    /// Removes the entry of a pod.
+    pub(super) async fn remove(&self, uid: &PodUid) {
+        let is_removed = self.lock().take_out(uid.as_str());
+        if is_removed {
+            self.write().await;
+        }
+    }
+
+    /// This agent has carried out an eviction of an earlier one.
+    pub(super) fn take_over(&self, uid: &PodUid) {
+        let Entries { inherited, own, .. } = &mut *self.lock();
+        own.extend(inherited.extract_if(.., |known| known.uid == uid.as_str()));
+    }
+
+    /// Renews entries that are older than `age`, or from the future: those of this agent, and inherited ones of pods that are
+    /// still awaited. None of them is finished; `now` is in nanoseconds since the Unix epoch.
+    pub(super) async fn renew(&self, now: i64, age: Duration, is_awaited: impl Fn(&PodUid) -> bool) {
+        let has_renewed = self.lock().renew(now, age, is_awaited);
         if has_renewed {
             self.write().await;
         }
@@ -167,10 +246,13 @@ impl Journal {
 
     /// Removes inherited entries of another boot, and those whose grace period and `period` have passed; `now` is in
     /// nanoseconds since the Unix epoch.
-    pub(super) async fn forget_stale(&mut self, now: i64, period: Duration) {
-        let before = self.inherited.len();
-        self.inherited.retain(|entry| entry.is_current(&self.boot_id, now, period));
-        let stale = before - self.inherited.len();
+    pub(super) async fn forget_stale(&self, now: i64, period: Duration) {
+        let stale = {
+            let inherited = &mut self.lock().inherited;
+            let before = inherited.len();
+            inherited.retain(|entry| entry.is_current(&self.boot_id, now, period));
+            before - inherited.len()
+        };
         if stale > 0 {
             tracing::info!(stale, "evictions of long ago were not finished: their pods stay");
             self.write().await;
@@ -178,8 +260,8 @@ impl Journal {
     }
 
     /// Removes all inherited entries, and returns them.
-    pub(super) async fn forget_inherited(&mut self) -> Vec<EvictionRecord> {
-        let forgotten = std::mem::take(&mut self.inherited);
+    pub(super) async fn forget_inherited(&self) -> Vec<EvictionRecord> {
+        let forgotten = std::mem::take(&mut self.lock().inherited);
         if !forgotten.is_empty() {
             self.write().await;
         }
@@ -187,12 +269,20 @@ impl Journal {
     }
 
     /// Has the file written. A disk without space, or one that blocks, costs the record, not the eviction.
-    async fn write(&mut self) {
-        let entries: Vec<&EvictionRecord> = self.inherited.iter().chain(&self.own).collect();
-        match serde_json::to_vec(&entries) {
-            Ok(content) => self.writer.get_or_insert_with(|| Writer::start(&self.path)).write(content).await,
-            Err(error) => tracing::warn!(%error, "cannot encode the evictions that are not finished"),
+    async fn write(&self) {
+        let pending = self.lock().send(&self.path);
+        if let Some(pending) = pending {
+            pending.wait().await;
         }
+    }
+}
+
+/// A missing file has no entries.
+fn read(path: &Path) -> io::Result<Vec<EvictionRecord>> {
+    match fs::read(path) {
+        Ok(text) => Ok(serde_json::from_slice(&text)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
 }
 
@@ -205,7 +295,8 @@ mod tests {
     fn entry(uid: &str) -> EvictionRecord {
         let (uid, message, boot_id) = (uid.to_owned(), "low".to_owned(), "boot".to_owned());
         let (decided_at, renewed_at) = (20 * SECOND, 0);
-        EvictionRecord { uid, grace: 1, message, disruption: true, decided_at, renewed_at, boot_id }
+        let reason = Reason::Evicted;
+        EvictionRecord { uid, reason, grace: 1, message, disruption: true, decided_at, renewed_at, boot_id }
     }
 
     const SECOND: i64 = 1_000_000_000;
@@ -242,8 +333,9 @@ mod tests {
         let mine = EvictionRecord { boot_id, ..entry("mine") };
         let [current, another] = [&mine, &entry("of another boot")].map(|one| serde_json::to_string(one).unwrap());
         fs::write(dir.path().join(NAME), format!("[{untimed}, {current}, {another}]")).unwrap();
-        let mut journal = Journal::open(dir.path());
+        let journal = Journal::open(dir.path());
         assert_eq!(journal.inherited().len(), 3, "an earlier version has written one of them");
+        assert_eq!(journal.inherited()[0].termination_reason().reason, "Evicted");
         journal.forget_stale(21 * SECOND, Duration::from_secs(10)).await;
         assert_eq!(Journal::open(dir.path()).inherited(), [mine]);
     }
@@ -252,11 +344,11 @@ mod tests {
     async fn entries_that_are_not_finished_stay_current() {
         let dir = tempfile::tempdir().unwrap();
         let at = |uid: &str, second: i64| EvictionRecord { decided_at: second * SECOND, ..entry(uid) };
-        let mut journal = Journal::open(dir.path());
+        let journal = Journal::open(dir.path());
         for entry in [at("awaited", 20), at("another", 20)] {
             journal.add(entry).await;
         }
-        let mut journal = Journal::open(dir.path());
+        let journal = Journal::open(dir.path());
         for entry in [at("old", 20), at("new", 21), at("of the future", 31)] {
             journal.add(entry).await;
         }
@@ -264,33 +356,47 @@ mod tests {
         let renewed = |entry: EvictionRecord| EvictionRecord { renewed_at: 30 * SECOND, ..entry };
         let (awaited, another) = (renewed(at("awaited", 20)), at("another", 20));
         let own = [renewed(at("old", 20)), at("new", 21), renewed(at("of the future", 30))];
-        assert_eq!((journal.inherited(), journal.own()), ([awaited, another].as_slice(), own.as_slice()));
+        assert_eq!((journal.inherited(), journal.own()), (vec![awaited, another], own.to_vec()));
         assert_eq!(Journal::open(dir.path()).inherited()[2..], own, "in the file too");
     }
 
     #[tokio::test(start_paused = true)]
     async fn entries_outlive_the_process() {
         let dir = tempfile::tempdir().unwrap();
-        let mut journal = Journal::open(dir.path());
+        let journal = Journal::open(dir.path());
         for uid in ["a", "b", "a"] {
             journal.add(entry(uid)).await;
         }
         journal.remove(&"b".into()).await;
         assert!(journal.inherited().is_empty(), "they are its own");
-        let mut next = Journal::open(dir.path());
-        assert_eq!((next.inherited(), next.own()), ([entry("a")].as_slice(), [].as_slice()));
+        let next = Journal::open(dir.path());
+        assert_eq!((next.inherited(), next.own()), (vec![entry("a")], Vec::new()));
         next.add(entry("c")).await;
         next.take_over(&"a".into());
-        assert_eq!((next.inherited(), next.own()), ([].as_slice(), [entry("c"), entry("a")].as_slice()));
-        let mut last = Journal::open(dir.path());
+        assert_eq!((next.inherited(), next.own()), (Vec::new(), vec![entry("c"), entry("a")]));
+        let last = Journal::open(dir.path());
         last.add(entry("d")).await;
         assert_eq!(last.forget_inherited().await, [entry("a"), entry("c")]);
         assert_eq!(Journal::open(dir.path()).inherited(), [entry("d")]);
         fs::write(dir.path().join(NAME), "{").unwrap();
         assert!(Journal::open(dir.path()).inherited().is_empty(), "a broken file");
-        let mut nowhere = Journal::open(Path::new("/no/such/folder"));
+        assert!(read(&dir.path().join("missing")).is_ok_and(|entries| entries.is_empty()));
+        assert!(read(&dir.path().join(NAME)).is_err() && read(dir.path()).is_err(), "warned of, with the file's name");
+        let nowhere = Journal::open(Path::new("/no/such/folder"));
         nowhere.add(entry("a")).await;
         assert_eq!(nowhere.own().len(), 1, "what cannot be written counts until the process ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_preempted_pod_is_ended_again_for_the_same_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::open(dir.path());
+        journal.record_of_preemptions(Clock::System)("web".into(), 20).await;
+        let kept = Journal::open(dir.path()).inherited();
+        assert_eq!(kept, journal.own(), "the eviction manager sees what the sync loop has recorded");
+        assert_eq!((kept[0].uid.as_str(), kept[0].grace), ("web", 20));
+        assert_eq!(kept[0].termination_reason(), preemption_reason());
+        assert!(kept[0].is_current(journal.boot_id(), Clock::System.wall_nanos(), Duration::from_secs(10)));
     }
 
     /// In real time, as a call that hangs stops a paused clock: a pipe is opened for writing when it is opened for reading.
@@ -299,7 +405,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (file, partial) = (dir.path().join(NAME), dir.path().join("evictions.partial"));
         nix::unistd::mkfifo(&partial, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let mut journal = Journal::open(dir.path());
+        let journal = Journal::open(dir.path());
         let adding = async {
             for uid in ["a", "b", "c"] {
                 journal.add(entry(uid)).await;

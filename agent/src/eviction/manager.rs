@@ -18,6 +18,7 @@ use super::history::History;
 use super::history::ThresholdStates;
 use super::journal::EvictionRecord;
 use super::journal::Journal;
+use super::journal::Reason;
 use super::message::Notice;
 use super::message::REASON;
 use super::observe::Observe;
@@ -76,7 +77,7 @@ pub struct Parts<O> {
     pub observe: O,
     /// Its pods.
     pub pods: NodePods,
-    /// Evictions that are not finished.
+    /// Evictions and preemptions that are not finished.
     pub journal: Journal,
     /// The kernel's triggers: when tasks waited for memory. Closed without any.
     pub wake: mpsc::Receiver<Instant>,
@@ -118,8 +119,18 @@ pub(super) struct Cause {
 }
 
 impl<O: Observe> Manager<O> {
-    /// Has observed nothing yet.
-    pub fn new(parts: Parts<O>) -> Self {
+    /// Has observed nothing yet. Pods whose eviction an earlier agent has not finished are terminated when they are created: to
+    /// be awaited before the sync loop runs, which would start them. Waits for the runtime only if there are any, for a bounded
+    /// time; if it does not answer, each pass asks it again.
+    pub async fn prepare(parts: Parts<O>) -> Self {
+        let mut manager = Self::new(parts);
+        manager.parts.journal.forget_stale(manager.started_at, RESUME_PERIOD).await;
+        // Ends no pod: that is waited for, and the sync loop does not run yet.
+        manager.resume(&[]).await;
+        manager
+    }
+
+    fn new(parts: Parts<O>) -> Self {
         for threshold in parts.policy.thresholds.iter().filter(|threshold| is_of_containers(threshold.signal)) {
             let signal = threshold.signal.as_str();
             tracing::warn!(signal, "the threshold is ignored: it follows from that of nodefs or imagefs");
@@ -145,10 +156,12 @@ impl<O: Observe> Manager<O> {
 
     /// Runs until `shutdown`.
     pub async fn run(mut self, shutdown: CancellationToken) {
-        self.parts.journal.forget_stale(self.started_at, RESUME_PERIOD).await;
         let Policy { thresholds, local_storage, pressure, .. } = &self.parts.policy;
         let is_idle = thresholds.is_empty() && !local_storage && pressure.is_empty();
         if is_idle && self.parts.journal.inherited().is_empty() {
+            // Their sensor ends, as nothing is woken.
+            self.parts.memory_events.close();
+            shutdown.run_until_cancelled(self.keep_records()).await;
             return;
         }
         shutdown.run_until_cancelled(self.run_loop()).await;
@@ -298,7 +311,8 @@ impl<O: Observe> Manager<O> {
         parts.recorder.pod_event_annotated(&pod, "", EventType::Warning, REASON, &message, annotations);
         let (uid, boot_id) = (pod_ref(&pod).uid.to_string(), parts.journal.boot_id().to_owned());
         let (decided_at, renewed_at) = (parts.clock.wall_nanos(), 0);
-        let entry = EvictionRecord { uid, grace, message, disruption, decided_at, renewed_at, boot_id };
+        let reason = Reason::Evicted;
+        let entry = EvictionRecord { uid, reason, grace, message, disruption, decided_at, renewed_at, boot_id };
         self.parts.journal.add(entry.clone()).await;
         // One that is being stopped has had its signal, and needs its processes to end.
         if suspend && self.parts.pods.phase(&pod_ref(&pod).uid) == Some(Phase::Syncing) {

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::journal::EvictionRecord;
 use super::manager::Manager;
 use super::observe::Observe;
+use super::pace;
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::pod_ref;
@@ -32,7 +33,7 @@ impl<O: Observe> Manager<O> {
     /// true if it ended one.
     pub(super) async fn resume(&mut self, active: &[Pod]) -> bool {
         let mut has_ended_one = false;
-        for entry in self.parts.journal.inherited().to_vec() {
+        for entry in self.parts.journal.inherited() {
             let uid = PodUid::from(entry.uid.as_str());
             let resumed = match active.iter().find(|pod| pod_ref(pod).uid == uid) {
                 Some(pod) => self.resume_one(pod, entry).await,
@@ -104,12 +105,21 @@ impl<O: Observe> Manager<O> {
         Ok(!is_outlived)
     }
 
+    /// Keeps the records of preempted pods as long as they count, where nothing is evicted.
+    pub(super) async fn keep_records(&mut self) {
+        loop {
+            self.forget_reported().await;
+            tokio::time::sleep(pace::LONGEST).await;
+        }
+    }
+
     /// Removes the records of evictions of this agent that the next one would have nothing to do for. The others stay
     /// current: the API server may be away for longer than [`RESUME_PERIOD`].
     pub(super) async fn forget_reported(&mut self) {
-        for entry in self.parts.journal.own().to_vec() {
+        for entry in self.parts.journal.own() {
             let uid = PodUid::from(entry.uid);
-            if !self.evicted.contains(&uid) && self.parts.pods.is_end_reported(&uid) {
+            let has_ended = self.parts.pods.phase(&uid).is_none_or(|phase| phase >= Phase::Terminated);
+            if has_ended && self.parts.pods.is_end_reported(&uid) {
                 self.parts.journal.remove(&uid).await;
             }
         }

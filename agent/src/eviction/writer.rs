@@ -3,6 +3,9 @@
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -20,6 +23,8 @@ pub(super) struct Writer {
     newest: watch::Sender<Numbered>,
     /// Number of the last content that was written, or could not be.
     done: watch::Receiver<u64>,
+    /// Number of the last content that was waited for in vain.
+    given_up: Arc<AtomicU64>,
 }
 
 impl Writer {
@@ -28,21 +33,37 @@ impl Writer {
         let (newest, contents) = watch::channel((0, Vec::new()));
         let (sender, done) = watch::channel(0);
         tokio::spawn(run(path.to_owned(), contents, sender));
-        Self { path: path.to_owned(), newest, done }
+        Self { path: path.to_owned(), newest, done, given_up: Arc::default() }
     }
 
-    /// Has the file replaced, and waits for that for a bounded time. While an earlier write hangs, nothing is waited
-    /// for: the newest content follows it.
-    pub(super) async fn write(&mut self, content: Vec<u8>) {
-        let before = self.newest.borrow().0;
-        let (number, hangs) = (before + 1, *self.done.borrow() < before);
+    /// Has the file replaced. Returns what can be waited for; `None` while a write hangs that was waited for in vain: the
+    /// newest content follows it.
+    pub(super) fn send(&self, content: Vec<u8>) -> Option<Pending> {
+        let number = self.newest.borrow().0 + 1;
         self.newest.send_replace((number, content));
-        if hangs {
-            return;
-        }
-        let waited = tokio::time::timeout(WRITE_TIMEOUT, self.done.wait_for(|done| *done >= number)).await.is_ok();
+        let (path, done, given_up) = (self.path.clone(), self.done.clone(), self.given_up.clone());
+        let hangs = *done.borrow() < given_up.load(Ordering::Relaxed);
+        (!hangs).then_some(Pending { path, number, done, given_up })
+    }
+}
+
+/// A write that may not be done yet.
+#[derive(Debug)]
+pub(super) struct Pending {
+    path: PathBuf,
+    number: u64,
+    done: watch::Receiver<u64>,
+    given_up: Arc<AtomicU64>,
+}
+
+impl Pending {
+    /// Waits for the write for a bounded time.
+    pub(super) async fn wait(self) {
+        let Self { path, number, mut done, given_up } = self;
+        let waited = tokio::time::timeout(WRITE_TIMEOUT, done.wait_for(|done| *done >= number)).await.is_ok();
         if !waited {
-            let file = self.path.display();
+            given_up.fetch_max(number, Ordering::Relaxed);
+            let file = path.display();
             tracing::warn!(%file, "the disk does not take the record of evictions; they do not wait for it");
         }
     }

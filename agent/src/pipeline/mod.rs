@@ -35,6 +35,7 @@ use crate::admission::NodeOffer;
 use crate::allocation::Allocations;
 use crate::allocation::ResizePolicy;
 use crate::cgroups::Cgroups;
+use crate::eviction::Journal;
 use crate::images::GcPolicy;
 use crate::images::ImageGc;
 use crate::images::Images;
@@ -145,6 +146,8 @@ pub struct Services {
     pub offer: watch::Receiver<NodeOffer>,
     /// Reads the own Node for admission; `None` without an API server.
     pub read_node: Option<ReadNode>,
+    /// Evictions and preemptions that are not finished.
+    pub journal: Journal,
     /// Time.
     pub clock: Clock,
     /// Feature gates of restarts.
@@ -180,6 +183,8 @@ pub struct Running {
     pub kills: mpsc::Sender<KillRequest>,
     /// Where a prober publishes its results.
     pub probes: ProbeResultStore,
+    /// Evictions and preemptions that are not finished.
+    pub journal: Journal,
 }
 
 impl Running {
@@ -200,7 +205,8 @@ pub struct Started<F> {
 }
 
 impl Services {
-    /// A standalone node with its files below `root`, without cgroups and limits on pulls, on which any pods fit.
+    /// A standalone node with its files below `root`, without cgroups and limits on pulls, on which any pods fit. Reads the
+    /// record of evictions there.
     pub fn new(runtime: Runtime, state: watch::Receiver<RuntimeState>, root: &Path, metrics: Arc<Metrics>) -> Self {
         let limits = PullLimits { parallel: None, per_second: 0, burst: 0 };
         Self {
@@ -231,6 +237,7 @@ impl Services {
             pacing: Pacing::for_this_machine(PacingPolicy::default()),
             offer: watch::channel(NodeOffer::unlimited()).1,
             read_node: None,
+            journal: Journal::open(root),
             clock: Clock::System,
             restarts: RestartGates::default(),
             max_backoff: backoff::DEFAULT_MAX,
@@ -257,6 +264,7 @@ impl Services {
             objects: self.objects.clone(),
             kills,
             probes: ProbeResultStore::default(),
+            journal: self.journal.clone(),
         };
         let mirrors = match (&self.api, &self.mirrors_of) {
             (Some(api), Some(node)) => Mirrors::new(api.clone(), node.clone()),
@@ -267,7 +275,8 @@ impl Services {
         let (closed, pressures) = (self.closed.clone(), self.pressures.clone());
         let requests = SyncRequests { kills: kills_receiver, closed, pressures };
         let evictions = EvictionSender::new(running.kills.clone());
-        let admission = PodAdmission::new(self.offer.clone(), evictions, self.read_node.clone());
+        let record = self.journal.record_of_preemptions(clock);
+        let admission = PodAdmission::new(self.offer.clone(), evictions, self.read_node.clone(), record);
         let (image_gc, metrics) = (self.image_gc, self.metrics.clone());
         let (allocations, resizes) = (self.allocations.clone(), PendingResizes::new(self.resize_policy));
         let counted = metrics.clone();

@@ -22,6 +22,8 @@ pub use kill_requests::KillRequest;
 pub use kill_requests::SyncLoopStopped;
 pub use kill_requests::SyncRequests;
 pub use mirrors::Mirrors;
+pub use preemption::RecordPreemption;
+pub use preemption::preemption_reason;
 pub use resize::PendingResizes;
 pub use shared::SharedPods;
 pub use task::Leftovers;

@@ -13,7 +13,6 @@ use crate::config::Settings;
 use crate::config::eviction::thresholds;
 use crate::config::pressure::PressureScope;
 use crate::events::sensors::SensorStates;
-use crate::eviction::Journal;
 use crate::eviction::Manager;
 use crate::eviction::NodePods;
 use crate::eviction::Parts;
@@ -68,8 +67,9 @@ pub(super) struct Watched {
     pub stalls: Option<ReclaimStalls>,
 }
 
-/// Starts the manager.
-pub(super) fn start(services: Services<'_>, shutdown: CancellationToken) {
+/// Starts the manager. Completes when evictions that an earlier agent has not finished are in effect; until then no pod may
+/// be started.
+pub(super) async fn start(services: Services<'_>, shutdown: CancellationToken) {
     let settings = services.settings;
     warn_of_scopes(settings, services.layout.is_v2());
     let Watched { cgroups, stalls } = services.watched;
@@ -103,11 +103,11 @@ pub(super) fn start(services: Services<'_>, shutdown: CancellationToken) {
         statuses: services.running.statuses.clone(),
         desired: services.desired,
     };
-    let manager = Manager::new(Parts {
+    let preparing = Manager::prepare(Parts {
         policy: policy(settings),
         observe: ThisNode::new(sources),
         pods,
-        journal: Journal::open(&settings.flags.root_dir),
+        journal: services.running.journal.clone(),
         wake: triggers,
         memory_events,
         clock: Clock::System,
@@ -115,6 +115,7 @@ pub(super) fn start(services: Services<'_>, shutdown: CancellationToken) {
         recorder: services.recorder,
         metrics: services.metrics,
     });
+    let Some(manager) = shutdown.run_until_cancelled(preparing).await else { return };
     tokio::spawn(manager.run(shutdown));
 }
 

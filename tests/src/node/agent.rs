@@ -1,5 +1,7 @@
 //! The whole agent on a simulated node, with the real pipeline. Desired pods come from the test instead of a folder.
 
+mod start;
+
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,12 +11,6 @@ use keblet::admission::NodeOffer;
 use keblet::allocation::Allocations;
 use keblet::allocation::ResizePolicy;
 use keblet::cgroups::Cgroups;
-use keblet::eviction::Journal;
-use keblet::eviction::Manager;
-use keblet::eviction::NodePods;
-use keblet::eviction::Observe;
-use keblet::eviction::Parts;
-use keblet::eviction::Policy;
 use keblet::images::GcPolicy;
 use keblet::metrics::Metrics;
 use keblet::model::Clock;
@@ -53,7 +49,6 @@ use keblet::user_namespaces::IdRange;
 use keblet::user_namespaces::UserNamespaces;
 use keblet::volumes::PodDirs;
 use keblet::volumes::Volumes;
-use keblet::wiring::Observers;
 use keblet::workers::act::NodeFiles;
 use keblet::workers::generate::HandlerFeatures;
 use keblet::workers::generate::NodeSettings;
@@ -65,7 +60,6 @@ use keblet::workers::worker::WorkerObserver;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::sync::DropGuard;
 
@@ -94,15 +88,16 @@ pub struct Agent {
     pub garbage: NodeGarbage,
     /// Resources under pressure.
     pub pressures: watch::Sender<Pressures>,
-    root: PathBuf,
-    clock: Clock,
-    desired: SharedPods,
-    running: Running,
+    pub(super) clock: Clock,
+    pub(super) desired: SharedPods,
+    pub(super) running: Running,
     updates: mpsc::Sender<PodUpdate>,
     closed: watch::Sender<bool>,
+    /// True while the sync loop must not begin yet.
+    pub(super) preparing: watch::Sender<bool>,
     sync_loop: JoinSet<()>,
-    shutdown: CancellationToken,
-    tasks: JoinSet<()>,
+    pub(super) shutdown: CancellationToken,
+    pub(super) tasks: JoinSet<()>,
     _delivered: mpsc::Receiver<PodUpdate>,
     _aside: DropGuard,
 }
@@ -163,165 +158,6 @@ impl Default for Listeners {
 }
 
 impl Agent {
-    /// Starts an agent with its root directory in `root` and these desired pods.
-    pub fn start(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>) -> Self {
-        Self::start_observed(sim, sensors, root, pods, Seen::default())
-    }
-
-    /// As [`Agent::start`], with reports of the PLEG recorded in `seen`.
-    pub fn start_observed(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, seen: Seen) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { seen, ..Listeners::default() })
-    }
-
-    /// As [`Agent::start`], with events sent to `recorder`.
-    pub fn start_with_recorder(
-        sim: &SimRuntime,
-        sensors: SensorSet,
-        root: &Path,
-        pods: Vec<Pod>,
-        recorder: Recorder,
-    ) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { recorder, ..Listeners::default() })
-    }
-
-    /// As [`Agent::start`], with periodic garbage collection of images.
-    pub fn start_collecting_images(
-        sim: &SimRuntime,
-        sensors: SensorSet,
-        root: &Path,
-        pods: Vec<Pod>,
-        image_gc: GcPolicy,
-    ) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { image_gc, ..Listeners::default() })
-    }
-
-    /// As [`Agent::start_in_cluster`], with these limits on dead containers.
-    pub fn start_limiting_dead_containers(
-        sim: &SimRuntime,
-        root: &Path,
-        pods: Vec<Pod>,
-        dead_containers: DeadContainerPolicy,
-        api: &Api,
-    ) -> Self {
-        let listeners = Listeners { dead_containers, api: Some(api.clone()), ..Listeners::default() };
-        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
-    }
-
-    /// As [`Agent::start`], with statuses and final deletions sent to `api`.
-    pub fn start_in_cluster(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, api: &Api) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { api: Some(api.clone()), ..Listeners::default() })
-    }
-
-    /// As [`Agent::start_in_cluster`], with reports of the PLEG recorded in `seen`.
-    pub fn start_observed_in_cluster(
-        sim: &SimRuntime,
-        sensors: SensorSet,
-        root: &Path,
-        pods: Vec<Pod>,
-        seen: Seen,
-        api: &Api,
-    ) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { seen, api: Some(api.clone()), ..Listeners::default() })
-    }
-
-    /// As [`Agent::start`], with the metrics that the real agent has.
-    pub fn start_with_metrics(
-        sim: &SimRuntime,
-        sensors: SensorSet,
-        root: &Path,
-        pods: Vec<Pod>,
-    ) -> (Self, Arc<Metrics>) {
-        let metrics = Metrics::new();
-        let observer = Arc::new(Observers(metrics.clone()));
-        let listeners = Listeners { observer, metrics: metrics.clone(), ..Listeners::default() };
-        (Self::begin(sim, sensors, root, pods, listeners), metrics)
-    }
-
-    /// As [`Agent::start`], with events sent to `recorder`, the metrics that the real agent has, and reports of the PLEG
-    /// recorded in `seen`.
-    pub fn start_reporting(
-        sim: &SimRuntime,
-        sensors: SensorSet,
-        root: &Path,
-        pods: Vec<Pod>,
-        recorder: Recorder,
-        seen: Seen,
-    ) -> (Self, Arc<Metrics>) {
-        let metrics = Metrics::new();
-        let observer = Arc::new(Observers(metrics.clone()));
-        let metrics_of = metrics.clone();
-        let listeners = Listeners { seen, observer, recorder, metrics: metrics_of, ..Listeners::default() };
-        (Self::begin(sim, sensors, root, pods, listeners), metrics)
-    }
-
-    /// As [`Agent::start`], with cgroups of pods and settings of resources.
-    pub fn start_with_cgroups(
-        sim: &SimRuntime,
-        root: &Path,
-        pods: Vec<Pod>,
-        cgroups: Cgroups,
-        resources: ResourceSettings,
-    ) -> Self {
-        let listeners = Listeners { cgroups: Some(cgroups), resources, ..Listeners::default() };
-        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
-    }
-
-    /// As [`Agent::start_reporting`], on a node that offers this to pods. `read_node` is the API server's.
-    pub fn start_offering(
-        sim: &SimRuntime,
-        root: &Path,
-        pods: Vec<Pod>,
-        recorder: Recorder,
-        (offer, read_node): (NodeOffer, Option<ReadNode>),
-    ) -> (Self, Arc<Metrics>) {
-        let metrics = Metrics::new();
-        let observer = Arc::new(Observers(metrics.clone()));
-        let metrics_of = metrics.clone();
-        let listeners = Listeners { observer, recorder, metrics: metrics_of, offer, read_node, ..Listeners::default() };
-        (Self::begin(sim, SensorSet::ALL, root, pods, listeners), metrics)
-    }
-
-    /// As [`Agent::start`], on a node that offers this to pods. The pods are the API server's; static ones are expected
-    /// until [`Agent::add`] delivers some.
-    pub fn start_before_static_pods(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, offer: NodeOffer) -> Self {
-        let static_pods = Some(root.join("manifests"));
-        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { offer, static_pods, ..Listeners::default() })
-    }
-
-    /// As [`Agent::start`], on a node that offers this to pods, has these cgroups and settings, and rules out these resizes.
-    /// Returns the metrics of the pipeline.
-    pub fn start_resizing(
-        sim: &SimRuntime,
-        root: &Path,
-        pods: Vec<Pod>,
-        recorder: Recorder,
-        (offer, resizes): (NodeOffer, ResizePolicy),
-        (cgroups, resources): (Option<Cgroups>, ResourceSettings),
-    ) -> (Self, Arc<Metrics>) {
-        let counted = Metrics::new();
-        let of_pipeline = counted.clone();
-        let listeners =
-            Listeners { recorder, offer, resizes, cgroups, resources, counted: of_pipeline, ..Listeners::default() };
-        (Self::begin(sim, SensorSet::ALL, root, pods, listeners), counted)
-    }
-
-    /// As [`Agent::start`], with these API objects, which pods may refer to.
-    pub fn start_with_objects(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, objects: Objects) -> Self {
-        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { objects, ..Listeners::default() })
-    }
-
-    /// As [`Agent::start_in_cluster`], with these volumes below `root`, and with ranges of ids for pods with a user namespace of
-    /// their own.
-    pub fn start_with_volumes(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, api: &Api, volumes: Volumes) -> Self {
-        let listeners = Listeners { api: Some(api.clone()), volumes: Some(volumes), ..Listeners::default() };
-        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
-    }
-
-    /// As [`Agent::start`], with a clock that is so much behind the times of exits, as after it was set back.
-    pub fn start_behind(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, behind: Duration) -> Self {
-        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { behind, ..Listeners::default() })
-    }
-
     fn begin(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, listeners: Listeners) -> Self {
         let Listeners {
             seen,
@@ -388,8 +224,13 @@ impl Agent {
         let updated = Desired { updates: receiver, sources };
         let Started { running, garbage, sync } =
             services.start(updated, harness.pleg.clone(), &mut tasks, shutdown.clone());
-        let mut sync_loop = JoinSet::new();
-        sync_loop.spawn(sync);
+        let preparing = watch::Sender::new(false);
+        let (mut prepared, mut sync_loop) = (preparing.subscribe(), JoinSet::new());
+        sync_loop.spawn(async move {
+            // Fails only without the agent, which ends this task.
+            _ = prepared.wait_for(|preparing| !preparing).await;
+            sync.await;
+        });
         Self {
             harness,
             statuses: running.statuses.clone(),
@@ -397,12 +238,12 @@ impl Agent {
             evictions: running.evictions(),
             garbage,
             pressures,
-            root: root.to_owned(),
             clock: clock(sim),
             desired,
             running,
             updates,
             closed,
+            preparing,
             sync_loop,
             shutdown,
             tasks,
@@ -449,32 +290,6 @@ impl Agent {
         if self.running.kills.send(KillRequest { uid, options }).await.is_ok() {
             finished.cancelled().await;
         }
-    }
-
-    /// Starts an eviction manager with this view of the node, which ends with the agent. Returns what wakes it, and its
-    /// metrics.
-    pub fn evict_by(&mut self, policy: Policy, observe: impl Observe) -> (mpsc::Sender<Instant>, Arc<Metrics>) {
-        let (wake, woken) = mpsc::channel(1);
-        let metrics = Metrics::new();
-        let manager = Manager::new(Parts {
-            policy,
-            observe,
-            pods: NodePods {
-                registry: self.running.registry.clone(),
-                evictions: self.evictions.clone(),
-                statuses: self.statuses.clone(),
-                desired: self.desired.clone(),
-            },
-            journal: Journal::open(&self.root),
-            wake: woken,
-            memory_events: mpsc::channel(1).1,
-            clock: self.clock,
-            pressures: self.pressures.clone(),
-            recorder: Recorder::logging("sim"),
-            metrics: metrics.clone(),
-        });
-        self.tasks.spawn(manager.run(self.shutdown.clone()));
-        (wake, metrics)
     }
 
     /// Rejects new pods from now on, as during a shutdown of the machine.

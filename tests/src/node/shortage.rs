@@ -22,12 +22,16 @@ use keblet::config::eviction::thresholds;
 use keblet::config::pressure::PressureSettings;
 use keblet::eviction::DiskLayout;
 use keblet::eviction::Garbage as _;
+use keblet::eviction::Manager;
 use keblet::eviction::Needs;
+use keblet::eviction::NodePods;
 use keblet::eviction::Observe;
+use keblet::eviction::Parts;
 use keblet::eviction::Policy;
 use keblet::eviction::Reading;
 use keblet::eviction::Readings;
 use keblet::eviction::Reclaim;
+use keblet::metrics::Metrics;
 use keblet::model::Pod;
 use keblet::model::PodUid;
 use keblet::model::pod_ref;
@@ -35,11 +39,14 @@ use keblet::pipeline::NodeGarbage;
 use keblet::pressure::NodeSample;
 use keblet::pressure::PodSample;
 use keblet::pressure::high::Raise;
+use keblet::recorder::Recorder;
 use keblet::stats::ContainerUsage;
 use keblet::stats::PodUsage;
 use keblet::stats::Sizes;
 use serde_json::Value;
 use serde_json::json;
+use tempfile::TempDir;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio::time::sleep;
 use tracing::field::Field;
@@ -49,6 +56,9 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::Agent;
+use super::Api;
+use super::SensorSet;
+use super::node;
 use super::pod;
 use crate::cri::SimRuntime;
 use crate::cri::Trace;
@@ -98,6 +108,8 @@ pub struct State {
     pub raised: Vec<Raise>,
     /// So many measurements of usage fail.
     pub unmeasurable: u32,
+    /// How long it takes to read the signals.
+    pub reading_takes: Duration,
 }
 
 /// Waiting of all tasks, and pages that the node has reclaimed.
@@ -165,6 +177,11 @@ impl Shown {
 
 impl Observe for Shown {
     async fn readings(&mut self) -> Readings {
+        let takes = self.state().reading_takes;
+        // No sleep is shorter than a millisecond.
+        if !takes.is_zero() {
+            sleep(takes).await;
+        }
         let at = Instant::now();
         let signed = |number: u64| i64::try_from(number).expect("small");
         let reading = |(signal, (available, capacity)): (&Signal, &(u64, u64))| {
@@ -256,6 +273,84 @@ impl Observe for Shown {
     async fn raise(&mut self, raises: &[Raise]) -> usize {
         self.state().raised.extend_from_slice(raises);
         raises.len()
+    }
+}
+
+impl Agent {
+    /// Starts an eviction manager with this view of the node, which ends with the agent. If the agent was started just before,
+    /// its sync loop begins when the manager is prepared, as on a real node. Returns what wakes it, and its metrics.
+    pub fn evict_by(&mut self, policy: Policy, observe: impl Observe) -> (mpsc::Sender<Instant>, Arc<Metrics>) {
+        let (wake, woken) = mpsc::channel(1);
+        let metrics = Metrics::new();
+        let prepared = Manager::prepare(Parts {
+            policy,
+            observe,
+            pods: NodePods {
+                registry: self.running.registry.clone(),
+                evictions: self.evictions.clone(),
+                statuses: self.statuses.clone(),
+                desired: self.desired.clone(),
+            },
+            journal: self.running.journal.clone(),
+            wake: woken,
+            memory_events: mpsc::channel(1).1,
+            clock: self.clock,
+            pressures: self.pressures.clone(),
+            recorder: Recorder::logging("sim"),
+            metrics: metrics.clone(),
+        });
+        let (preparing, shutdown) = (self.preparing.clone(), self.shutdown.clone());
+        preparing.send_replace(true);
+        self.tasks.spawn(async move {
+            let manager = prepared.await;
+            preparing.send_replace(false);
+            manager.run(shutdown).await;
+        });
+        (wake, metrics)
+    }
+}
+
+/// A node of a cluster on which an agent runs the pod `web`.
+pub struct WebNode {
+    /// Its runtime.
+    pub sim: SimRuntime,
+    /// The agent's folder.
+    pub folder: TempDir,
+    /// The API server.
+    pub api: Api,
+    /// What the node will show to an eviction manager.
+    pub shown: Shown,
+    /// The agent.
+    pub agent: Agent,
+}
+
+impl WebNode {
+    /// Starts the pod with this program, and waits until its status is sent.
+    ///
+    /// # Panics
+    /// It does not run in time.
+    pub async fn start(program: &str) -> Self {
+        let (sim, folder) = node();
+        let (api, shown) = (Api::default(), Shown::default());
+        let web = api.put(&requesting("web", program, None));
+        let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
+        until(&sim, "it runs", |l| l.live_count() == 1).await;
+        sleep(secs(5)).await;
+        Self { sim, folder, api, shown, agent }
+    }
+
+    /// Evicts the pod while the API server is unavailable, which it stays, and ends the want of memory. Returns what wakes the
+    /// manager, and its metrics.
+    ///
+    /// # Panics
+    /// The pod does not end in time.
+    pub async fn evict_unreported(&mut self) -> (mpsc::Sender<Instant>, Arc<Metrics>) {
+        self.api.set_unavailable(true);
+        self.shown.set_available(Signal::MemoryAvailable, 50);
+        let manager = self.agent.evict_by(hard_memory(), self.shown.clone());
+        until(&self.sim, "it has ended", |l| l.live_count() == 0).await;
+        self.shown.set_available(Signal::MemoryAvailable, 500);
+        manager
     }
 }
 

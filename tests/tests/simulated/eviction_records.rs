@@ -1,10 +1,14 @@
-//! Evictions that an agent has decided on and a later one finishes: their records.
+//! Evictions and preemptions that an agent has decided on and a later one finishes: their records.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use keblet::admission::NodeInfo;
 use keblet::admission::NodeOffer;
+use keblet::admission::Quantities;
 use keblet::config::eviction::Signal;
+use keblet::model::Pod;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
 use keblet_tests::node::Api;
@@ -16,27 +20,25 @@ use serde_json::json;
 use tokio::time::Instant;
 use tokio::time::sleep;
 
+/// The pod `web` of an API server that does not know of its eviction.
+fn unpublished(api: &Api) -> Pod {
+    let known = api.pod("web").expect("it is there");
+    assert_eq!(reason(known.status.as_ref()), None, "the eviction is not published");
+    known
+}
+
 /// The agent is killed before the API server is back: the next one reports the eviction, and does not start the pod again,
 /// whether it knows the pod at once or late.
 #[tokio::test(start_paused = true)]
 async fn an_eviction_that_a_killed_agent_has_not_reported_is_reported_by_the_next_one() {
     for late in [false, true] {
-        let (sim, folder) = node();
-        let (api, shown) = (Api::default(), Shown::default());
-        let web = api.put(&requesting("web", "run", None));
-        let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
-        until(&sim, "it runs", |l| l.live_count() == 1).await;
-        sleep(secs(5)).await;
-        api.set_unavailable(true);
-        shown.set_available(Signal::MemoryAvailable, 50);
-        let _manager = agent.evict_by(hard_memory(), shown.clone());
-        until(&sim, "it has ended", |l| l.live_count() == 0).await;
-        shown.set_available(Signal::MemoryAvailable, 500);
+        let mut web = WebNode::start("run").await;
+        let _manager = web.evict_unreported().await;
+        let WebNode { sim, folder, api, shown, agent } = web;
         sleep(secs(60)).await;
         drop(agent);
         api.set_unavailable(false);
-        let known = api.pod("web").expect("it is there");
-        assert_eq!(reason(known.status.as_ref()), None, "the eviction is not published");
+        let known = unpublished(&api);
 
         let (first, then) = if late { (Vec::new(), Some(known)) } else { (vec![known], None) };
         let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), first, &api);
@@ -58,20 +60,12 @@ async fn an_eviction_that_a_killed_agent_has_not_reported_is_reported_by_the_nex
 }
 
 /// The API server is away for longer than the record of an eviction counts, before the agent is killed and after the next
-/// one was started, which is killed too.
+/// one was started, which is killed too. The pod is delivered to the last one at once.
 #[tokio::test(start_paused = true)]
 async fn an_eviction_is_reported_however_long_the_api_server_is_away() {
-    let (sim, folder) = node();
-    let (api, shown) = (Api::default(), Shown::default());
-    let web = api.put(&requesting("web", "run", None));
-    let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
-    until(&sim, "it runs", |l| l.live_count() == 1).await;
-    sleep(secs(5)).await;
-    api.set_unavailable(true);
-    shown.set_available(Signal::MemoryAvailable, 50);
-    let _manager = agent.evict_by(hard_memory(), shown.clone());
-    until(&sim, "it has ended", |l| l.live_count() == 0).await;
-    shown.set_available(Signal::MemoryAvailable, 500);
+    let mut web = WebNode::start("run").await;
+    let _manager = web.evict_unreported().await;
+    let WebNode { sim, folder, api, shown, agent } = web;
     sleep(secs(1800)).await;
     drop(agent);
 
@@ -82,16 +76,57 @@ async fn an_eviction_is_reported_however_long_the_api_server_is_away() {
     drop(agent);
 
     api.set_unavailable(false);
-    let known = api.pod("web").expect("it is there");
-    assert_eq!(reason(known.status.as_ref()), None, "the eviction is not published");
+    let known = unpublished(&api);
+    // Longer than a container needs to start: the pod is delivered during the first pass of the eviction manager.
+    shown.state().reading_takes = secs(5);
     let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), Vec::new(), &api);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
-    sleep(secs(5)).await;
     agent.add(known).await;
     let stored = || api.pod("web").and_then(|pod| pod.status.clone());
     until_true("the API server knows", || reason(stored().as_ref()) == Some("Evicted")).await;
     sleep(secs(60)).await;
     assert_eq!(sim.trace(|l| (l.live_count(), l.history("web", "main").count())), (0, 1));
+}
+
+/// A critical pod has taken the room of another, whose end the API server does not know when the agent is killed: the next
+/// agent reports that end, and does not start the pod beside the critical one.
+#[tokio::test(start_paused = true)]
+async fn a_preempted_pod_that_a_killed_agent_has_not_reported_is_reported_by_the_next_one() {
+    let (sim, folder) = node();
+    let (api, shown) = (Api::default(), Shown::default());
+    shown.set_available(Signal::MemoryAvailable, 500);
+    let allocatable = Quantities { memory: 1000, ..Quantities::unlimited() };
+    let offered = NodeInfo { name: "sim".to_owned(), allocatable, ..NodeInfo::default() };
+    let offer = NodeOffer { node: Some(Arc::new(offered)), ..NodeOffer::default() };
+    let web = api.put(&requesting("web", "run", Some("600")));
+    let mut critical = Arc::unwrap_or_clone(requesting("critical", "run", Some("600")));
+    critical.spec.as_mut().expect("a spec").priority = Some(2_000_000_000);
+
+    let mut agent = Agent::start_in_full_cluster(&sim, folder.path(), vec![web], offer.clone(), &api);
+    let _manager = agent.evict_by(hard_memory(), shown.clone());
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    sleep(secs(5)).await;
+    api.set_unavailable(true);
+    agent.add(api.put(&Arc::new(critical))).await;
+    until(&sim, "the critical pod runs", |l| l.live("critical", "main").is_some()).await;
+    sleep(secs(1800)).await;
+    drop(agent);
+    api.set_unavailable(false);
+
+    let pods = vec![unpublished(&api), api.pod("critical").expect("it is there")];
+    let mut agent = Agent::start_in_full_cluster(&sim, folder.path(), pods, offer, &api);
+    let _manager = agent.evict_by(hard_memory(), shown.clone());
+    let stored = || api.pod("web").and_then(|pod| pod.status.clone());
+    until_true("the API server knows", || reason(stored().as_ref()) == Some("Preempting")).await;
+    let status = stored().expect("a status");
+    assert_eq!(status.phase.as_deref(), Some("Failed"));
+    assert!(status.conditions.iter().flatten().any(|condition| condition.type_ == "DisruptionTarget"));
+    sleep(secs(60)).await;
+    assert_eq!(sim.trace(|l| (l.live_count(), l.history("web", "main").count())), (1, 1));
+    assert!(sim.trace(|l| l.live("critical", "main").is_some()), "{}", sim.trace(Trace::to_string));
+    agent.reconcile(api.pod("web").expect("it is there")).await;
+    sleep(secs(20)).await;
+    assert_eq!(std::fs::read_to_string(folder.path().join("evictions.json")).expect("a file"), "[]");
 }
 
 /// A pod whose eviction was not finished, and that no source has any more, is awaited for ten minutes after all sources have
@@ -100,8 +135,8 @@ async fn an_eviction_is_reported_however_long_the_api_server_is_away() {
 async fn an_unfinished_eviction_of_a_pod_that_is_gone_is_forgotten() {
     let (sim, folder) = node();
     let shown = Shown::default();
-    let mut agent = Agent::start_before_static_pods(&sim, folder.path(), Vec::new(), NodeOffer::unlimited());
     decided_now(&sim, folder.path());
+    let mut agent = Agent::start_before_static_pods(&sim, folder.path(), Vec::new(), NodeOffer::unlimited());
     shown.set_available(Signal::MemoryAvailable, 500);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
     let recorded = || std::fs::read_to_string(folder.path().join("evictions.json")).expect("a file");
@@ -118,20 +153,14 @@ async fn an_unfinished_eviction_of_a_pod_that_is_gone_is_forgotten() {
 #[tokio::test(start_paused = true)]
 async fn an_agent_killed_during_an_eviction_finishes_it_when_it_is_started_again() {
     keep_events();
-    let (sim, folder) = node();
-    let (api, shown) = (Api::default(), Shown::default());
-    let web = api.put(&requesting("web", "term ignore", None));
-    let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
-    until(&sim, "it runs", |l| l.live_count() == 1).await;
-    sleep(secs(5)).await;
+    let WebNode { sim, folder, api, shown, mut agent } = WebNode::start("term ignore").await;
     shown.set_available(Signal::MemoryAvailable, 50);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
     until(&sim, "told to end", |l| l.count(Method::StopContainer) > 0).await;
     drop(agent);
     shown.set_available(Signal::MemoryAvailable, 500);
     sleep(secs(10)).await;
-    let known = api.pod("web").expect("it is there");
-    assert_eq!(reason(known.status.as_ref()), None, "the eviction is not published");
+    let known = unpublished(&api);
 
     let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![known], &api);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
@@ -161,12 +190,7 @@ fn decided_now(sim: &SimRuntime, folder: &Path) -> i64 {
 #[tokio::test(start_paused = true)]
 async fn a_decision_that_is_out_of_date_evicts_no_pod() {
     for (pause, restarted) in [(700, false), (60, true)] {
-        let (sim, folder) = node();
-        let (api, shown) = (Api::default(), Shown::default());
-        let web = api.put(&requesting("web", "run", None));
-        let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
-        until(&sim, "it runs", |l| l.live_count() == 1).await;
-        sleep(secs(5)).await;
+        let WebNode { sim, folder, api, shown, agent } = WebNode::start("run").await;
         drop(agent);
         let decided_at = decided_now(&sim, folder.path());
         if restarted {
@@ -187,12 +211,7 @@ async fn a_decision_that_is_out_of_date_evicts_no_pod() {
 #[tokio::test(start_paused = true)]
 async fn a_decision_of_a_killed_agent_is_carried_out_once() {
     keep_events();
-    let (sim, folder) = node();
-    let (api, shown) = (Api::default(), Shown::default());
-    let web = api.put(&requesting("web", "run", None));
-    let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
-    until(&sim, "it runs", |l| l.live_count() == 1).await;
-    sleep(secs(5)).await;
+    let WebNode { sim, folder, api, shown, agent } = WebNode::start("run").await;
     drop(agent);
     decided_now(&sim, folder.path());
 

@@ -287,22 +287,13 @@ async fn one_pod_is_evicted_at_a_time() {
 
 #[tokio::test(start_paused = true)]
 async fn an_eviction_while_the_api_server_is_away_is_reported_when_it_is_back() {
-    let (sim, folder) = node();
-    let (api, shown) = (Api::default(), Shown::default());
-    let web = api.put(&requesting("web", "run", None));
-    let mut agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
-    until(&sim, "it runs", |l| l.live_count() == 1).await;
-    sleep(secs(5)).await;
-    api.set_unavailable(true);
-    shown.set_available(Signal::MemoryAvailable, 50);
-    let _manager = agent.evict_by(hard_memory(), shown.clone());
-    until(&sim, "it has ended", |l| l.live_count() == 0).await;
-    shown.set_available(Signal::MemoryAvailable, 500);
+    let mut web = WebNode::start("run").await;
+    let _manager = web.evict_unreported().await;
     sleep(secs(120)).await;
-    api.set_unavailable(false);
-    let told = || api.pod("web").and_then(|pod| pod.status.clone());
+    web.api.set_unavailable(false);
+    let told = || web.api.pod("web").and_then(|pod| pod.status.clone());
     until_true("the API server knows", || reason(told().as_ref()) == Some("Evicted")).await;
-    assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1);
+    assert_eq!(web.sim.trace(|l| l.history("web", "main").count()), 1);
 }
 
 /// The folder of the agent is on a disk that blocks. In real time, as a call that hangs stops a paused clock.
