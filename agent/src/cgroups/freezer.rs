@@ -11,7 +11,9 @@ use cgroups_rs::fs::freezer::FreezerController;
 use tokio::time::Instant;
 
 use super::CgroupError;
+use super::CgroupName;
 use super::Cgroups;
+use super::Driver;
 use super::Layout;
 use super::files;
 use super::layout::below;
@@ -57,6 +59,15 @@ impl Cgroups {
             |layout: &Layout, path: &str| Ok(files::pids(layout, path).into_iter().any(signals::may_be_stopping));
         while !self.blocking(path, is_signalled).await.unwrap_or(false) {
             tokio::time::sleep(SIGNAL_POLL).await;
+        }
+    }
+
+    /// Resumes all pods below `root` (`cgroupRoot`) that are suspended, with either driver: which one is in use is not known
+    /// until the runtime responds, and suspended pods must not wait for that. Failures are logged.
+    pub async fn resume_pods_of_any_driver(layout: &Layout, root: &CgroupName) {
+        for driver in [Driver::Cgroupfs, Driver::Systemd] {
+            // The freezer needs files alone, not systemd.
+            Self::with(layout.clone(), driver, root.clone(), None).resume_pods().await;
         }
     }
 

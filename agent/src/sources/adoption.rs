@@ -14,6 +14,7 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::MutexGuard;
 use std::sync::PoisonError;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -50,9 +51,17 @@ pub struct Adoptions {
     sandboxes: Arc<Vec<StaticSandbox>>,
     /// When they were listed, in nanoseconds since the Unix epoch.
     listed_at: i64,
-    /// The adopted UID by the one of the manifest's content.
-    adopted: Arc<Mutex<BTreeMap<String, String>>>,
+    adopted: Arc<Mutex<Adopted>>,
     record: Option<PathBuf>,
+}
+
+/// What was adopted.
+#[derive(Debug, Default)]
+struct Adopted {
+    /// The adopted UID by the one of the manifest's content.
+    uids: BTreeMap<String, String>,
+    /// Why they are not recorded: the last write failed.
+    problem: Option<String>,
 }
 
 impl Adoptions {
@@ -61,11 +70,12 @@ impl Adoptions {
     pub fn new(sandboxes: Vec<StaticSandbox>, root: &Path) -> Self {
         let record = root.join(NAME);
         let known: BTreeSet<&str> = sandboxes.iter().map(|sandbox| sandbox.uid.as_str()).collect();
-        let mut adopted = read(&record);
+        let mut uids = read(&record);
         // The UID of a pod of which nothing is left has no advantage over another one.
-        adopted.retain(|_, uid| known.contains(uid.as_str()));
-        let (sandboxes, adopted) = (Arc::new(sandboxes), Arc::new(Mutex::new(adopted)));
-        Self { sandboxes, listed_at: Clock::System.wall_nanos(), adopted, record: Some(record) }
+        uids.retain(|_, uid| known.contains(uid.as_str()));
+        let adopted = Arc::new(Mutex::new(Adopted { uids, problem: None }));
+        let listed_at = Clock::System.wall_nanos();
+        Self { sandboxes: Arc::new(sandboxes), listed_at, adopted, record: Some(record) }
     }
 
     /// Whether static pods run already.
@@ -77,21 +87,46 @@ impl Adoptions {
     /// and namespace; `changed_at` is the file's last change in nanoseconds since the Unix epoch, `None` if it was changed since
     /// the agent was started: it is adopted then only as it was adopted before. Blocks for the record.
     pub(super) fn uid_of(&self, pod: &Pod, content_uid: &str, changed_at: Option<i64>) -> Option<String> {
-        let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(uid) = adopted.get(content_uid) {
+        let mut adopted = self.lock();
+        if let Some(uid) = adopted.uids.get(content_uid) {
             return Some(uid.clone());
         }
         let decided = decide(&self.sandboxes, pod, content_uid, changed_at?, self.listed_at);
         let uid = decided.filter(|uid| *uid != content_uid)?.to_owned();
-        adopted.insert(content_uid.to_owned(), uid.clone());
+        adopted.uids.insert(content_uid.to_owned(), uid.clone());
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         tracing::info!(pod = name, uid, "adopting the static pod that another kubelet has started");
-        if let Some(path) = &self.record
-            && let Err(error) = write(path, &adopted)
-        {
-            tracing::warn!(file = %path.display(), %error, "cannot record which static pods are adopted");
-        }
+        self.store(&mut adopted);
         Some(uid)
+    }
+
+    /// Writes the record again if the last attempt failed: manifests that stay unchanged are not read again. Blocks.
+    pub(super) fn write_again(&self) {
+        let mut adopted = self.lock();
+        if adopted.problem.is_some() {
+            self.store(&mut adopted);
+        }
+    }
+
+    /// Writes the record. Logs an error when it changes.
+    fn store(&self, adopted: &mut Adopted) {
+        let Some(path) = &self.record else { return };
+        let problem = write(path, &adopted.uids).err().map(|error| error.to_string());
+        match &problem {
+            Some(error) if adopted.problem != problem => {
+                let file = path.display();
+                tracing::warn!(%file, error, "cannot record which static pods are adopted; it is tried again");
+            }
+            None if adopted.problem.is_some() => {
+                tracing::info!(file = %path.display(), "recorded which static pods are adopted");
+            }
+            _ => {}
+        }
+        adopted.problem = problem;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Adopted> {
+        self.adopted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -126,16 +161,16 @@ fn decide<'a>(
     (is_later && equal).then_some(newest.uid.as_str())
 }
 
-/// A missing or broken record is an empty one: pods are adopted by their sandboxes again.
+/// A missing or unreadable record is an empty one. Pods are adopted again by sandboxes that another kubelet has created; one
+/// whose sandbox this agent has created since gets a new UID, and is replaced.
 fn read(path: &Path) -> BTreeMap<String, String> {
-    match fs::read(path).map(|text| serde_json::from_slice(&text)) {
-        Ok(Ok(adopted)) => adopted,
-        Ok(Err(error)) => {
+    let read = fs::read(path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+    read.unwrap_or_else(|error| {
+        if error.kind() != io::ErrorKind::NotFound {
             tracing::warn!(file = %path.display(), %error, "the record of adopted static pods is unreadable");
-            BTreeMap::new()
         }
-        Err(_) => BTreeMap::new(),
-    }
+        BTreeMap::new()
+    })
 }
 
 fn write(path: &Path, adopted: &BTreeMap<String, String>) -> io::Result<()> {
@@ -144,9 +179,17 @@ fn write(path: &Path, adopted: &BTreeMap<String, String>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::json;
+    use tokio::sync::mpsc;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::sources::file::FileSource;
+    use crate::sources::test_watcher::manifest;
+
+    const HOUR: Duration = Duration::from_secs(3600);
 
     fn pod(image: &str) -> Pod {
         serde_json::from_value(json!({
@@ -217,6 +260,40 @@ mod tests {
         assert_eq!(Adoptions::new(Vec::new(), dir.path()).uid_of(&pod("1"), "ours", Some(30)), None);
         fs::write(dir.path().join(NAME), "{").unwrap();
         assert_eq!(Adoptions::new(sandboxes(), dir.path()).uid_of(&pod("1"), "ours", Some(30)), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_cannot_be_written_is_written_by_a_later_scan() {
+        let (manifests, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(manifests.path().join("web.yaml"), manifest("web", "1")).unwrap();
+        // A folder in its place: no file can be renamed to it.
+        let record = root.path().join(NAME);
+        fs::create_dir(&record).unwrap();
+        let theirs = sandbox("theirs", Clock::System.wall_nanos(), &[("c", "1")]);
+        let source = FileSource {
+            path: manifests.path().into(),
+            check_frequency: HOUR,
+            node_name: "n".to_owned(),
+            prevent_api_references: true,
+            adoptions: Adoptions::new(vec![theirs.clone()], root.path()),
+            after: None,
+        };
+        let (sender, mut sets) = mpsc::channel(1);
+        tokio::spawn(source.run(sender, CancellationToken::new()));
+        sets.recv().await.unwrap();
+        fs::remove_dir(&record).unwrap();
+        let written = async {
+            while !record.exists() {
+                tokio::time::sleep(HOUR).await;
+            }
+        };
+        tokio::time::timeout(100 * HOUR, written).await.expect("written again");
+
+        // The agent has created the sandbox again meanwhile. Its mark names the adopted UID, which is that of no content.
+        let (content, _) = read(&record).pop_first().unwrap();
+        let created_again = StaticSandbox { marked: Some("theirs".to_owned()), ..theirs };
+        let next = Adoptions::new(vec![created_again], root.path());
+        assert_eq!(next.uid_of(&pod("1"), &content, None).as_deref(), Some("theirs"));
     }
 
     #[test]

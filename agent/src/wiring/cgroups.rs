@@ -60,6 +60,15 @@ pub(super) struct Services<'a> {
     pub recorder: &'a Recorder,
 }
 
+/// Resumes pods that an agent, killed during an eviction, has left suspended. Precedes any wait for the runtime or the API
+/// server: what has stalled the node may keep them from responding for long.
+pub(super) async fn resume_pods(settings: &Settings, layout: &Layout) {
+    // An invalid root is reported by `prepare`.
+    if let Ok(root) = CgroupName::parse(&settings.kubelet.cgroup_root) {
+        Cgroups::resume_pods_of_any_driver(layout, &root).await;
+    }
+}
+
 /// Creates the tree below `cgroupRoot` and enforces node allocatable; `None` with `cgroupsPerQOS: false`, where only a
 /// `cgroupRoot` is limited.
 ///
@@ -79,8 +88,6 @@ pub(super) async fn prepare(services: Services<'_>, shutdown: &CancellationToken
     let node = ThisNode { settings, sizes: machine.unwrap_or_default() };
     let cgroups = if kubelet.cgroups_per_qos {
         cgroups.ensure_tree().await.context("creating the cgroups of pods")?;
-        // An agent that was killed during an eviction may have left its pod suspended.
-        cgroups.resume_pods().await;
         let policy = node.qos_policy(cgroups.layout());
         if !policy.protects_memory {
             cgroups.clear_memory_protection().await;
@@ -220,6 +227,21 @@ mod tests {
             let shown: serde_json::Value = serde_json::from_str(&configz.text()).expect("JSON");
             assert_eq!(shown["kubeletconfig"]["cgroupDriver"], name);
         }
+    }
+
+    #[tokio::test]
+    async fn pods_that_an_agent_left_suspended_are_resumed_without_the_runtime() {
+        let settings = load(&FlagValues::default()).expect("settings");
+        let mount = tempfile::tempdir().expect("a folder");
+        let frozen = ["kubepods/burstable/podu-1", "kubepods.slice/kubepods-podu_2.slice"].map(|path| {
+            let pod = mount.path().join(path);
+            fs::create_dir_all(&pod).expect("folders");
+            let file = pod.join("cgroup.freeze");
+            fs::write(&file, "1\n").expect("a file");
+            file
+        });
+        resume_pods(&settings, &Layout::V2 { mount: mount.path().to_owned() }).await;
+        assert_eq!(frozen.map(|file| fs::read_to_string(file).expect("a file")), ["0", "0"]);
     }
 
     fn policy(is_v2: bool, lines: &str) -> QosPolicy {

@@ -21,6 +21,7 @@ mod observers;
 mod oom_score;
 mod open_files;
 mod pods;
+mod policies;
 mod pressure;
 mod recording;
 mod resizes;
@@ -33,7 +34,6 @@ mod volumes;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
@@ -55,18 +55,15 @@ use crate::cli::logging::Verbosity;
 use crate::config::Feature;
 use crate::config::Settings;
 use crate::events;
-use crate::events::sensors::RelistPeriods;
 use crate::events::sensors::SensorStates;
 use crate::images::Images;
 use crate::kernel::bpf::Probes;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pressures;
-use crate::model::restart::RestartGates;
 use crate::objects::Objects;
 use crate::oom::OomReporter;
 use crate::pacing::Pacing;
-use crate::pacing::PacingPolicy;
 use crate::pipeline;
 use crate::pipeline::Desired;
 use crate::pipeline::NodeGarbage;
@@ -158,14 +155,14 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &shutdown);
 
     let (runtime, node) = (bootstrap.runtime.endpoint(), &bootstrap.node.name);
-    let root_fs = bootstrap.node.root_fs.clone();
+    let (config, root_fs) = (bootstrap.node.config.clone(), bootstrap.node.root_fs.clone());
     tracing::info!(runtime, node, "waiting for the container runtime");
     let Some(version) = shutdown.run_until_cancelled(bootstrap.runtime.until_ready()).await else {
         return serving.await.context("ending the servers")?;
     };
     let state = bootstrap.state.clone();
     let object = own_node.node.clone();
-    let offer = admission::follow(&bootstrap.settings, node, root_fs, state, object, shutdown.clone()).await?;
+    let offer = admission::follow(&bootstrap.settings, config, root_fs, state, object, shutdown.clone()).await?;
     let Some(offer) = offer else {
         return serving.await.context("ending the servers")?;
     };
@@ -194,7 +191,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let Started { running, garbage, sync } = bootstrap.start_pipeline(own_node, prepared, pleg, adoptions?, &mut tasks);
     memory::return_at_rest(bootstrap.pacing.priority.clone(), &mut tasks);
     bootstrap.await_node_shutdown(&running);
-    bootstrap.watch_resources(&running, garbage, watched, stats);
+    // Before the sync loop runs, which would start pods whose eviction is not finished.
+    bootstrap.watch_resources(&running, garbage, watched, stats).await;
     started.send_replace(Some(running));
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
     let ended = tokio::select! {
@@ -235,6 +233,7 @@ impl Bootstrap {
         let allocations = resizes::open(&settings)?;
         oom_score::keep(settings.kubelet.oom_score_adj, &shutdown);
         let hierarchies = Hierarchies::detect().context("finding the cgroup hierarchies")?;
+        cgroups::resume_pods(&settings, &hierarchies.layout).await;
         open_files::limit(settings.kubelet.max_open_files);
         daemon_cgroups::keep(&settings, &hierarchies.layout, &shutdown);
         let cgroup_version = if hierarchies.layout.is_v2() { 2 } else { 1 };
@@ -242,7 +241,7 @@ impl Bootstrap {
         let connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
         let api = connection.api.clone();
         let events_client = api.as_ref().map(|api| api.events.clone());
-        let pacing = Pacing::for_this_machine(pacing_policy(&settings));
+        let pacing = Pacing::for_this_machine(policies::pacing(&settings));
         let recording = recording::start(&node.name, events_client, &pacing.events, &observers, &shutdown);
         let recorder = recording.recorder.clone();
         recording::announce(&recorder, &settings, cgroup_version);
@@ -283,7 +282,7 @@ impl Bootstrap {
     fn join_cluster(&self, images: &Images) -> NodeHandles {
         let parts = node_object::Parts {
             settings: &self.settings,
-            name: &self.node.name,
+            config: self.node.config.clone(),
             root_fs: &self.node.root_fs,
             runtime: self.runtime.clone(),
             state: self.state.clone(),
@@ -301,7 +300,9 @@ impl Bootstrap {
     /// Usage of the node and of its pods.
     fn stats(&self, later: &pods::Later) -> anyhow::Result<Stats> {
         let layout = self.hierarchies.layout.clone();
-        streams::stats(&self.settings, &self.node.name, &self.shared, later, &self.runtime, layout, self.ooms.counts())
+        let ooms = self.ooms.counts();
+        let stats = streams::stats(&self.settings, &self.node.name, &self.shared, later, &self.runtime, layout, ooms)?;
+        Ok(stats.with_metrics(self.metrics.clone()))
     }
 
     /// The HTTP servers.
@@ -358,7 +359,7 @@ impl Bootstrap {
             hints: hint_receiver,
             watch: sensing.watch,
             sensor_states: self.sensor_states.clone(),
-            periods: relist_periods(settings),
+            periods: policies::relist_periods(settings),
             observer: self.observers.clone(),
             clock: Clock::System,
             ooms: self.ooms.clone(),
@@ -410,8 +411,8 @@ impl Bootstrap {
             observer: self.observers.clone(),
             startups: Startups::counting(metrics.clone()),
             pacing: self.pacing.clone(),
-            restarts: restart_gates(settings),
-            max_backoff: max_backoff(settings),
+            restarts: policies::restart_gates(settings),
+            max_backoff: policies::max_backoff(settings),
             sync_frequency: settings.kubelet.sync_frequency.std(),
             ..Services::new(self.runtime.clone(), state.clone(), &settings.flags.root_dir, metrics.clone())
         };
@@ -433,7 +434,7 @@ impl Bootstrap {
     }
 
     /// The eviction manager, which terminates pods through the pipeline.
-    fn watch_resources(&self, running: &Running, garbage: NodeGarbage, watched: eviction::Watched, stats: Stats) {
+    async fn watch_resources(&self, running: &Running, garbage: NodeGarbage, watched: eviction::Watched, stats: Stats) {
         let services = eviction::Services {
             settings: &self.settings,
             layout: self.hierarchies.layout.clone(),
@@ -448,7 +449,7 @@ impl Bootstrap {
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),
         };
-        eviction::start(services, self.shutdown.clone());
+        eviction::start(services, self.shutdown.clone()).await;
     }
 }
 
@@ -457,36 +458,6 @@ fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Ru
     let options =
         RuntimeOptions { request_timeout: settings.kubelet.runtime_request_timeout.std(), observer: observers.clone() };
     Ok(Runtime::new(&endpoints.runtime, endpoints.images.as_ref(), options))
-}
-
-fn relist_periods(settings: &Settings) -> RelistPeriods {
-    let relist = &settings.keblet.relist;
-    RelistPeriods {
-        event_driven: relist.period.std(),
-        polling: relist.degraded_period.std(),
-        fixed: relist.fixed_period.map(crate::config::duration::GoDuration::std),
-    }
-}
-
-fn pacing_policy(settings: &Settings) -> PacingPolicy {
-    let pacing = &settings.keblet.pacing;
-    PacingPolicy {
-        stop_limiter: pacing.stop_limiter,
-        held_back_statuses: pacing.held_back_statuses,
-        deferred_events: pacing.deferred_events,
-    }
-}
-
-fn restart_gates(settings: &Settings) -> RestartGates {
-    RestartGates {
-        container_rules: settings.gates.enabled(Feature::ContainerRestartRules),
-        all_containers: settings.gates.enabled(Feature::RestartAllContainersOnContainerExits),
-    }
-}
-
-fn max_backoff(settings: &Settings) -> Duration {
-    let configured = settings.kubelet.crash_loop_back_off.max_container_restart_period;
-    configured.map_or(crate::workers::backoff::DEFAULT_MAX, crate::config::duration::GoDuration::std)
 }
 
 fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>) -> SourcesConfig {

@@ -5,6 +5,7 @@ use std::io::BufReader;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Child;
 use std::process::Stdio;
+use std::time::Duration;
 
 use super::*;
 
@@ -104,7 +105,6 @@ async fn a_pod_that_an_agent_left_suspended_is_resumed() {
     let Some(pod) = RunningPod::make("resumed") else { return };
     pod.suspend(HOUR);
     pod.until_suspended(true).await;
-    let of_next_agent = Cgroups::new(pod.own.layout.clone(), Driver::Cgroupfs, pod.own.root.clone()).expect("cgroupfs");
-    of_next_agent.resume_pods().await;
+    Cgroups::resume_pods_of_any_driver(&pod.own.layout, &pod.own.root).await;
     pod.until_suspended(false).await;
 }

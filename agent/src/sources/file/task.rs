@@ -151,8 +151,13 @@ impl Scanner {
             let known = self.store.known();
             let held = self.open_files.held(now, periodic);
             let view = self.view.clone();
-            let listing = tokio::task::spawn_blocking(move || view.list(&known, &held)).await;
-            let listing = listing.unwrap_or_else(|error| Listing::Unusable(format!("scan failed: {error}")));
+            let listing = tokio::task::spawn_blocking(move || {
+                if periodic {
+                    view.adoptions.write_again();
+                }
+                view.list(&known, &held)
+            });
+            let listing = listing.await.unwrap_or_else(|error| Listing::Unusable(format!("scan failed: {error}")));
             let result = self.store.apply(listing, periodic, now);
             result.reports.into_iter().for_each(|report| log(&self.view.path, report));
             set = result.set.or(set);
