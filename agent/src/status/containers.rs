@@ -158,14 +158,15 @@ impl PodView<'_> {
             let message = "The container is removed because RestartAllContainers in place";
             status.state = Some(state::waiting(RESTARTING_ALL, message));
             status.last_state = Some(state::lost(RESTARTING_ALL, message));
-            status.restart_count += 1;
+            status.restart_count = old.restart_count.saturating_add(1);
         } else if state::terminated(old.state.as_ref()).is_some() {
             return old.clone();
         } else if is_running(old) && state::terminated(old.last_state.as_ref()).is_none() {
             let message = "The container could not be located when the pod was deleted.  \
                            The container used to be Running";
             status.last_state = Some(state::lost(state::UNKNOWN, message));
-            status.restart_count += i32::from(!spec::deletion_requested(self.input.pod));
+            let restarts = i32::from(!spec::deletion_requested(self.input.pod));
+            status.restart_count = old.restart_count.saturating_add(restarts);
         }
         status
     }
@@ -194,6 +195,7 @@ impl PodView<'_> {
             allocated_resources: definition.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
             resources: Some(resources),
             user: newest.user.as_ref().map(user),
+            stop_signal: newest.stop_signal.filter(|_| self.input.stop_signals).map(stop_signal),
             // Kept from the first status of the container; a status without predecessor takes the spec.
             volume_mounts: old.map_or_else(|| self.mounts(definition.mounts), |old| old.volume_mounts.clone()),
             ..ApiStatus::default()
@@ -336,6 +338,11 @@ fn is_running(status: &ApiStatus) -> bool {
 
 fn is_waiting(status: &ApiStatus) -> bool {
     status.state.as_ref().is_some_and(|state| state.waiting.is_some())
+}
+
+/// The API's name of a signal of the CRI.
+fn stop_signal(name: &str) -> String {
+    name.replace("PLUS", "+").replace("MINUS", "-")
 }
 
 fn user(user: &ContainerUser) -> ApiUser {

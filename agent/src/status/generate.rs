@@ -13,6 +13,7 @@ use super::conditions;
 use super::containers;
 use super::phase;
 use super::readiness;
+use super::rejection;
 use super::time;
 use crate::model::PodSnapshot;
 use crate::model::ProbeResults;
@@ -59,6 +60,8 @@ pub struct StatusInput<'a> {
     pub resize: ResizeView<'a>,
     /// The pod's runtime handler supports recursive read-only mounts (KEP-3857).
     pub recursive_read_only: bool,
+    /// The signals that stop containers are reported (KEP-4960).
+    pub stop_signals: bool,
     /// The pod's containers are stopped and will not be restarted.
     pub is_terminal: bool,
     /// The runtime's type, the part of container ids before `://`.
@@ -120,12 +123,13 @@ fn set_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
     let terminal = |status: Option<&PodStatus>| status.and_then(|s| s.phase.clone()).filter(|p| phase::is_terminal(p));
     let computed = phase::of(input, status).to_owned();
     let kept = || terminal(Some(input.old)).or_else(|| terminal(input.api()));
-    let phase = if phase::is_terminal(&computed) { computed } else { kept().unwrap_or(computed) };
+    let is_decided = rejection::is_rejected(input.old) && !has_succeeded(input, status);
+    let phase = if phase::is_terminal(&computed) && !is_decided { computed } else { kept().unwrap_or(computed) };
     if input.old.phase.as_deref() == Some(phase.as_str()) {
         let kept = |field: fn(&PodStatus) -> &Option<String>| {
-            let given = |text: &&String| !text.is_empty();
-            let old = field(input.old).as_ref().filter(given);
-            old.or_else(|| input.api().and_then(|api| field(api).as_ref())).cloned()
+            let former = std::iter::once(input.old).chain(input.api());
+            let mut texts = former.filter(|s| !rejection::says_unmanaged(s)).filter_map(|s| field(s).as_ref());
+            texts.find(|text| !text.is_empty()).cloned()
         };
         status.reason = kept(|s| &s.reason);
         status.message = kept(|s| &s.message);
@@ -139,6 +143,11 @@ fn set_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
     if let Some(phase) = terminal(input.api()) {
         status.phase = Some(phase);
     }
+}
+
+/// All containers of the pod have succeeded, and none would be restarted.
+fn has_succeeded(input: &StatusInput<'_>, status: &PodStatus) -> bool {
+    phase::of(&StatusInput { is_terminal: false, ..*input }, status) == "Succeeded"
 }
 
 /// `spec.activeDeadlineSeconds`, counted from `status.startTime`.

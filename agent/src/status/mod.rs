@@ -16,6 +16,7 @@ mod generate;
 pub mod manager;
 mod phase;
 mod readiness;
+mod rejection;
 mod resources;
 mod state;
 mod statuses;

@@ -26,6 +26,7 @@ use super::conditions;
 use super::generate;
 use super::phase;
 use super::readiness;
+use super::rejection;
 use super::termination_reason::with_termination_reason;
 use crate::model;
 use crate::model::PodSnapshot;
@@ -64,6 +65,8 @@ pub struct PodObservations<'a> {
     pub resize: ResizeView<'a>,
     /// The pod's runtime handler supports recursive read-only mounts (KEP-3857).
     pub recursive_read_only: bool,
+    /// The signals that stop containers are reported (KEP-4960).
+    pub stop_signals: bool,
     /// All containers are stopped and will not be restarted.
     pub is_terminal: bool,
     /// Results of the pod's probes.
@@ -131,6 +134,7 @@ impl Statuses {
             resources: observations.resources.as_ref(),
             resize: observations.resize,
             recursive_read_only: observations.recursive_read_only,
+            stop_signals: observations.stop_signals,
             is_terminal: observations.is_terminal,
             runtime_type: &self.context.runtime_type,
             node: Some(&node),
@@ -149,34 +153,34 @@ impl Statuses {
         terminal
     }
 
-    /// Publishes that the pod was rejected at admission. `may_run`: containers from before a restart of the agent may
-    /// still run.
-    pub fn reject(&self, pod: &Pod, reason: &str, message: &str, may_run: bool, now: SystemTime) {
+    /// Publishes that the pod was rejected at admission. The runtime has nothing of it.
+    pub fn reject(&self, pod: &Pod, reason: &str, message: &str, now: SystemTime) {
         let status = PodStatus {
-            phase: Some("Failed".to_owned()),
-            reason: Some(reason.to_owned()),
-            message: Some(format!("Pod was rejected: {message}")),
             qos_class: pod.status.as_ref().and_then(|status| status.qos_class.clone()),
             observed_generation: pod.metadata.generation,
-            ..PodStatus::default()
+            ..rejection::rejected(PodStatus::default(), reason, message)
         };
         let (uid, mirror) = (pod_ref(pod).uid, self.mirror(pod));
         let mut store = self.store();
         let set = store.set(&uid, pod, mirror.as_deref(), status, now);
-        let stopped = store.set_may_run(uid.as_str(), may_run, now);
+        let stopped = store.set_may_run(uid.as_str(), false, now);
         drop(store);
         self.request_sync_if_changed(pod, set, stopped);
     }
 
-    /// The pod is rejected although containers of it run: it keeps its status but for reason and message.
-    pub fn mark_unmanaged(&self, pod: &Pod, reason: &str, message: &str, now: SystemTime) {
-        let change = |status| PodStatus {
-            phase: Some("Running".to_owned()),
-            reason: Some(reason.to_owned()),
-            message: Some(format!("Pod was rejected: {message}")),
-            ..status
-        };
-        self.modify(pod, change, now);
+    /// As [`Self::reject`], for a pod whose containers have ended: it keeps the rest of its status until the worker that
+    /// releases what it has publishes how they ended.
+    pub fn reject_ended(&self, pod: &Pod, reason: &str, message: &str, now: SystemTime) {
+        self.modify(pod, |status| rejection::rejected(status, reason, message), now);
+    }
+
+    /// The pod is rejected although containers of it run: its status stays as it is at the API server, whatever others,
+    /// such as the node controller, write into it meanwhile. A pod without a status gets none.
+    pub fn keep(&self, pod: &Pod, now: SystemTime) {
+        if self.last_known(pod).is_none() {
+            return;
+        }
+        self.modify(pod, rejection::without_unmanaged, now);
         self.store().set_may_run(pod_ref(pod).uid.as_str(), true, now);
     }
 

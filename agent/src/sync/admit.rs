@@ -6,8 +6,9 @@
 //! counts until its containers have ended, what a rejected one asked for never does.
 //!
 //! A pod can be rejected although its containers run, where this agent replaced another kubelet. Such a pod is not
-//! killed: it runs on unmanaged until it is deleted or removed, and then terminates with its own grace period. Once no
-//! container of it runs it fails like any rejected pod.
+//! killed: it runs on unmanaged until it is deleted or removed, and then terminates with its own grace period. An event says
+//! why, and its status stays as it is, so that it says nothing untrue once the pod is managed again. When no container of it
+//! runs any more it fails like any rejected pod, unless all of them have succeeded.
 
 mod waits;
 
@@ -25,7 +26,9 @@ use self::waits::StaticPods;
 use self::waits::Wait;
 use self::waits::runs;
 use super::EvictionSender;
+use super::housekeeping::is_empty;
 use super::preemption;
+use super::preemption::RecordPreemption;
 use super::task::SyncLoop;
 use crate::admission;
 use crate::admission::AdmissionResult;
@@ -39,6 +42,7 @@ use crate::admission::NODE_AFFINITY;
 use crate::admission::Needs;
 use crate::admission::NodeOffer;
 use crate::admission::Rejection;
+use crate::model::ContainerState;
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::QosClass;
@@ -48,10 +52,22 @@ use crate::model::qos::ResourceKind;
 use crate::model::qos::qos_class;
 use crate::model::spec;
 use crate::recorder::EventType;
+use crate::workers::state::KillOptions;
 use crate::workers::state::is_terminal;
 
 /// Reads the Node from the API server; `None` if that fails.
 pub type ReadNode = Arc<dyn Fn() -> BoxFuture<'static, Option<Arc<Node>>> + Send + Sync>;
+
+/// What the runtime has of a rejected pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Remains {
+    /// A container that runs, as far as known.
+    Running,
+    /// Containers that have ended, or sandboxes.
+    Ended,
+    /// Nothing.
+    Nothing,
+}
 
 /// The decisions of the sync loop, and what they are based on.
 pub struct PodAdmission {
@@ -59,6 +75,7 @@ pub struct PodAdmission {
     evictions: EvictionSender,
     /// `None` without an API server.
     read_node: Option<ReadNode>,
+    record: RecordPreemption,
     decisions: Decisions,
     /// Pods that are admitted, or run although they are rejected, with what they hold since then.
     holding: HashMap<PodUid, Candidate>,
@@ -78,12 +95,18 @@ pub struct PodAdmission {
 }
 
 impl PodAdmission {
-    /// No decisions yet. Each is based on what `offer` holds at that time.
-    pub fn new(offer: watch::Receiver<NodeOffer>, evictions: EvictionSender, read_node: Option<ReadNode>) -> Self {
+    /// No decisions yet. Each is based on what `offer` holds at that time. Pods are given to `record` before they are preempted.
+    pub fn new(
+        offer: watch::Receiver<NodeOffer>,
+        evictions: EvictionSender,
+        read_node: Option<ReadNode>,
+        record: RecordPreemption,
+    ) -> Self {
         Self {
             offer,
             evictions,
             read_node,
+            record,
             decisions: Decisions::default(),
             holding: HashMap::new(),
             preempted: HashSet::new(),
@@ -256,9 +279,10 @@ impl SyncLoop {
         let mut others: Vec<_> = self.holding_besides(uid).collect();
         // The choice between equal pods does not depend on the map's order.
         others.sort_by_key(|(uid, _)| *uid);
-        // A pod that has not been started cannot be ended either.
+        // A pod that has not been started cannot be ended either, and an unmanaged one is not.
         others.retain(|(uid, other)| {
-            !self.admission.waiting.contains_key(*uid) && admission::is_preemptable(pod, &other.pod)
+            let is_managed = !self.admission.waiting.contains_key(*uid) && !self.admission.is_rejected(uid);
+            is_managed && admission::is_preemptable(pod, &other.pod)
         });
         for (_, other) in others {
             let class = match qos_class(&other.pod) {
@@ -277,8 +301,9 @@ impl SyncLoop {
         self.admission.waiting.insert(uid.clone(), Wait::Victims);
         let (uid, evictions, recorder) = (uid.clone(), self.admission.evictions.clone(), self.recorder.clone());
         let resource = missing.first().map(|missing| missing.resource.clone()).unwrap_or_default();
+        let record = self.admission.record.clone();
         self.admission.tasks.spawn(async move {
-            let ended = preemption::evict(victims, evictions, recorder).await;
+            let ended = preemption::evict(victims, evictions, recorder, record).await;
             Awaited::Preempted { uid, victims: uids, resource, ended }
         });
         Decision::Admit
@@ -292,28 +317,49 @@ impl SyncLoop {
         });
     }
 
-    /// Publishes the status of a rejected pod without worker: Failed, or Running and unmanaged while a container of it
-    /// runs.
+    /// Publishes the status of a rejected pod without worker. While a container of it runs the status stays as it is. When
+    /// none does the pod has failed, and a worker releases what the runtime still has of it.
     pub(super) fn settle_rejected(&mut self, uid: &PodUid) {
         let Some(Rejection { reason, message }) = self.admission.decisions.rejection(uid).cloned() else { return };
         let Some(pod) = self.pods.by_uid(uid).filter(|_| !self.workers.knows(uid)) else { return };
-        let snapshot = self.pleg.cached(uid);
-        let now = self.clock.wall();
-        let runs = snapshot.as_ref().is_some_and(|snapshot| snapshot.running().next().is_some());
-        let sandbox = snapshot.as_ref().is_some_and(|snapshot| snapshot.sandboxes.iter().any(|sandbox| sandbox.ready));
-        let text = match runs {
-            true => format!("{message}; its containers run on unmanaged until the pod is deleted"),
-            false => message,
-        };
+        let (remains, now) = (self.remains(uid), self.clock.wall());
         if self.admission.announced.insert(uid.clone()) {
+            let text = match remains {
+                Remains::Running => format!("{message}; its containers run on unmanaged until the pod is deleted"),
+                Remains::Ended | Remains::Nothing => message.clone(),
+            };
             self.recorder.pod_event(&pod, "", EventType::Warning, &reason, &text);
         }
-        if runs {
+        if remains == Remains::Running {
             self.hold(uid, &pod);
-            self.statuses.mark_unmanaged(&pod, &reason, &text, now);
+            return self.statuses.keep(&pod, now);
+        }
+        self.admission.viewed.insert(uid.clone(), false);
+        if remains == Remains::Ended {
+            self.statuses.reject_ended(&pod, &reason, &message, now);
+            // It holds what it has until the worker has released it.
+            self.workers.terminate_unmanaged(pod, KillOptions::default());
         } else {
             self.admission.holding.remove(uid);
-            self.statuses.reject(&pod, &reason, &text, sandbox, now);
+            self.statuses.reject(&pod, &reason, &message, now);
+        }
+    }
+
+    /// What the runtime has of a pod. A container whose state the runtime does not know may run, and so may those of a pod
+    /// that the runtime has listed, or may have, and that it did not tell of in time.
+    fn remains(&self, uid: &PodUid) -> Remains {
+        // Read before the cache, so that a pod that is inspected meanwhile is in one of them.
+        let uninspected = self.pleg.uninspected();
+        let may_run = |state| matches!(state, ContainerState::Running | ContainerState::Unknown);
+        match self.pleg.cached(uid) {
+            Some(snapshot) if snapshot.containers.iter().any(|container| may_run(container.state)) => Remains::Running,
+            Some(snapshot) if !is_empty(&snapshot) => Remains::Ended,
+            Some(_) => Remains::Nothing,
+            None => {
+                let counts_as_running = self.admission.viewed.get(uid) == Some(&true);
+                let may_exist = uninspected.is_none_or(|pods| pods.contains(uid));
+                if counts_as_running && may_exist { Remains::Running } else { Remains::Nothing }
+            }
         }
     }
 

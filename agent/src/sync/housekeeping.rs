@@ -120,6 +120,6 @@ impl SyncLoop {
 }
 
 /// The runtime has nothing of the pod.
-fn is_empty(snapshot: &PodSnapshot) -> bool {
+pub(super) fn is_empty(snapshot: &PodSnapshot) -> bool {
     snapshot.containers.is_empty() && snapshot.sandboxes.is_empty()
 }

@@ -281,6 +281,24 @@ async fn a_critical_pod_that_is_removed_while_it_waits_never_starts() {
     assert_eq!(status(&agent, "web").reason.as_deref(), Some("Preempting"));
 }
 
+/// Another kubelet has started it, and this agent does not support all of it.
+#[tokio::test(start_paused = true)]
+async fn an_unmanaged_pod_is_not_preempted() {
+    let (sim, folder) = node();
+    let web = |fields: Value| bound("web", "run", requests("600m"), fields);
+    let (agent, _) = start(&sim, folder.path(), vec![web(json!({}))], offer(10, 1000));
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    sleep(Duration::from_secs(2)).await;
+    drop(agent);
+    let unsupported = web(json!({ "resourceClaims": [{ "name": "gpu", "resourceClaimName": "gpu" }] }));
+    let (agent, _) = start(&sim, folder.path(), vec![unsupported], offer(10, 1000));
+    sleep(Duration::from_secs(5)).await;
+    agent.add(bound("critical", "run", requests("600m"), json!({ "priority": 2_000_000_000 }))).await;
+    until_true("the critical pod is rejected", || reason(&agent, "critical").is_some()).await;
+    sleep(LONG).await;
+    assert!(is_live(&sim, "web") && !is_live(&sim, "critical"), "{}", sim.trace(Trace::to_string));
+}
+
 /// Answers with a Node that has this label.
 fn node_with(key: &'static str) -> ReadNode {
     Arc::new(move || {

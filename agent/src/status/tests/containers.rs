@@ -145,6 +145,11 @@ fn the_previous_status_is_kept_without_instance() {
         story(&deleting.generate(), "a"),
         "waiting ContainerCreating after terminated 137 ContainerStatusUnknown, 3"
     );
+    let at_limit = forgotten(vec![ContainerStatus { restart_count: u32::MAX, ..self::running("a", 0) }]);
+    assert_eq!(
+        story(&at_limit.generate(), "a"),
+        format!("waiting ContainerCreating after terminated 137 ContainerStatusUnknown, {}", i32::MAX)
+    );
     let ended = forgotten(vec![exited("a", 3, 2)]);
     assert_eq!(story(&ended.generate(), "a"), "terminated 2 Error after none, 3");
     let with_past = one("Always", vec![self::running("a", 1), exited("a", 0, 2)]).then(vec![]);
@@ -266,7 +271,12 @@ fn restart_all_containers_is_reported_until_done() {
         "waiting RestartingAllContainers after terminated 137 RestartingAllContainers, 1"
     );
     assert_eq!(half.phase(), "Running");
-    let gone = half.then(vec![]);
+    let at_limit = half.with(|s| {
+        let mut old = s.old.container_statuses.iter_mut().flatten();
+        old.find(|old| old.name == "b").expect("reported").restart_count = i32::MAX;
+    });
+    assert_eq!(container(&at_limit.generate(), "b").restart_count, i32::MAX);
+    let gone = at_limit.then(vec![]);
     assert_eq!(
         story(&gone.generate(), "a"),
         "waiting RestartingAllContainers after terminated 137 RestartingAllContainers, 1"
@@ -381,6 +391,22 @@ fn the_user_is_reported() {
     let user = serde_json::to_value(&container(&status, "a").user).expect("JSON");
     assert_eq!(user, serde_json::json!({"linux": {"uid": 1000, "gid": 3000, "supplementalGroups": [4000]}}));
     assert_eq!(container(&one("Always", vec![running("a", 0)]).generate(), "a").user, None);
+}
+
+#[test]
+fn the_stop_signal_is_reported_behind_its_feature_gate() {
+    for (stop_signals, reported, expected) in [
+        (true, Some("SIGTERM"), Some("SIGTERM")),
+        (true, Some("SIGRTMIN"), Some("SIGRTMIN")),
+        (true, Some("SIGRTMINPLUS3"), Some("SIGRTMIN+3")),
+        (true, Some("SIGRTMAXMINUS14"), Some("SIGRTMAX-14")),
+        (true, None, None),
+        (false, Some("SIGTERM"), None),
+    ] {
+        let newest = ContainerStatus { stop_signal: reported, ..running("a", 0) };
+        let status = one("Always", vec![newest]).with(|s| s.stop_signals = stop_signals).generate();
+        assert_eq!(container(&status, "a").stop_signal.as_deref(), expected, "{reported:?} {stop_signals}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::Situation;
+use crate::model::ContainerStatus;
 use crate::model::testing::*;
 use crate::status::NodeAddresses;
 
@@ -62,6 +63,45 @@ fn the_qos_class_is_kept_once_set() {
     assert_eq!(situation.generate().qos_class.as_deref(), Some("BestEffort"));
     let set = situation.with(|s| s.pod.status.get_or_insert_default().qos_class = Some("Guaranteed".into()));
     assert_eq!(set.generate().qos_class.as_deref(), Some("Guaranteed"));
+}
+
+/// A pod whose previous status has this phase and message.
+fn after(policy: &str, containers: Vec<ContainerStatus>, phase: &str, message: &str) -> Situation {
+    let old = PodStatus {
+        phase: Some(phase.to_owned()),
+        reason: Some("PodFeatureUnsupported".to_owned()),
+        message: Some(message.to_owned()),
+        ..PodStatus::default()
+    };
+    Situation::new(pod(policy, &[], &["a"]), containers).with(|s| s.old = old)
+}
+
+fn told(status: &PodStatus) -> (Option<&str>, Option<&str>, Option<&str>) {
+    (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref())
+}
+
+#[test]
+fn what_a_status_says_of_an_unmanaged_time_is_dropped() {
+    let message = "Pod was rejected: resourceClaims: no; its containers run on unmanaged until the pod is deleted";
+    let situation = after("Always", vec![running("a", 0)], "Running", message);
+    let next = situation.with(|s| s.pod.status = Some(s.old.clone())).then(vec![running("a", 0)]);
+    assert_eq!(told(&next.old), (Some("Running"), None, None));
+    assert_eq!(told(&next.generate()), (Some("Running"), None, None), "the API server still has it");
+    let kept = after("Always", vec![running("a", 0)], "Running", "of another client").generate();
+    assert_eq!(told(&kept), (Some("Running"), Some("PodFeatureUnsupported"), Some("of another client")));
+}
+
+#[test]
+fn a_rejected_pod_has_failed_unless_its_containers_have_succeeded() {
+    let failed = (Some("Failed"), Some("PodFeatureUnsupported"), Some("Pod was rejected: why"));
+    let rows = [("Always", 0, failed), ("Never", 1, failed), ("Never", 0, (Some("Succeeded"), None, None))];
+    for (policy, code, expected) in rows {
+        for is_terminal in [false, true] {
+            let rejected = after(policy, vec![exited("a", 0, code)], "Failed", "Pod was rejected: why");
+            let status = rejected.with(|s| s.is_terminal = is_terminal).generate();
+            assert_eq!(told(&status), expected, "{policy} {code} {is_terminal}");
+        }
+    }
 }
 
 #[test]
