@@ -64,8 +64,8 @@ fn lines(map: Option<&BTreeMap<String, String>>) -> String {
 }
 
 /// A request or limit in whole multiples of the selector's divisor, rounded up. `own` is the container whose variable it is,
-/// used if the selector names none; `None` for a file of a volume. `allocatable` of the node is the limit of containers
-/// without one.
+/// used if the selector names none; `None` for a file of a volume. The limit of containers without one is `allocatable` of the
+/// node, in variables the pod's own limit before that.
 ///
 /// # Errors
 /// An unknown resource or container; a quantity that cannot be read.
@@ -93,7 +93,7 @@ pub fn resource_field(
         "limits" if known => {
             let stated = amount_of(resources.and_then(|r| r.limits.as_ref()), name)?;
             match stated.filter(|amount| !amount.is_zero()) {
-                None if has_default => default_limit(pod, name, allocatable)?,
+                None if has_default => default_limit(own.map(|_| pod), name, allocatable)?,
                 _ => stated,
             }
         }
@@ -114,17 +114,17 @@ fn amount_of(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Result<Op
     amount.map_err(|source| DownwardError::Quantity { resource: name.to_owned(), source })
 }
 
-/// The pod's own limit (KEP-2837), else what the node has to give. Huge pages are never overcommitted: their limit is always
-/// stated.
+/// The own limit of `pod` (KEP-2837), which upstream's files do not know, else what the node has to give. Huge pages are never
+/// overcommitted: their limit is always stated.
 fn default_limit(
-    pod: &Pod,
+    pod: Option<&Pod>,
     name: &str,
     allocatable: &BTreeMap<String, Amount>,
 ) -> Result<Option<Amount>, DownwardError> {
     if name.starts_with("hugepages-") {
         return Ok(None);
     }
-    let pod_limits = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()).and_then(|r| r.limits.as_ref());
+    let pod_limits = pod.and_then(|pod| pod.spec.as_ref()?.resources.as_ref()?.limits.as_ref());
     let of_pod = match name {
         "cpu" | "memory" => amount_of(pod_limits, name)?,
         _ => None,
@@ -171,6 +171,16 @@ mod tests {
         assert_eq!(metadata_field(&Pod::default(), "metadata.labels"), Ok(String::new()));
     }
 
+    fn value(pod: &Pod, own: Option<&str>, container: &str, resource: &str) -> String {
+        let of_node = [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "16Gi"), ("hugepages-2Mi", "64Mi")];
+        let amount = |(name, text): (&str, &str)| (name.to_owned(), text.parse().expect("an amount"));
+        let allocatable: BTreeMap<String, Amount> = of_node.into_iter().map(amount).collect();
+        let selector = json!({"containerName": container, "resource": resource, "divisor": "1"});
+        let selector: ResourceFieldSelector = serde_json::from_value(selector).expect("a selector");
+        let own = own.map(|name| find(pod, name).expect("a container"));
+        resource_field(pod, own, &selector, &allocatable).expect("a value")
+    }
+
     #[test]
     fn limits_that_are_not_stated() {
         let huge = json!({"limits": {"hugepages-2Mi": "4Mi"}});
@@ -178,15 +188,7 @@ mod tests {
             "initContainers": [{"name": "init"}, {"name": "sidecar", "restartPolicy": "Always"}],
             "containers": [{"name": "main"}, {"name": "huge", "resources": huge}]}}))
         .expect("a pod");
-        let of_node = [("cpu", "4"), ("memory", "8Gi"), ("ephemeral-storage", "16Gi"), ("hugepages-2Mi", "64Mi")];
-        let amount = |(name, text): (&str, &str)| (name.to_owned(), text.parse().expect("an amount"));
-        let allocatable: BTreeMap<String, Amount> = of_node.into_iter().map(amount).collect();
-        let value = |own: Option<&str>, container: &str, resource: &str| {
-            let selector = json!({"containerName": container, "resource": resource, "divisor": "1"});
-            let selector: ResourceFieldSelector = serde_json::from_value(selector).expect("a selector");
-            let own = own.map(|name| find(&pod, name).expect("a container"));
-            resource_field(&pod, own, &selector, &allocatable).expect("a value")
-        };
+        let value = |own: Option<&str>, container: &str, resource: &str| value(&pod, own, container, resource);
         for container in ["main", "init", "sidecar"] {
             assert_eq!(value(None, container, "limits.cpu"), "4", "a file on {container}");
             assert_eq!(value(None, container, "limits.memory"), (8_u64 << 30).to_string(), "a file on {container}");
@@ -206,6 +208,27 @@ mod tests {
             assert_eq!(value(own, "main", "limits.hugepages-2Mi"), "0", "what the node has is not the container's");
             assert_eq!(value(own, "huge", "limits.hugepages-2Mi"), (4 << 20).to_string());
             assert_eq!(value(own, "huge", "limits.ephemeral-storage"), (16_u64 << 30).to_string());
+        }
+    }
+
+    #[test]
+    fn limits_of_the_pod_are_those_of_variables_alone() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "resources": {"limits": {"cpu": "2", "memory": "1Gi"}},
+            "containers": [{"name": "main"}, {"name": "limited", "resources": {"limits": {"cpu": "1"}}}]}}))
+        .expect("a pod");
+        for (own, container, resource, expected) in [
+            (Some("main"), "", "limits.cpu", 2_u64),
+            (Some("main"), "main", "limits.memory", 1 << 30),
+            (Some("main"), "main", "limits.ephemeral-storage", 16 << 30),
+            (Some("main"), "limited", "limits.cpu", 1),
+            (Some("main"), "main", "requests.cpu", 0),
+            (None, "main", "limits.cpu", 4),
+            (None, "main", "limits.memory", 8 << 30),
+            (None, "limited", "limits.cpu", 1),
+            (None, "limited", "limits.memory", 8 << 30),
+        ] {
+            assert_eq!(value(&pod, own, container, resource), expected.to_string(), "{own:?} {container} {resource}");
         }
     }
 }

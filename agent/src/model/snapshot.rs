@@ -122,6 +122,8 @@ pub struct ContainerStatus {
     pub restart_count: u32,
     /// User of the init process, if the runtime reports it (KEP-3619).
     pub user: Option<ContainerUser>,
+    /// Signal that stops the container, by its name in the CRI, if the runtime reports it (KEP-4960).
+    pub stop_signal: Option<&'static str>,
     /// Resources that the runtime reports (KEP-1287).
     pub resources: ContainerResources,
     /// Log file path.

@@ -107,6 +107,7 @@ pub fn status(name: &str, attempt: u32, state: ContainerState) -> ContainerStatu
         hash: hash::container_hash(name, "image"),
         restart_count: attempt,
         user: None,
+        stop_signal: None,
         resources: ContainerResources::default(),
         log_path: String::new(),
         termination: TerminationFile::default(),

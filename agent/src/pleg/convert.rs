@@ -51,6 +51,7 @@ pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_i
         hash: annotations.get(runtime_keys::HASH).and_then(|h| u64::from_str_radix(h, 16).ok()).unwrap_or(0),
         restart_count: annotations.get(runtime_keys::RESTART_COUNT).and_then(|n| n.parse().ok()).unwrap_or(0),
         user: status.user.and_then(|user| user.linux).map(user),
+        stop_signal: stop_signal(status.stop_signal),
         resources: status.resources.and_then(|resources| resources.linux).map(resources).unwrap_or_default(),
         log_path: status.log_path,
         termination: TerminationFile {
@@ -68,6 +69,12 @@ pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_i
 
 fn user(user: v1::LinuxContainerUser) -> ContainerUser {
     ContainerUser { uid: user.uid, gid: user.gid, supplemental_groups: user.supplemental_groups }
+}
+
+/// `None`: the runtime does not know the field, or the signal is not known here.
+fn stop_signal(raw: i32) -> Option<&'static str> {
+    let signal = v1::Signal::try_from(raw).ok().filter(|signal| *signal != v1::Signal::RuntimeDefault);
+    signal.map(|signal| signal.as_str_name())
 }
 
 /// Requests and limits from shares and quota, rounded as upstream does; a value of zero is not set.
@@ -162,6 +169,17 @@ mod tests {
             assert_eq!((found.cpu_request, found.cpu_limit, found.memory_limit), expected, "{shares} {quota} {memory}");
         }
         assert_eq!(container(v1::ContainerStatus::default(), None, SandboxId::from("s")).user, None);
+    }
+
+    #[test]
+    fn stop_signals_are_read() {
+        let read = |raw| {
+            let status = v1::ContainerStatus { stop_signal: raw, ..Default::default() };
+            container(status, None, SandboxId::from("s")).stop_signal
+        };
+        assert_eq!(read(v1::Signal::Sigusr1 as i32), Some("SIGUSR1"));
+        assert_eq!(read(v1::Signal::Sigrtminplus3 as i32), Some("SIGRTMINPLUS3"));
+        assert_eq!([read(v1::Signal::RuntimeDefault as i32), read(999)], [None; 2]);
     }
 
     #[test]

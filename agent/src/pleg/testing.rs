@@ -55,6 +55,7 @@ pub(crate) fn container(id: &str, name: &str, state: ContainerState) -> Containe
         hash: 0,
         restart_count: 0,
         user: None,
+        stop_signal: None,
         resources: ContainerResources::default(),
         log_path: String::new(),
         termination: TerminationFile::default(),

@@ -146,8 +146,8 @@ fn innermost<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) 
     error
 }
 
-/// Go spells two of the codes in its own way; all others print as their variants do.
-fn go_name(code: Code) -> String {
+/// The name of a gRPC code as Go prints it: two are spelled in its own way, all others as their variants.
+pub(crate) fn go_name(code: Code) -> String {
     match code {
         Code::Ok => "OK".to_owned(),
         Code::Cancelled => "Canceled".to_owned(),

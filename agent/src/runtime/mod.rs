@@ -37,6 +37,7 @@ pub use containers::ContainerInspection;
 pub use endpoint::EndpointError;
 pub use endpoint::RuntimeEndpoint;
 pub use error::RuntimeError;
+pub(crate) use error::go_name;
 pub use events::ContainerEvents;
 pub use events::EventSupport;
 pub use features::Features;

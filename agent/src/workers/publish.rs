@@ -123,6 +123,7 @@ impl Worker {
             resources: has_resources.then(|| pod_resources(&pass.pod).ok()).flatten(),
             resize: ResizeView::default(),
             recursive_read_only: self.context.act.settings.security.handlers.recursive_read_only(handler),
+            stop_signals: self.context.act.settings.stop_signals,
             is_terminal: false,
             probes: None,
             termination: None,

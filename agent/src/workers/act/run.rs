@@ -64,6 +64,10 @@ pub async fn execute_observed(
     if let Err(Stop) = ended {
         tracing::debug!(pod = pass.describe(), errors = ?outcome.errors, "plan not executed completely");
     }
+    // A user namespace that does not work often shows only when containers are created.
+    if outcome.sandbox.is_some() && !outcome.is_ok() && spec::has_user_namespace(&pass.pod) {
+        ctx.count(|metrics| metrics.pods.user_namespaced_failed());
+    }
     outcome
 }
 
@@ -206,7 +210,7 @@ async fn in_sandbox(
             let is_ok = created.is_ok() || is_abandoned;
             outcome.sandbox = Some(is_ok);
             if spec::has_user_namespace(&pass.pod) {
-                ctx.count(|metrics| metrics.pods.user_namespaced_sandbox(is_ok));
+                ctx.count(|metrics| metrics.pods.user_namespaced_started());
             }
             if is_abandoned {
                 return Err(Stop);

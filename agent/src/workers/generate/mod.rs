@@ -25,6 +25,8 @@ pub mod user_namespace;
 
 pub use container::ImageUser;
 pub use container::ResolvedImage;
+pub use env_file::FileValues;
+pub use env_file::file_values;
 pub use env_objects::EnvFiles;
 pub use env_objects::EnvObjects;
 pub use env_objects::ObjectLookup;

@@ -20,7 +20,8 @@ pub struct NodeSettings {
     pub resources: ResourceSettings,
     /// Security defaults.
     pub security: SecuritySettings,
-    /// Feature gate ContainerStopSignals (KEP-4960): `lifecycle.stopSignal` is passed to the runtime.
+    /// Feature gate ContainerStopSignals (KEP-4960): `lifecycle.stopSignal` is passed to the runtime, and what the runtime
+    /// stops a container with is in its status.
     pub stop_signals: bool,
     /// Feature gate EnvFiles (KEP-3721): variables with a `fileKeyRef` are read from files. Without it they are empty.
     pub env_files: bool,

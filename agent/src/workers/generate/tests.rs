@@ -69,7 +69,7 @@ fn image(user: ImageUser) -> ResolvedImage {
 fn generate(pod: &Pod, user: ImageUser) -> Result<cri::ContainerConfig, GenerateError> {
     let spec = ContainerSpec::named(pod, "c").expect("the container");
     let settings = settings();
-    let objects = EnvObjects { files: Some(BTreeMap::new()), ..EnvObjects::default() };
+    let objects = EnvObjects { files: Some(EnvFiles::default()), ..EnvObjects::default() };
     let environment = environment(pod, &spec, &["10.0.0.5".into()], &objects, &settings)?;
     let instance = Instance {
         image: &image(user),

@@ -31,6 +31,8 @@ pub(super) struct State {
     pub(super) images: BTreeMap<String, cri::Image>,
     /// Images that can be pulled.
     pub(super) registry: BTreeMap<String, cri::Image>,
+    /// How long the pull of an image takes, by name.
+    pub(super) pulls: HashMap<String, Duration>,
     /// Errors of the next calls, by method, one per call.
     pub(super) failures: HashMap<&'static str, Vec<Status>>,
     /// How long a container takes to stop, by id.
@@ -140,7 +142,8 @@ impl Fake {
                 say(&cri::RemovePodSandboxResponse {})
             }
             "ExecSync" => self.exec(read(message)).await,
-            "ImageStatus" | "PullImage" => self.image(method, message),
+            "ImageStatus" => self.image_status(&read(message)),
+            "PullImage" => self.pull(read(message)).await,
             "ListContainers" => say(&cri::ListContainersResponse { containers: self.state().listed.clone() }),
             "ListPodSandbox" => say(&cri::ListPodSandboxResponse { items: self.state().listed_sandboxes.clone() }),
             "ContainerStatus" => self.container_status(message),
@@ -162,18 +165,22 @@ impl Fake {
         })
     }
 
-    fn image(&self, method: &str, message: Bytes) -> Answer {
-        let mut state = self.state();
-        if method == "ImageStatus" {
-            let name = read::<cri::ImageStatusRequest>(message).image.expect("an image").image;
-            state.calls.push(format!("{method} {name}"));
-            let image = state.images.get(&name).cloned();
-            return say(&cri::ImageStatusResponse { image, info: BTreeMap::new() });
-        }
-        let request = read::<cri::PullImageRequest>(message);
+    fn image_status(&self, request: &cri::ImageStatusRequest) -> Answer {
+        let name = &request.image.as_ref().expect("an image").image;
+        self.note(format!("ImageStatus {name}"));
+        let image = self.state().images.get(name).cloned();
+        say(&cri::ImageStatusResponse { image, info: BTreeMap::new() })
+    }
+
+    async fn pull(&self, request: cri::PullImageRequest) -> Answer {
         let name = request.image.expect("an image").image;
         let user = request.auth.map(|auth| format!(" as {}", auth.username)).unwrap_or_default();
-        state.calls.push(format!("{method} {name}{user}"));
+        self.note(format!("PullImage {name}{user}"));
+        let takes = self.state().pulls.get(&name).copied();
+        if let Some(takes) = takes {
+            tokio::time::sleep(takes).await;
+        }
+        let mut state = self.state();
         let Some(image) = state.registry.get(&name).cloned() else {
             return Err(Status::unknown(format!("{name}: not in the registry")));
         };

@@ -139,14 +139,7 @@ async fn restarting_all_containers_runs_no_hook() {
     let node = Node::new();
     let pod = pod(json!({"containers": [with_hooks("c", json!({"preStop": exec("hook")}))]}));
     let remove = vec![RemoveContainer { id: "c-0".into(), name: "c".into(), keep_logs: true }];
-    let kill = KillContainer {
-        id: "c-0".into(),
-        name: "c".into(),
-        reason: KillReason::RestartAll,
-        message: "killing".into(),
-        grace_override: Some(0),
-    };
-    let plan = PodActions { kill: vec![kill], remove, ..actions(keep(), Vec::new()) };
+    let plan = PodActions { kill: vec![kill_for_restart_all()], remove, ..actions(keep(), Vec::new()) };
     execute(&node.ctx, &pod, &plan, &running(&["c"])).await;
     assert_eq!(node.runtime.take_calls(), ["StopContainer c-0 2", "RemoveContainer c-0"]);
 }

@@ -73,6 +73,24 @@ async fn an_image_that_is_not_there_stops_only_who_mounts_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_is_terminated_does_not_wait_for_the_image_of_a_volume() {
+    let (mut node, _metrics) = node();
+    node.runtime.state().registry.insert("r.io/data:1".into(), image("sha256:data"));
+    node.runtime.state().pulls.insert("r.io/data:1".into(), Duration::from_secs(600));
+    let pod = with_volume("r.io/data:1", json!({"name": "v", "mountPath": "/data"}));
+    let (since, terminated) = (Instant::now(), tokio::time::sleep(Duration::from_secs(3)));
+    let outcome = execute_observed(&node.ctx, &pass(&pod, &running(&[])), &both(), &|_| {}, terminated).await;
+    assert_eq!(since.elapsed().as_secs(), 3);
+    assert!(outcome.is_ok() && outcome.starts.is_empty(), "{outcome:?}");
+    assert_eq!(node.runtime.take_calls(), ["ImageStatus r.io/data:1", "PullImage r.io/data:1"]);
+    let expected = [
+        r#"pod N Pulling: Pulling image "r.io/data:1""#,
+        r#"pod W Failed: Failed to pull image "r.io/data:1": rpc error: code = Canceled desc = context canceled"#,
+    ];
+    assert_eq!(node.events.take(), expected);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_sub_path_stays_in_its_image() {
     for (sub_path, expected) in [
         ("/etc", "error SubPath `/etc` must not be an absolute path"),

@@ -139,6 +139,17 @@ fn actions(sandbox: SandboxPlan, start: Vec<StartContainer>) -> PodActions {
     }
 }
 
+/// Container `c` is killed for a restart of all containers.
+fn kill_for_restart_all() -> KillContainer {
+    KillContainer {
+        id: "c-0".into(),
+        name: "c".into(),
+        reason: KillReason::RestartAll,
+        message: "killing".into(),
+        grace_override: Some(0),
+    }
+}
+
 fn keep() -> SandboxPlan {
     SandboxPlan::Keep("sandbox-0".into())
 }
@@ -186,6 +197,7 @@ fn status(name: &str, attempt: u32, state: ContainerState) -> ContainerStatus {
         hash: 0,
         restart_count: attempt,
         user: None,
+        stop_signal: None,
         resources: ContainerResources::default(),
         log_path: String::new(),
         termination: TerminationFile::default(),

@@ -228,14 +228,8 @@ async fn restarting_all_keeps_the_logs() {
         testing::snapshot(vec![with_log("c", ContainerState::Running), with_log("d", ContainerState::Exited)]);
     let pod = pod(json!({"containers": [container("c"), container("d")]}));
     let remove = |name: &str| RemoveContainer { id: format!("{name}-0").into(), name: name.into(), keep_logs: true };
-    let kill = KillContainer {
-        id: "c-0".into(),
-        name: "c".into(),
-        reason: KillReason::RestartAll,
-        message: "killing".into(),
-        grace_override: Some(0),
-    };
-    let plan = PodActions { kill: vec![kill], remove: vec![remove("c"), remove("d")], ..actions(keep(), Vec::new()) };
+    let (kill, remove) = (vec![kill_for_restart_all()], vec![remove("c"), remove("d")]);
+    let plan = PodActions { kill, remove, ..actions(keep(), Vec::new()) };
     let outcome = execute(&node.ctx, &pod, &plan, &snapshot).await;
     assert!(outcome.restart_all_done && outcome.is_ok());
     assert_eq!(node.runtime.take_calls(), ["StopContainer c-0 2", "RemoveContainer c-0", "RemoveContainer d-0"]);

@@ -63,6 +63,30 @@ async fn sandbox_containers_and_mounts_have_the_ids_of_the_pod() {
     assert!(node.ctx.user_namespaces.recorded().is_empty());
 }
 
+/// What does not work in a user namespace often shows only when a container is created.
+#[tokio::test(start_paused = true)]
+async fn a_container_that_cannot_be_created_counts_as_a_failure_of_its_pod() {
+    let (mut node, metrics) = (node(&[("", true)]), Metrics::new());
+    node.ctx.metrics = Some(metrics.clone());
+    let counts = || {
+        let text = metrics.render().expect("metrics");
+        ["", "errors_"].map(|errors| {
+            let name = format!("kubelet_started_user_namespaced_pods_{errors}total ");
+            text.lines().find_map(|line| line.strip_prefix(&name)).expect("the family").to_owned()
+        })
+    };
+    node.runtime.fail("CreateContainer", tonic::Status::unknown("no id-mapped mounts"));
+    let plan = |sandbox| actions(sandbox, vec![regular(0, "c")]);
+    let outcome = execute(&node.ctx, &own_users(), &plan(create()), &empty()).await;
+    assert!(!outcome.is_ok());
+    assert_eq!(counts(), ["1", "1"]);
+
+    node.runtime.fail("CreateContainer", tonic::Status::unknown("still none"));
+    let outcome = execute(&node.ctx, &own_users(), &plan(keep()), &running(&[])).await;
+    assert!(!outcome.is_ok());
+    assert_eq!(counts(), ["1", "1"], "the sandbox is not new");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_orphan_gives_its_range_back() {
     let node = node(&[("", true)]);

@@ -40,6 +40,7 @@ impl Listener {
             resources: None,
             resize: status::ResizeView::default(),
             recursive_read_only: false,
+            stop_signals: false,
             is_terminal: false,
             runtime_type: "sim",
             node: None,
