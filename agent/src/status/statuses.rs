@@ -177,7 +177,14 @@ impl Statuses {
     /// The pod is rejected although containers of it run: its status stays as it is at the API server, whatever others,
     /// such as the node controller, write into it meanwhile. A pod without a status gets none.
     pub fn keep(&self, pod: &Pod, now: SystemTime) {
-        if self.last_known(pod).is_none() {
+        let has_status = if spec::is_static(pod) {
+            // What its source gives it says nothing: the mirror pod has its status.
+            let reported = || self.mirror(pod).is_some_and(|mirror| mirror.status.is_some());
+            self.get(&pod_ref(pod).uid).is_some() || reported()
+        } else {
+            self.last_known(pod).is_some()
+        };
+        if !has_status {
             return;
         }
         self.modify(pod, rejection::without_unmanaged, now);

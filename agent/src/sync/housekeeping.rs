@@ -91,7 +91,11 @@ impl SyncLoop {
         }
         let (pod, mirror) = self.pods.named(full_name);
         let pod = pod.filter(|pod| spec::is_static(pod));
-        let requested = |pod: &Pod| self.workers.termination_requested(&pod_ref(pod).uid);
+        // A rejected pod has a worker only for what was left of it.
+        let requested = |pod: &Pod| {
+            let uid = &pod_ref(pod).uid;
+            self.workers.termination_requested(uid) && !self.admission.is_rejected(uid)
+        };
         let action = match pod {
             // A changed static pod has another UID, and waits until the containers of the previous one have ended. Until
             // then the mirror pod represents those.

@@ -1,5 +1,7 @@
 //! The status cache: versions, times, illegal transitions, final status.
 
+use std::sync::Arc;
+use std::sync::Mutex;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -17,8 +19,11 @@ use super::state;
 use crate::model::PodUid;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
+use crate::status::ApiCopies;
 use crate::status::IllegalTransition;
+use crate::status::NodeAddresses;
 use crate::status::StatusStore;
+use crate::status::Statuses;
 use crate::status::Stored;
 
 fn store() -> StatusStore {
@@ -114,6 +119,34 @@ fn the_basis_is_cache_then_mirror_then_pod() {
     assert_eq!(store.basis("uid", &own, Some(&mirror)), mirror.status.as_ref());
     store.set(&uid(), &own, Some(&mirror), ready("mirror"), at(3)).expect("legal");
     assert_eq!(store.basis("uid", &own, Some(&mirror)), Some(&stored(&store).status));
+}
+
+/// The mirror pod of a static pod, once it is known.
+#[derive(Default)]
+struct Mirror(Mutex<Option<crate::model::Pod>>);
+
+impl ApiCopies for Mirror {
+    fn api_copy(&self, _: &PodUid) -> Option<crate::model::Pod> {
+        self.0.lock().expect("not poisoned").clone()
+    }
+}
+
+/// A source gives its pods a status, which is not what the API server has.
+#[test]
+fn an_unmanaged_static_pod_keeps_the_status_of_its_mirror_pod() {
+    let pending = PodStatus { phase: Some("Pending".into()), ..PodStatus::default() };
+    let pod = Pod { status: Some(pending), ..testing::into_static(testing::pod("Always", &[], &["a"])) };
+    let mirror = Arc::new(Mirror::default());
+    let node = tokio::sync::watch::channel(NodeAddresses::default()).1;
+    let statuses = Statuses::new("test".into(), node, RestartGates::default()).with_api(mirror.clone());
+    let uid = crate::model::pod_ref(&pod).uid;
+    statuses.keep(&pod, at(0));
+    assert_eq!(statuses.get(&uid), None, "the API server's is not known");
+    let known = PodStatus { start_time: Some(testing::time(Duration::ZERO)), ..ready("True") };
+    *mirror.0.lock().expect("not poisoned") = Some(Arc::new(Pod { status: Some(known.clone()), ..pod.clone() }));
+    statuses.keep(&pod, at(9));
+    let kept = statuses.get(&uid).expect("a status");
+    assert_eq!((kept.phase, kept.conditions, kept.start_time), (known.phase, known.conditions, known.start_time));
 }
 
 #[test]

@@ -132,10 +132,12 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// A new file beside the one that it is to replace. Removed when dropped.
+/// A new file beside the one that it is to replace. Removed when dropped, unless it has taken its place: from then on the
+/// name is that of another's, who has locked the new file.
 struct Replacement<'a> {
     partial: PathBuf,
     path: &'a Path,
+    is_in_place: bool,
 }
 
 impl<'a> Replacement<'a> {
@@ -150,7 +152,7 @@ impl<'a> Replacement<'a> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result.on("remove", &partial)?,
         }
-        let replacement = Self { partial, path };
+        let replacement = Self { partial, path, is_in_place: false };
         let written = || -> io::Result<()> {
             let mut file = File::options().write(true).create_new(true).mode(0o600).open(&replacement.partial)?;
             let found = old.metadata()?;
@@ -163,17 +165,20 @@ impl<'a> Replacement<'a> {
         Ok(replacement)
     }
 
-    fn put_in_place(self) -> Result<(), ProjectQuotaError> {
+    fn put_in_place(mut self) -> Result<(), ProjectQuotaError> {
         let sync = |folder: &Path| File::open(folder)?.sync_all();
         let renamed = fs::rename(&self.partial, self.path);
+        self.is_in_place = renamed.is_ok();
         renamed.and_then(|()| self.path.parent().map_or(Ok(()), sync)).on("replace", self.path)
     }
 }
 
 impl Drop for Replacement<'_> {
     fn drop(&mut self) {
-        // Fails where it has its name already, or was not made.
-        let _ = fs::remove_file(&self.partial);
+        if !self.is_in_place {
+            // Fails if it was not made.
+            let _ = fs::remove_file(&self.partial);
+        }
     }
 }
 
