@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::StreamExt as _;
@@ -10,9 +9,6 @@ use tokio::io::AsyncWrite;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
-use tokio::time::Instant;
-use tokio::time::Interval;
-use tokio::time::MissedTickBehavior;
 use tokio_tungstenite::tungstenite::Error as WebSocketError;
 use tokio_tungstenite::tungstenite::Message;
 
@@ -24,15 +20,16 @@ use super::channels::ClientChannels;
 use super::channels::ClientInput;
 use super::idle::IdleTimer;
 
-/// Period of pings to the runtime, which keep the connection in use.
-const PING: Duration = Duration::from_secs(5);
 /// Largest frame to the runtime, in bytes.
 const PART: usize = 32 * 1024;
 
-/// Answers to frames of the runtime.
+/// Frames to the runtime that the other direction asks for.
 #[derive(Debug)]
-pub(super) enum Answer {
-    Ping(u32),
+pub(super) enum Control {
+    /// A ping of our own.
+    Ping,
+    /// The answer to a ping.
+    Pong(u32),
     Refuse(u32),
 }
 
@@ -40,7 +37,7 @@ pub(super) enum Answer {
 pub(super) struct ClientToRuntime<'a> {
     pub(super) channels: &'a Channels,
     pub(super) idle: &'a IdleTimer,
-    pub(super) answers: mpsc::Receiver<Answer>,
+    pub(super) controls: mpsc::Receiver<Control>,
     /// Changes when all streams are accepted; data on a stream before that would be lost.
     pub(super) accepted: watch::Receiver<bool>,
 }
@@ -69,20 +66,20 @@ impl ClientToRuntime<'_> {
         client: &mut (impl Stream<Item = Result<Message, WebSocketError>> + Unpin),
         mut backend: impl AsyncWrite + Unpin,
     ) -> Result<Infallible, Ended> {
-        let Self { channels, idle, mut answers, mut accepted } = self;
+        let Self { channels, idle, mut controls, mut accepted } = self;
         let (mut writer, mut out, mut writable) = (Writer::default(), Vec::new(), ClientChannels::new(channels));
         for (stream, channel) in channels.streams() {
             writer.open(&mut out, stream, &[("streamtype", channel.name)]);
         }
-        let (mut ready, mut ping, mut pings) = (false, pings(), (1_u32..).step_by(2));
+        let (mut ready, mut pings) = (false, (1_u32..).step_by(2));
         loop {
             send(&mut backend, &mut out).await?;
             tokio::select! {
-                Some(answer) = answers.recv() => match answer {
-                    Answer::Ping(id) => writer.ping(&mut out, id),
-                    Answer::Refuse(stream) => writer.reset(&mut out, stream, spdy::REFUSED_STREAM),
+                Some(control) = controls.recv() => match control {
+                    Control::Ping => writer.ping(&mut out, pings.next().unwrap_or(1)),
+                    Control::Pong(id) => writer.ping(&mut out, id),
+                    Control::Refuse(stream) => writer.reset(&mut out, stream, spdy::REFUSED_STREAM),
                 },
-                _ = ping.tick() => writer.ping(&mut out, pings.next().unwrap_or(1)),
                 _ = accepted.changed(), if !ready => ready = true,
                 message = client.next(), if ready => match received(message, idle)?.and_then(|bytes| writable.input(bytes)) {
                     Some(ClientInput::Data { stream, bytes }) => {
@@ -115,12 +112,6 @@ impl From<io::Error> for Ended {
     fn from(_: io::Error) -> Self {
         Self::Runtime
     }
-}
-
-fn pings() -> Interval {
-    let mut ping = tokio::time::interval_at(Instant::now() + PING, PING);
-    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ping
 }
 
 async fn send(backend: &mut (impl AsyncWrite + Unpin), out: &mut Vec<u8>) -> io::Result<()> {

@@ -40,8 +40,8 @@ use super::websocket;
 
 /// Timeout of sending the result to the client.
 const RESULT: Duration = Duration::from_secs(10);
-/// Queued answers to the runtime; further ones are dropped.
-const ANSWERS: usize = 16;
+/// Queued control frames to the runtime; further ones are dropped.
+const CONTROLS: usize = 16;
 
 /// Why a session ends without a result.
 #[derive(Debug)]
@@ -106,14 +106,14 @@ where
 {
     let (mut to_client, mut from_client) = client.split();
     let (from_backend, to_backend) = tokio::io::split(backend);
-    let (answers, waiting) = mpsc::channel(ANSWERS);
+    let (controls, waiting) = mpsc::channel(CONTROLS);
     let (accepted, all_accepted) = watch::channel(false);
     let idle = IdleTimer::default();
-    let client_to_runtime = ClientToRuntime { channels, idle: &idle, answers: waiting, accepted: all_accepted };
+    let client_to_runtime = ClientToRuntime { channels, idle: &idle, controls: waiting, accepted: all_accepted };
     let runtime_to_client = RuntimeToClient {
         channels,
         idle: &idle,
-        answers,
+        controls,
         accepted,
         open: Vec::new(),
         result: Vec::new(),

@@ -22,11 +22,15 @@ use super::channels::ERROR;
 use super::channels::STDERR;
 use super::channels::STDOUT;
 use super::channels::message;
-use super::client_to_runtime::Answer;
+use super::client_to_runtime::Control;
 use super::idle::IdleTimer;
 
 /// Time for the runtime to accept all streams.
 pub(super) const ACCEPT: Duration = Duration::from_secs(30);
+/// How long input from the runtime is waited for before it is pinged. A runtime whose output waits for a slow client is not
+/// pinged: it may have closed the connection already, and its kernel discards output that is not sent yet when more input
+/// arrives.
+const PING: Duration = Duration::from_secs(5);
 /// Largest result, in bytes.
 pub(super) const RESULT_LENGTH: usize = 64 * 1024;
 /// Bytes per read from the runtime and per message to the client.
@@ -38,7 +42,7 @@ const NO_RESULT: &str = "the runtime ended the stream without a result";
 pub(super) struct RuntimeToClient<'a> {
     pub(super) channels: &'a Channels,
     pub(super) idle: &'a IdleTimer,
-    pub(super) answers: mpsc::Sender<Answer>,
+    pub(super) controls: mpsc::Sender<Control>,
     pub(super) accepted: watch::Sender<bool>,
     /// Accepted streams that have not ended.
     pub(super) open: Vec<u32>,
@@ -76,11 +80,14 @@ impl RuntimeToClient<'_> {
                 }
             }
             tokio::select! {
+                biased;
                 read = fill(&mut buffer, &mut backend) => match read {
                     Ok(true) => {}
                     Ok(false) => return self.result(NO_RESULT),
                     Err(error) => return self.result(&format!("the runtime's stream broke: {error}")),
                 },
+                // Counted from here: while a message waited for the client, nothing was read.
+                () = tokio::time::sleep(PING) => self.control(Control::Ping),
                 ping = keepalive.next_ping() => websocket::send(client, ping).await.map_err(SessionError::client_closed)?,
             }
         }
@@ -109,8 +116,8 @@ impl RuntimeToClient<'_> {
                         self.open.push(stream);
                     }
                 }
-                Some(Frame::Ping { id }) => self.answer(Answer::Ping(id)),
-                Some(Frame::Open { stream }) => self.answer(Answer::Refuse(stream)),
+                Some(Frame::Ping { id }) => self.pong(id),
+                Some(Frame::Open { stream }) => self.control(Control::Refuse(stream)),
                 Some(_) => return Err(SessionError::reported("the runtime did not accept the streams")),
                 None => match fill(buffer, backend).await {
                     Ok(true) => {}
@@ -145,8 +152,8 @@ impl RuntimeToClient<'_> {
                 }
             }
             Frame::Reply { stream, last: true } | Frame::Reset { stream } => self.close(stream),
-            Frame::Ping { id } => self.answer(Answer::Ping(id)),
-            Frame::Open { stream } => self.answer(Answer::Refuse(stream)),
+            Frame::Ping { id } => self.pong(id),
+            Frame::Open { stream } => self.control(Control::Refuse(stream)),
             Frame::GoAway => self.goaway = true,
             Frame::Reply { .. } => {}
         }
@@ -162,12 +169,16 @@ impl RuntimeToClient<'_> {
         !self.open.iter().any(|stream| matches!(self.channels.number(*stream), Some(STDOUT | STDERR | ERROR)))
     }
 
-    /// Queues an answer without waiting; answers beyond the queue's capacity are dropped. Our own pings have odd
-    /// numbers, and their answers need none.
-    fn answer(&self, answer: Answer) {
-        if !matches!(answer, Answer::Ping(id) if id % 2 == 1) {
-            let _ = self.answers.try_send(answer);
+    /// Answers a ping. Our own pings have odd numbers, and their answers need none.
+    fn pong(&self, id: u32) {
+        if id.is_multiple_of(2) {
+            self.control(Control::Pong(id));
         }
+    }
+
+    /// Queues a frame without waiting; frames beyond the queue's capacity are dropped.
+    fn control(&self, control: Control) {
+        let _ = self.controls.try_send(control);
     }
 }
 

@@ -105,6 +105,21 @@ async fn pings_in_both_directions() {
     assert_eq!(answer, Some(Frame::Ping { id: 8 }), "an answer is not answered, a ping is");
 }
 
+/// A runtime that has sent everything and closed the connection loses what its kernel has not sent yet when it is pinged.
+#[tokio::test(start_paused = true)]
+async fn a_runtime_whose_output_waits_for_a_slow_client_is_not_pinged() {
+    let mut session = Session::begun(OUTPUT, 1024).await;
+    let output = vec![b'x'; 256 * 1024];
+    let sent = tokio::time::timeout(Duration::from_secs(60), session.runtime.send("stdout", &output, true)).await;
+    assert!(sent.is_err(), "all output was read without a client that reads it");
+    // When the client has read what was read for it, the rest of the output may not have arrived yet.
+    let reading = async { while session.input().await.is_some() {} };
+    assert!(tokio::time::timeout(Duration::from_secs(4), reading).await.is_err(), "the output has ended");
+    let frame = tokio::time::timeout(Duration::from_millis(1), session.runtime.any_frame()).await;
+    assert!(frame.is_err(), "{frame:?}");
+    assert_eq!(session.runtime.any_frame().await, Some(Frame::Ping { id: 1 }), "it has sent nothing for five seconds");
+}
+
 #[tokio::test]
 async fn a_disconnected_client_ends_the_session() {
     let mut session = Session::begun(INPUT_AND_OUTPUT, 1024).await;
