@@ -88,7 +88,7 @@ pub struct ImageInfo {
 /// A pulled image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
-    /// What its name resolved to.
+    /// Its id; what the runtime called it if that could not be found out.
     pub image_ref: String,
     /// When the limit on parallel pulls let it begin.
     pub began: Instant,
@@ -214,8 +214,9 @@ impl Images {
         self.limiter.take_token(began)?;
         let result = self.try_all(image, sandbox, credentials).await;
         self.cache().remove_image(image);
-        let (image_ref, source) = result?;
+        let (answer, source) = result?;
         self.changes.send_modify(|count| *count += 1);
+        let image_ref = self.id_of(answer, &sandbox.annotations).await;
         self.records().used(&image_ref, Instant::now());
         Ok(Pulled { image_ref, began, source })
     }
@@ -237,6 +238,21 @@ impl Images {
             }
         }
         Err(PullError::Runtime(errors))
+    }
+
+    /// The id of an image that was pulled. Earlier versions of CRI-O and cri-dockerd answer PullImage with
+    /// `<repository>@<digest>`; access records and image garbage collection identify images by the id that ImageStatus has.
+    /// Asked for by the answer: the name that was pulled may denote another image meanwhile.
+    async fn id_of(&self, answer: String, annotations: &BTreeMap<String, String>) -> String {
+        if reference::is_id(&answer) {
+            return answer;
+        }
+        match self.inspect(&answer, Some(annotations)).await {
+            Ok(Some(found)) if !found.image_ref.is_empty() => return found.image_ref,
+            Ok(_) => tracing::warn!(image = answer, "the runtime reports no id of an image that it has pulled"),
+            Err(error) => tracing::warn!(image = answer, %error, "cannot find out the id of a pulled image"),
+        }
+        answer
     }
 
     /// The cached lookup of this image for this pod.

@@ -45,6 +45,16 @@ pub fn is_latest(image: &str) -> bool {
     })
 }
 
+/// True if the text is an image's id and no name: a digest, or its hexadecimal digits alone.
+pub(super) fn is_id(text: &str) -> bool {
+    text.starts_with("sha256:") || is_bare_id(text)
+}
+
+/// 64 hexadecimal digits, which are no name.
+fn is_bare_id(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+}
+
 /// What a reference consists of; registry and path as they are normalised.
 struct Parts<'a> {
     domain: &'a str,
@@ -62,7 +72,7 @@ fn checked(image: &str) -> Result<Parts<'_>, ReferenceError> {
 
 fn parse(image: &str) -> Result<Parts<'_>, String> {
     let malformed = || "invalid reference format".to_owned();
-    if image.len() == 64 && image.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
+    if is_bare_id(image) {
         return Err(format!("invalid repository name ({image}), cannot specify 64-byte hexadecimal strings"));
     }
     let (rest, digest) = match image.split_once('@') {

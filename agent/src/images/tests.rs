@@ -93,6 +93,64 @@ async fn a_pull_with_several_credentials_counts_once() {
     assert_eq!(error, "pull QPS exceeded");
 }
 
+/// A runtime that answers PullImage with `image_ref`, and ImageStatus with the image of this id; and the names that it was
+/// asked for by ImageStatus.
+fn answering(image_ref: &'static str, id: Result<Option<&'static str>, Status>) -> (Images, Arc<Mutex<Vec<String>>>) {
+    let (socket, asked) = (Socket::default(), Arc::new(Mutex::new(Vec::new())));
+    let seen = asked.clone();
+    socket.serve(script(move |method, message| {
+        if method == "PullImage" {
+            return say(&cri::PullImageResponse { image_ref: image_ref.into() });
+        }
+        let spec = cri::ImageStatusRequest::decode(message).expect("a request").image;
+        seen.lock().expect("unpoisoned").push(spec.expect("an image").image);
+        let image = id.clone()?.map(|id| cri::Image { id: id.into(), ..Default::default() });
+        say(&cri::ImageStatusResponse { image, ..Default::default() })
+    }));
+    let runtime =
+        Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
+    (Images::new(runtime, PullLimits::default()), asked)
+}
+
+#[tokio::test]
+async fn a_pulled_image_has_its_id_whatever_the_runtime_answers() {
+    const DIGITS: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    const NAMED: &str = "r.io/app@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    for (answer, id, expected, asks) in [
+        ("sha256:1", Ok(Some("other")), "sha256:1", false),
+        (DIGITS, Ok(Some("other")), DIGITS, false),
+        (NAMED, Ok(Some(DIGITS)), DIGITS, true),
+        // A pull does not fail for want of an id.
+        (NAMED, Ok(Some("")), NAMED, true),
+        (NAMED, Ok(None), NAMED, true),
+        (NAMED, Err(Status::internal("broken")), NAMED, true),
+    ] {
+        let (images, asked) = answering(answer, id);
+        let pulled = images.pull("r.io/app:1", &cri::PodSandboxConfig::default(), &[]).await.expect("pulled");
+        assert_eq!(pulled.image_ref, expected, "{answer}");
+        let names = if asks { vec![answer.to_owned()] } else { Vec::new() };
+        assert_eq!(*asked.lock().expect("unpoisoned"), names, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn an_image_is_verified_although_the_runtime_answered_its_pull_with_a_name() {
+    const IMAGE: &str = "r.io/app:1";
+    let dir = tempfile::tempdir().expect("a folder");
+    let access = AccessRecords::open(dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
+    let images = answering("r.io/app@sha256:1", Ok(Some("id"))).0.with_access(access);
+    let access = images.access().expect("records");
+    let secrets = [secret("s", &serde_json::json!({"auths": {"r.io": {"username": "u"}}}))];
+    let credentials = images.credentials().matching(IMAGE, &Pod::default(), &secrets).await.expect("valid");
+    access.begin(IMAGE).await.expect("written");
+    let pulled = images.pull(IMAGE, &cri::PodSandboxConfig::default(), &credentials).await.expect("pulled");
+    images.record_pull(IMAGE, Some(&pulled)).await;
+    for (presented, expected) in [(vec![pulled.source], true), (Vec::new(), false)] {
+        let asked = async || Ok::<_, Infallible>(presented);
+        assert_eq!(access.may_use(IMAGE, "id", asked).await.expect("infallible"), expected);
+    }
+}
+
 /// A runtime that has the images of these names, and does nothing but tell their ids.
 fn having(names: &'static [&'static str]) -> Images {
     let socket = Socket::default();
