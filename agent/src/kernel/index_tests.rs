@@ -47,6 +47,7 @@ fn places_in_the_tree_of_pods() {
         ),
         (format!("/kubepods/besteffort/pod1/{A}"), Container, Some("1"), Some(A)),
         (format!("/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{B}.scope"), Container, Some("1-2"), Some(B)),
+        (format!("/kubepods.slice/kubepods-pod1_2.slice/crio-{B}.scope/container"), InContainer, Some("1-2"), Some(B)),
         (format!("/kubepods/pod1/{A}/docker/{B}"), InContainer, Some("1"), Some(A)),
         (format!("/kubepods/pod1/{A}/kubepods/pod2"), InContainer, Some("1"), Some(A)),
         (format!("/k8s.io/{A}"), Container, None, Some(A)),

@@ -1,5 +1,6 @@
 //! The verdict on one OOM kill, and the reason of a container's exit that follows from verdicts. Pure.
 
+use crate::model::CgroupPlace;
 use crate::model::CgroupRole;
 use crate::model::ContainerStatus;
 use crate::model::OomConfidence;
@@ -135,9 +136,18 @@ fn scope(record: &OomRecord) -> OomScope {
             CgroupRole::Pod => OomScope::Pod,
             CgroupRole::QosClass => OomScope::QosClass,
             CgroupRole::AllPods => OomScope::NodeAllocatable,
+            CgroupRole::InContainer if is_of_crun(place) => OomScope::Container,
             CgroupRole::InContainer | CgroupRole::Other => OomScope::OtherCgroup,
         },
     }
+}
+
+/// True for the cgroup `container` that crun creates in a container's scope with cgroup v2: it has the container's limits
+/// as the scope has, and all processes of the container are in it.
+fn is_of_crun(place: &CgroupPlace) -> bool {
+    let Some(id) = &place.container else { return false };
+    let scope = place.path.strip_suffix("/container").and_then(|above| above.strip_suffix(".scope"));
+    scope.is_some_and(|scope| scope.ends_with(id.as_str()))
 }
 
 fn missing(record: &OomRecord, verdict: &OomVerdict) -> Vec<OomEvidence> {

@@ -3,7 +3,6 @@
 use tokio::time::Instant;
 
 use super::*;
-use crate::model::CgroupPlace;
 use crate::model::ContainerState;
 use crate::model::KernelMoment;
 use crate::model::OomMemory;
@@ -170,6 +169,26 @@ fn whose_limit() {
         assert_eq!(found.missing.contains(&OomEvidence::Scope), scope == OomScope::Unknown);
         let is_known = bytes.is_some() || scope == OomScope::Node;
         assert_eq!(found.missing.contains(&OomEvidence::LimitBytes), !is_known);
+    }
+}
+
+#[test]
+fn the_limits_of_a_container_are_in_two_cgroups_with_crun() {
+    let scope = "/kubepods.slice/kubepods-pod1_2.slice/crio-id.scope";
+    for (path, role, expected) in [
+        (scope.to_owned(), CgroupRole::Container, OomScope::Container),
+        (format!("{scope}/container"), CgroupRole::InContainer, OomScope::Container),
+        // Cgroups that the container has made.
+        (format!("{scope}/container/inner"), CgroupRole::InContainer, OomScope::OtherCgroup),
+        (format!("{scope}/container/x.scope/container"), CgroupRole::InContainer, OomScope::OtherCgroup),
+        (format!("{scope}/inner"), CgroupRole::InContainer, OomScope::OtherCgroup),
+        ("/kubepods/pod1-2/id/container".to_owned(), CgroupRole::InContainer, OomScope::OtherCgroup),
+    ] {
+        let of = place(&path, role);
+        let limit = OomLimit::Exceeded { place: Some(of.clone()), bytes: Some(5) };
+        let found = verdict(&OomRecord { place: Some(of), limit, ..record() }, Some(&snapshot(Some(MAIN), false)));
+        assert_eq!((found.scope, found.limit_cgroup.as_deref()), (expected, Some(path.as_str())));
+        assert_eq!((found.victim, found.missing), (OomVictim::Child, vec![]), "{path}");
     }
 }
 

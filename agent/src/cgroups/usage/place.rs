@@ -11,6 +11,9 @@ use crate::cgroups::Layout;
 
 /// Cgroups below another one that are searched for processes, at most: a container can create any number.
 const MOST_BELOW: usize = 256;
+/// The cgroup of CRI-O's monitor of a container lies beside the container's and is named after it: `crio-conmon-<id>`, or
+/// `crio-conmon-<id>.scope`.
+const MONITOR: &str = "crio-conmon-";
 
 /// The folders of a cgroup, by controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +45,7 @@ impl CgroupPlace {
         let underscored = id.replace('-', "_");
         let has_id = |folder: &&Path| {
             let name = folder.file_name().map(OsStr::to_string_lossy);
-            name.is_some_and(|name| name.contains(id) || name.contains(&underscored))
+            name.is_some_and(|name| !name.starts_with(MONITOR) && (name.contains(id) || name.contains(&underscored)))
         };
         let below = |controller: &str| {
             let path = Path::new(path_in(layout, memberships, controller)?);
@@ -162,6 +165,25 @@ mod tests {
         let place = CgroupPlace::named(&v1, &memberships, id).unwrap();
         assert_eq!(place.path(&v1), Some(format!("/kubepods/pod1-2/{id}")));
         assert_eq!(place.memory, None, "memory is charged elsewhere");
+    }
+
+    #[test]
+    fn the_cgroup_of_a_monitor_is_not_its_containers() {
+        let v2 = Layout::V2 { mount: "/cgroup".into() };
+        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        for (pod, scope) in [("/kubepods.slice/kubepods-pod1_2.slice", ".scope"), ("/kubepods/pod1-2", "")] {
+            let container = format!("{pod}/crio-{id}{scope}");
+            let monitor = format!("{pod}/crio-conmon-{id}{scope}");
+            for (path, expected) in [
+                (&container, Some(&container)),
+                (&format!("{container}/container"), Some(&container)),
+                (&monitor, None),
+            ] {
+                let named = |id: &str| CgroupPlace::named(&v2, &format!("0::{path}\n"), id);
+                assert_eq!(named(id), expected.map(|path| CgroupPlace::at(&v2, path)), "{path}");
+                assert_eq!(named("1-2"), Some(CgroupPlace::at(&v2, pod)), "{path}");
+            }
+        }
     }
 
     #[test]
