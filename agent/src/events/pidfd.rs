@@ -51,8 +51,15 @@ impl PidfdWatch {
 
     fn watch(&self, process: PinnedProcess, id: &ContainerId) -> Pinned {
         let path = process.cgroup_path(&self.hierarchy).unwrap_or_default();
-        if !path.split('/').any(|part| part.contains(id.as_str())) {
-            return Pinned::NotFound(format!("process {} is in cgroup {path}, not in its container's", process.pid()));
+        match owner(path, id) {
+            Owner::Container => {}
+            Owner::Monitor => {
+                return Pinned::Monitor(format!("process {} is in cgroup {path} of the monitor", process.pid()));
+            }
+            Owner::Other => {
+                let reason = format!("process {} is in cgroup {path}, not in its container's", process.pid());
+                return Pinned::NotFound(reason);
+            }
         }
         let is_init = process.is_pid_ns_init();
         self.trusted.store(true, Relaxed);
@@ -65,6 +72,24 @@ impl PidfdWatch {
             Gone { exit_code: if read_code { exit_code(&process).await } else { None } }
         });
         if is_init { Pinned::Watching(gone) } else { Pinned::Hint(gone) }
+    }
+}
+
+/// Whose a cgroup is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Owner {
+    Container,
+    /// The monitor of the container: CRI-O names its cgroup `crio-conmon-<id>`.
+    Monitor,
+    Other,
+}
+
+/// The owner of the cgroup at `path`, with regard to the container `id`. Runtimes name cgroups after their container.
+fn owner(path: &str, id: &ContainerId) -> Owner {
+    match path.split('/').find_map(|part| part.split_once(id.as_str())) {
+        Some((prefix, _)) if prefix.ends_with("conmon-") => Owner::Monitor,
+        Some(_) => Owner::Container,
+        None => Owner::Other,
     }
 }
 
@@ -96,6 +121,29 @@ impl ProcessWatch for PidfdWatch {
                 Pinned::Failed(error.to_string())
             }
             Err(error) => Pinned::Ineligible(error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_does_not_own_the_cgroup_of_its_monitor() {
+        let id = "0123456789abcdef".repeat(4);
+        for (path, expected) in [
+            (format!("/kubepods.slice/kubepods-pod1.slice/crio-{id}.scope"), Owner::Container),
+            (format!("/kubepods.slice/kubepods-pod1.slice/crio-{id}.scope/container"), Owner::Container),
+            (format!("/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope"), Owner::Container),
+            (format!("/kubepods/pod1/{id}"), Owner::Container),
+            (format!("/kubepods/pod1/crio-{id}"), Owner::Container),
+            (format!("/system.slice/crio-conmon-{id}.scope"), Owner::Monitor),
+            (format!("/kubepods/pod1/crio-conmon-{id}"), Owner::Monitor),
+            ("/kata_overhead/another".to_owned(), Owner::Other),
+            (String::new(), Owner::Other),
+        ] {
+            assert_eq!(owner(&path, &ContainerId::from(id.as_str())), expected, "{path}");
         }
     }
 }

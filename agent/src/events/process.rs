@@ -27,6 +27,9 @@ pub enum Pinned {
     /// No process of the container has that pid. That proves nothing: the init may have ended meanwhile, or the runtime
     /// counts pids in another PID namespace.
     NotFound(String),
+    /// The process is not the container's, but the monitor that the runtime runs for it. CRI-O has its pid for that of a
+    /// container which was restored from a checkpoint.
+    Monitor(String),
     /// It cannot be watched.
     Ineligible(String),
     /// The system refused for a reason that may pass, such as too many open files.

@@ -104,8 +104,8 @@ pub struct ContainerStatus {
     pub started_at: i64,
     /// Nanoseconds since the Unix epoch; 0 while not exited.
     pub finished_at: i64,
-    /// Exit code (128 + signal for signals). `None` unless exited, or when an exit is proven but its code is not
-    /// known yet.
+    /// Exit code (128 + signal for signals). `None` unless exited, or when the exit is proven or reported but its code is
+    /// not known yet.
     pub exit_code: Option<i32>,
     /// Runtime's brief reason (`Completed`, `Error`, `OOMKilled`, ...), corrected where an OOM verdict contradicts it.
     /// Empty while a proven exit is unconfirmed.

@@ -90,13 +90,14 @@ fn resources(linux: v1::LinuxContainerResources) -> ContainerResources {
     }
 }
 
-/// One sandbox status.
-pub(super) fn sandbox(status: v1::PodSandboxStatus) -> SandboxStatus {
+/// One sandbox status. CRI-O has the runtime handler in lists only: that is `listed_handler`.
+pub(super) fn sandbox(status: v1::PodSandboxStatus, listed_handler: &str) -> SandboxStatus {
     let namespaces = status.linux.and_then(|l| l.namespaces).and_then(|n| n.options).unwrap_or_default();
     let ips = status.network.map(|network| {
         let more = network.additional_ips.into_iter().map(|ip| ip.ip);
         std::iter::once(network.ip).chain(more).filter(|ip| !ip.is_empty()).collect()
     });
+    let handler = Some(status.runtime_handler).filter(|handler| !handler.is_empty());
     SandboxStatus {
         id: SandboxId::from(status.id),
         attempt: status.metadata.map(|m| m.attempt).unwrap_or_default(),
@@ -105,7 +106,7 @@ pub(super) fn sandbox(status: v1::PodSandboxStatus) -> SandboxStatus {
         ips: ips.unwrap_or_default(),
         host_network: namespaces.network == v1::NamespaceMode::Node as i32,
         shares_pid_namespace: namespaces.pid != v1::NamespaceMode::Container as i32,
-        runtime_handler: status.runtime_handler,
+        runtime_handler: handler.unwrap_or_else(|| listed_handler.to_owned()),
     }
 }
 

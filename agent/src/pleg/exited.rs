@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use keblet_proto::cri::v1;
 
+use super::exit_code::lacks_code;
 use super::task::CallResult;
 use super::task::PlegTask;
 use super::termination::MessageSource;
@@ -19,11 +20,12 @@ use crate::model::Source;
 const VERIFY: Duration = Duration::from_secs(1);
 
 impl PlegTask {
-    /// The cached container is running, or exited without confirmation by the runtime.
+    /// The cached container is running, or exited without confirmation by the runtime, or without a code that the runtime
+    /// knows.
     pub(super) fn runs(&self, uid: &PodUid, id: &str) -> bool {
         let snapshot = self.records.get(uid).and_then(|record| record.snapshot.as_ref());
         let container = snapshot.and_then(|s| s.containers.iter().find(|c| c.id.as_str() == id));
-        container.is_some_and(|c| c.state == ContainerState::Running || c.proven.is_some())
+        container.is_some_and(|c| c.state == ContainerState::Running || c.proven.is_some() || lacks_code(c))
     }
 
     /// Reads the termination message of an exit in a task of its own.
@@ -66,11 +68,12 @@ impl PlegTask {
     }
 }
 
-/// An inspection that began before an exit event may still contain "running": exited containers stay exited.
+/// An inspection that began before an exit event may still contain "running": exited containers stay exited. An exit
+/// without its code is not from an event.
 pub(super) fn keep_exits(known: &PodSnapshot, snapshot: &mut PodSnapshot) {
+    let is_final = |c: &ContainerStatus| c.state == ContainerState::Exited && c.proven.is_none() && !lacks_code(c);
     for container in &mut snapshot.containers {
-        let before = known.by_id(&container.id);
-        if let Some(before) = before.filter(|c| c.state == ContainerState::Exited && c.proven.is_none()) {
+        if let Some(before) = known.by_id(&container.id).filter(|before| is_final(before)) {
             container.clone_from(before);
         }
     }
@@ -93,5 +96,16 @@ mod tests {
         keep_exits(&known, &mut late);
         assert_eq!(late.containers[1].state, ContainerState::Exited);
         assert_eq!(late.containers[0].state, ContainerState::Running, "another instance is not affected");
+    }
+
+    #[test]
+    fn a_code_replaces_one_that_the_runtime_did_not_know() {
+        let now = Instant::now();
+        let exited = |exit_code| ContainerStatus { exit_code, ..container("a", "web", ContainerState::Exited) };
+        for (before, after, kept) in [(Some(-1), 3, 3), (None, 3, 3), (Some(0), -1, 0)] {
+            let mut later = snapshot(now, vec![exited(Some(after))]);
+            keep_exits(&snapshot(now, vec![exited(before)]), &mut later);
+            assert_eq!(later.containers[0].exit_code, Some(kept), "{after} after {before:?}");
+        }
     }
 }

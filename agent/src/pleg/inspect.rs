@@ -12,6 +12,7 @@ use keblet_proto::cri::v1;
 use tokio::time::Instant;
 
 use super::convert;
+use super::exit_code;
 use super::termination::MessageReader;
 use super::termination::MessageSource;
 use crate::model::ContainerId;
@@ -70,11 +71,15 @@ pub(super) async fn list_one(runtime: &Runtime, uid: &PodUid) -> Result<(Instant
 
 /// True if `listing` contains nothing new compared to `known`.
 pub(super) fn agrees(listing: &Listing, known: &PodSnapshot) -> bool {
+    let containers = by_id(known);
     listing.sandboxes.len() == known.sandboxes.len()
         && listing.containers.len() == known.containers.len()
         && listing.sandboxes.iter().all(|s| reusable_sandbox(s, known).is_some())
-        && listing.containers.iter().all(|c| reusable_container(c, known).is_some())
+        && listing.containers.iter().all(|c| reusable_container(c, &containers).is_some())
 }
+
+/// Containers of an older snapshot, by id.
+type KnownContainers<'a> = HashMap<&'a str, &'a ContainerStatus>;
 
 /// Statuses requested beside the lists, by container id.
 pub(super) type PrefetchedStatuses = HashMap<String, ContainerInspection>;
@@ -100,7 +105,8 @@ pub(super) async fn complete(
     let previous = previous.as_deref();
     let pod = pod_ref(uid, &listing, previous);
     let sandboxes = try_join_all(listing.sandboxes.iter().map(|s| sandbox_status(runtime, s, previous)));
-    let containers = listing.containers.iter().map(|c| container_status(runtime, messages, uid, c, previous, early));
+    let known = &previous.map(by_id).unwrap_or_default();
+    let containers = listing.containers.iter().map(|c| container_status(runtime, messages, uid, c, known, early));
     let (sandboxes, containers) = futures_util::try_join!(sandboxes, try_join_all(containers))?;
     let mut sandboxes: Vec<SandboxStatus> = sandboxes.into_iter().flatten().collect();
     let mut containers: Vec<ContainerStatus> = containers.into_iter().flatten().collect();
@@ -148,10 +154,16 @@ fn reusable_sandbox<'a>(listed: &v1::PodSandbox, known: &'a PodSnapshot) -> Opti
     })
 }
 
-fn reusable_container<'a>(listed: &v1::Container, known: &'a PodSnapshot) -> Option<&'a ContainerStatus> {
+fn by_id(known: &PodSnapshot) -> KnownContainers<'_> {
+    known.containers.iter().map(|container| (container.id.as_str(), container)).collect()
+}
+
+fn reusable_container<'a>(listed: &v1::Container, known: &KnownContainers<'a>) -> Option<&'a ContainerStatus> {
     let state = convert::state(listed.state);
     let settled = matches!(state, ContainerState::Running | ContainerState::Exited);
-    known.containers.iter().find(|c| settled && c.id.as_str() == listed.id && c.state == state && c.proven.is_none())
+    let known = known.get(listed.id.as_str()).copied();
+    let is_complete = |known: &ContainerStatus| known.proven.is_none() && !exit_code::is_held_back(known);
+    known.filter(|known| settled && known.state == state && is_complete(known))
 }
 
 async fn sandbox_status(
@@ -163,7 +175,7 @@ async fn sandbox_status(
         return Ok(Some(known.clone()));
     }
     match runtime.pod_sandbox_status(&listed.id, false).await {
-        Ok(reply) => Ok(Some(convert::sandbox(reply.status))),
+        Ok(reply) => Ok(Some(convert::sandbox(reply.status, &listed.runtime_handler))),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
     }
@@ -176,11 +188,11 @@ async fn container_status(
     messages: &MessageReader,
     uid: &PodUid,
     listed: &v1::Container,
-    previous: Option<&PodSnapshot>,
+    known: &KnownContainers<'_>,
     early: &PrefetchedStatuses,
 ) -> Result<Option<ContainerStatus>, RuntimeError> {
     // One that was asked for beside the lists may have changed although its state is the same (resources).
-    let known = previous.and_then(|p| reusable_container(listed, p)).filter(|_| !early.contains_key(&listed.id));
+    let known = reusable_container(listed, known).filter(|_| !early.contains_key(&listed.id));
     if let Some(known) = known {
         return Ok(Some(known.clone()));
     }
@@ -204,6 +216,8 @@ async fn container_status(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::pleg::testing;
     use crate::runtime::RuntimeOptions;
@@ -237,9 +251,28 @@ mod tests {
             ..Default::default()
         };
         let (runtime, messages, uid) = (running(), MessageReader::default(), PodUid::from("p"));
-        let found = container_status(&runtime, &messages, &uid, &listed, None, &PrefetchedStatuses::new()).await;
+        let (known, early) = (KnownContainers::new(), PrefetchedStatuses::new());
+        let found = container_status(&runtime, &messages, &uid, &listed, &known, &early).await;
         let found = found.expect("an answer").expect("it exists");
         assert_eq!((found.state, found.pid), (ContainerState::Running, Some(4711)));
+    }
+
+    /// Looking for each among all others would take a minute, for which the relist of all pods would wait.
+    #[test]
+    fn a_pod_may_have_any_number_of_containers() {
+        let ids: Vec<String> = (0..50_000).map(|index| format!("{index:064}")).collect();
+        let known = ids.iter().map(|id| testing::container(id, "web", ContainerState::Exited)).collect();
+        let known = testing::snapshot(Instant::now(), known);
+        let state: i32 = v1::ContainerState::ContainerExited.into();
+        let listed = ids.into_iter().map(|id| v1::Container { id, state, ..Default::default() }).collect();
+        let mut listing = Listing { sandboxes: Vec::new(), containers: listed };
+        let began = std::time::Instant::now();
+        assert!(agrees(&listing, &known));
+        listing.containers[49_999].state = v1::ContainerState::ContainerRunning.into();
+        assert!(!agrees(&listing, &known), "one has another state");
+        listing.containers[49_999] = v1::Container { id: "another".to_owned(), state, ..Default::default() };
+        assert!(!agrees(&listing, &known), "one is new");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     }
 
     #[test]

@@ -17,6 +17,7 @@
 mod convert;
 mod diff;
 mod dirty;
+mod exit_code;
 mod exited;
 mod handle;
 mod inspect;
@@ -31,6 +32,8 @@ mod task;
 mod termination;
 #[cfg(test)]
 pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 mod uninspected;
 
 pub use dirty::DirtyPods;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::proof::provable;
 use super::task::PlegTask;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
@@ -166,10 +167,10 @@ impl PlegTask {
         }
     }
 
-    /// Replaces the runtime's reasons of confirmed exits where the kernel's evidence contradicts them. `known` is the
-    /// snapshot before, whose containers were corrected already.
+    /// Replaces the runtime's reasons of confirmed exits where the kernel's evidence contradicts them, and codes that the
+    /// runtime does not know. `known` is the snapshot before, whose containers were corrected already.
     pub(super) fn correct_reasons(&self, known: &PodSnapshot, snapshot: &mut PodSnapshot) {
-        let pod = &snapshot.pod;
+        let (pod, sandboxes) = (&snapshot.pod, &snapshot.sandboxes);
         for container in &mut snapshot.containers {
             if container.state != ContainerState::Exited || container.proven.is_some() {
                 continue;
@@ -182,6 +183,8 @@ impl PlegTask {
             if container.pid.is_none() {
                 container.pid = before.and_then(|before| before.pid);
             }
+            let leads_namespace = provable(sandboxes, container);
+            self.add_exit_code(container, before, leads_namespace);
             let Some(code) = container.exit_code else { continue };
             let is_killed = code == KILLED || self.ooms.history.main_killed(&container.id).is_some();
             if !is_killed && container.reason != OOM_KILLED {

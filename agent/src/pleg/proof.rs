@@ -3,6 +3,8 @@
 //! Where the init leads a PID namespace of its own, its end proves that of the container. With a host or shared PID
 //! namespace other processes may outlive it: there its end is a hint, and the pod is inspected until the runtime reports
 //! the exit, a bounded number of times. So is an init that is not found, as one that ended while the agent was starting.
+//! Containers of runtimes with a kernel of their own (Kata Containers, gVisor) have no init on the node: once that was seen
+//! of a runtime handler, only events and relists tell of their exits.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -13,6 +15,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::exit_code::lacks_code;
 use super::proven_exits;
 use super::record::recheck_delay;
 use super::task::PlegTask;
@@ -27,6 +30,7 @@ use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::ProvenExit;
+use crate::model::SandboxStatus;
 use crate::model::Source;
 
 /// Exit records kept for containers that no snapshot has shown yet. An init that ends within a millisecond of its start
@@ -39,6 +43,17 @@ pub(super) type PinFuture = Pin<Box<dyn Future<Output = PinGone> + Send>>;
 
 /// Inspections after a hint, beginning with [`recheck_delay`]: about half a minute. Later the relist covers it.
 const HINT_RECHECKS: u32 = 6;
+/// After so many of them a container that still runs, and whose init was not found, has none on the node.
+const PROCESSLESS_RECHECKS: u32 = 2;
+
+/// Why a container may have exited.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExitHint {
+    /// Its init process ended.
+    Ended,
+    /// Its init process was not found.
+    NotFound,
+}
 
 /// A watched init process is gone.
 pub(super) struct PinGone {
@@ -89,45 +104,67 @@ impl Exits {
 
 impl PlegTask {
     /// Watches the init process of every running container that is not watched yet. One that is already gone has ended.
-    pub(super) fn pin_running(&mut self, uid: &PodUid, snapshot: &PodSnapshot) {
+    /// Removes pids that are not those of inits.
+    pub(super) fn pin_running(&mut self, uid: &PodUid, snapshot: &mut PodSnapshot) {
+        let mut misnamed = Vec::new();
         for container in snapshot.running() {
             let Some(pid) = container.pid else { continue };
             let Some(record) = self.records.get_mut(uid) else { return };
-            if !record.pins.insert(container.id.clone()) {
-                continue;
+            if record.pins.insert(container.id.clone()) && !self.pin(uid, snapshot, container, pid) {
+                misnamed.push(container.id.clone());
             }
-            let is_proof = provable(snapshot, container);
-            let id = container.id.clone();
-            match self.config.watch.pin(pid, &container.id) {
-                Pinned::Watching(gone) => self.await_gone(uid, id, gone, is_proof),
-                Pinned::Hint(gone) => self.await_gone(uid, id, gone, false),
-                Pinned::Gone if is_proof => self.record_exit(uid, container, None),
-                Pinned::Gone => self.record_exit_hint(uid, id),
-                // The kernel itself has recorded the end of this container's init.
-                Pinned::NotFound(_) | Pinned::Ineligible(_) | Pinned::Failed(_)
-                    if is_proof && self.exits.get(container).is_some() =>
-                {
-                    self.record_exit(uid, container, None);
-                }
-                Pinned::NotFound(reason) => {
-                    tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process not found");
-                    self.record_exit_hint(uid, id);
-                }
-                Pinned::Ineligible(reason) => {
-                    tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process is not watched");
-                }
-                Pinned::Failed(reason) => {
-                    tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process is not watched yet");
-                    // Tried again with the next snapshot; that of a relist is the last resort.
-                    if let Some(record) = self.records.get_mut(uid) {
-                        record.pins.remove(&id);
-                    }
-                }
-            }
+        }
+        for container in snapshot.containers.iter_mut().filter(|container| misnamed.contains(&container.id)) {
+            container.pid = None;
         }
         if let Some(record) = self.records.get_mut(uid) {
-            record.pins.retain(|id| snapshot.by_id(id).is_some());
+            // Tried again when a status has another pid.
+            record.pins.retain(|id| snapshot.by_id(id).is_some() && !misnamed.contains(id));
         }
+    }
+
+    /// Watches the init process of a container. False if it is known to have another pid.
+    fn pin(&mut self, uid: &PodUid, snapshot: &PodSnapshot, container: &ContainerStatus, pid: u32) -> bool {
+        let is_proof = provable(&snapshot.sandboxes, container);
+        let handler = runtime_handler(snapshot, container);
+        let id = container.id.clone();
+        let pinned = self.config.watch.pin(pid, &id);
+        if matches!(pinned, Pinned::Watching(_) | Pinned::Hint(_)) {
+            self.processless.remove(handler);
+        }
+        match pinned {
+            Pinned::Watching(gone) => self.await_gone(uid, id, gone, is_proof),
+            Pinned::Hint(gone) => self.await_gone(uid, id, gone, false),
+            Pinned::Gone if is_proof => self.record_exit(uid, container, None),
+            Pinned::Gone => self.record_exit_hint(uid, id, ExitHint::Ended),
+            Pinned::Monitor(reason) => {
+                tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process is not known");
+                return false;
+            }
+            // The kernel itself has recorded the end of this container's init.
+            Pinned::NotFound(_) | Pinned::Ineligible(_) | Pinned::Failed(_)
+                if is_proof && self.exits.get(container).is_some() =>
+            {
+                self.record_exit(uid, container, None);
+            }
+            Pinned::NotFound(reason) => {
+                tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process not found");
+                if !self.processless.contains(handler) {
+                    self.record_exit_hint(uid, id, ExitHint::NotFound);
+                }
+            }
+            Pinned::Ineligible(reason) => {
+                tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process is not watched");
+            }
+            Pinned::Failed(reason) => {
+                tracing::debug!(pod = %snapshot.pod, container = container.name, reason, "init process is not watched yet");
+                // Tried again with the next snapshot; that of a relist is the last resort.
+                if let Some(record) = self.records.get_mut(uid) {
+                    record.pins.remove(&id);
+                }
+            }
+        }
+        true
     }
 
     fn await_gone(&mut self, uid: &PodUid, id: ContainerId, gone: GoneFuture, is_proof: bool) {
@@ -144,10 +181,12 @@ impl PlegTask {
 
     /// The container may have exited. Normally the runtime's event follows within milliseconds; if it is lost, the pod
     /// is inspected.
-    fn record_exit_hint(&mut self, uid: &PodUid, id: ContainerId) {
+    fn record_exit_hint(&mut self, uid: &PodUid, id: ContainerId, hint: ExitHint) {
         let delay = recheck_delay(0, self.events_up());
         let Some(record) = self.records.get_mut(uid) else { return };
-        record.exit_hints.insert(id);
+        record.exit_hints.insert(id, hint);
+        // Those for other exits of the pod say nothing of this one.
+        record.rechecks = 0;
         self.recheck_later(uid, delay);
     }
 
@@ -158,8 +197,20 @@ impl PlegTask {
             return false;
         };
         let Some(snapshot) = record.snapshot.clone() else { return false };
-        let runs = |id: &ContainerId| snapshot.by_id(id).is_some_and(|c| c.state == ContainerState::Running);
-        record.exit_hints.retain(runs);
+        let running = |id: &ContainerId| snapshot.by_id(id).filter(|c| c.state == ContainerState::Running);
+        record.exit_hints.retain(|id, _| running(id).is_some());
+        if record.rechecks >= PROCESSLESS_RECHECKS {
+            let not_found = record.exit_hints.iter().filter(|(_, hint)| **hint == ExitHint::NotFound);
+            for container in not_found.filter_map(|(id, _)| running(id)) {
+                let handler = runtime_handler(&snapshot, container);
+                if self.processless.insert(handler.to_owned()) {
+                    tracing::info!(
+                        runtime_handler = handler,
+                        "containers have no process on the node; their exits are not watched"
+                    );
+                }
+            }
+        }
         if record.rechecks >= HINT_RECHECKS && !record.exit_hints.is_empty() {
             tracing::info!(pod = %snapshot.pod, "the runtime still reports a container as running whose init process ended or was not found");
             record.exit_hints.clear();
@@ -182,10 +233,15 @@ impl PlegTask {
     /// A pidfd became readable: the next instance may start, if that proves the container's end.
     pub(super) fn on_gone(&mut self, pinned: PinGone) {
         let Some(known) = self.records.get(&pinned.uid).and_then(|r| r.snapshot.clone()) else { return };
-        let running = known.by_id(&pinned.id).filter(|c| c.state == ContainerState::Running);
-        let Some(container) = running else { return };
+        let Some(container) = known.by_id(&pinned.id) else { return };
+        if let Some(code) = pinned.gone.exit_code.filter(|_| lacks_code(container)) {
+            return self.publish_code(&pinned.uid, &known, &pinned.id, code);
+        }
+        if container.state != ContainerState::Running {
+            return;
+        }
         if !pinned.is_proof {
-            return self.record_exit_hint(&pinned.uid, pinned.id);
+            return self.record_exit_hint(&pinned.uid, pinned.id, ExitHint::Ended);
         }
         self.record_exit(&pinned.uid, container, pinned.gone.exit_code);
         self.republish(&pinned.uid, &known);
@@ -247,8 +303,13 @@ fn apart(a: &ExitFacts, b: &ExitFacts) -> Duration {
 }
 
 /// The end of an init proves nothing where other processes may outlive it.
-fn provable(snapshot: &PodSnapshot, container: &ContainerStatus) -> bool {
-    snapshot.sandboxes.iter().any(|s| s.id == container.sandbox_id && !s.shares_pid_namespace)
+pub(super) fn provable(sandboxes: &[SandboxStatus], container: &ContainerStatus) -> bool {
+    sandboxes.iter().any(|s| s.id == container.sandbox_id && !s.shares_pid_namespace)
+}
+
+fn runtime_handler<'a>(snapshot: &'a PodSnapshot, container: &ContainerStatus) -> &'a str {
+    let sandbox = snapshot.sandboxes.iter().find(|sandbox| sandbox.id == container.sandbox_id);
+    sandbox.map_or("", |sandbox| &sandbox.runtime_handler)
 }
 
 #[cfg(test)]

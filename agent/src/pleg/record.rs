@@ -9,7 +9,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::time::delay_queue;
 
+use super::exit_code::CodelessExit;
 use super::handle::Reply;
+use super::proof::ExitHint;
 use crate::events::Expect;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
@@ -51,8 +53,10 @@ pub(super) struct PodRecord {
     pub proven_exits: HashMap<ContainerId, ProvenExit>,
     /// Containers whose init is watched, or cannot be.
     pub pins: HashSet<ContainerId>,
-    /// Containers whose init ended without proving their exit: the runtime has yet to report it.
-    pub exit_hints: HashSet<ContainerId>,
+    /// Containers that may have exited without proof: the runtime has yet to report it.
+    pub exit_hints: HashMap<ContainerId, ExitHint>,
+    /// Containers whose exit the runtime has reported without its code.
+    pub codeless_exits: HashMap<ContainerId, CodelessExit>,
     /// Sample time of the inspection in progress.
     pub inflight: Option<Instant>,
     /// Another inspection is due when it ends.

@@ -2,6 +2,7 @@
 //! returns a `CallResult`, so a pod with a hung call delays only itself.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -17,6 +18,8 @@ use tokio_util::time::DelayQueue;
 
 use super::DirtyPods;
 use super::PlegObserver;
+use super::exit_code::CodelessExit;
+use super::exit_code::is_placeholder;
 use super::exited::keep_exits;
 use super::handle::COMMAND_CAPACITY;
 use super::handle::Command;
@@ -100,6 +103,7 @@ pub fn start(
         work: JoinSet::new(),
         pins: FuturesUnordered::new(),
         exits: Exits::default(),
+        processless: HashSet::new(),
         ooms: Ooms::default(),
         rechecks: DelayQueue::new(),
         relists: Relists::default(),
@@ -126,6 +130,8 @@ pub(super) struct PlegTask {
     pub(super) work: JoinSet<CallResult>,
     pub(super) pins: FuturesUnordered<PinFuture>,
     pub(super) exits: Exits,
+    /// Runtime handlers whose containers have no process of their own on the node.
+    pub(super) processless: HashSet<String>,
     pub(super) ooms: Ooms,
     rechecks: DelayQueue<PodUid>,
     pub(super) relists: Relists,
@@ -164,7 +170,9 @@ impl PlegTask {
 
     fn on_hint(&mut self, hint: Hint) {
         match hint {
-            Hint::Runtime { uid, exited: Some(status), .. } if self.runs(&uid, &status.id) => {
+            Hint::Runtime { uid, exited: Some(status), .. }
+                if !is_placeholder(status.exit_code) && self.runs(&uid, &status.id) =>
+            {
                 self.take_exit(uid, *status);
             }
             Hint::Runtime { uid, id, expect, .. } => {
@@ -365,8 +373,9 @@ impl PlegTask {
             known.as_deref().unwrap_or(&PodSnapshot::empty(snapshot.pod.clone(), sampled_at)),
             &mut snapshot,
         );
-        self.pin_running(uid, &snapshot);
-        let pending = self.overlay_pending_exits(uid, &mut snapshot);
+        let are_held_back = self.hold_back_codes(uid, known.as_deref(), &mut snapshot);
+        self.pin_running(uid, &mut snapshot);
+        let pending = self.overlay_pending_exits(uid, &mut snapshot) || are_held_back;
         self.publish(uid, snapshot, source);
         let pending = self.settle_exit_hints(uid) || pending;
         self.attribute_oom_kills(uid);
@@ -380,7 +389,7 @@ impl PlegTask {
         }
     }
 
-    /// After a successful inspection: inspect again only while an exit is unconfirmed.
+    /// After a successful inspection: inspect again only while an exit is unconfirmed, or has no code.
     fn schedule_confirmation(&mut self, uid: &PodUid, pending: bool) {
         let events_up = self.events_up();
         let Some(record) = self.records.get_mut(uid) else { return };
@@ -389,7 +398,8 @@ impl PlegTask {
         }
         if pending {
             let delay = recheck_delay(record.rechecks, events_up);
-            self.recheck_later(uid, delay);
+            let held_back = record.codeless_exits.values().filter_map(CodelessExit::remaining).min();
+            self.recheck_later(uid, held_back.map_or(delay, |left| delay.min(left)));
         } else {
             record.rechecks = 0;
         }

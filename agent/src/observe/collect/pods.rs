@@ -28,8 +28,9 @@ pub(super) struct KnownPod {
     record: PodRecord,
     /// Instances whose exit was reported, as far as the runtime still knows them.
     reported: BTreeSet<String>,
-    /// Instances whose exit the kernel reported and the runtime has not confirmed.
-    unconfirmed: BTreeMap<String, (String, ExitInfo)>,
+    /// Instances whose exit the kernel reported and the runtime has not confirmed, or the runtime reported without its code:
+    /// container, exit, and which of the two was first.
+    unconfirmed: BTreeMap<String, (String, ExitInfo, ExitSource)>,
 }
 
 /// The pod's name.
@@ -51,8 +52,8 @@ impl KnownPod {
     /// Takes a snapshot; returns what is new. Exits before `began` (nanoseconds since the Unix epoch) are marked as
     /// earlier.
     ///
-    /// An exit that the kernel has proven is reported when the runtime has confirmed it and has given a reason, or when
-    /// the instance is gone.
+    /// An exit that the kernel has proven is reported when the runtime has confirmed it and has given a reason, one without
+    /// its code when that is known; both when the instance is gone.
     pub(super) fn update(&mut self, snapshot: &PodSnapshot, began: i64) -> Vec<Record> {
         let record = self.view(snapshot);
         let mut exits = self.new_exits(snapshot, &record.pod, began);
@@ -68,15 +69,8 @@ impl KnownPod {
     /// The runtime no longer knows the pod.
     pub(super) fn removed(self) -> Vec<Record> {
         let pod = self.record.pod;
-        let gone = |(id, (container, exit)): (String, (String, ExitInfo))| {
-            Record::Exit(ExitRecord {
-                pod: pod.clone(),
-                container,
-                id,
-                exit,
-                source: ExitSource::Kernel,
-                earlier: false,
-            })
+        let gone = |(id, (container, exit, source)): (String, (String, ExitInfo, ExitSource))| {
+            Record::Exit(ExitRecord { pod: pod.clone(), container, id, exit, source, earlier: false })
         };
         let mut records: Vec<Record> = self.unconfirmed.into_iter().map(gone).collect();
         records.push(Record::Pod(PodRecord { pod: pod.clone(), removed: true, ..PodRecord::default() }));
@@ -126,14 +120,13 @@ impl KnownPod {
             let id = status.id.to_string();
             let Some(exit) = exit_info(status).filter(|_| !self.reported.contains(&id)) else { continue };
             let container = clean(&status.name, NAME);
-            if status.proven.is_some() {
-                self.unconfirmed.insert(id, (container, exit));
+            let reporter = if status.proven.is_some() { ExitSource::Kernel } else { ExitSource::Runtime };
+            let source = self.unconfirmed.remove(&id).map_or(reporter, |(_, _, first)| first);
+            // Without its code the runtime is asked again.
+            if status.proven.is_some() || status.exit_code.is_none() {
+                self.unconfirmed.insert(id, (container, exit, source));
                 continue;
             }
-            let source = match self.unconfirmed.remove(&id) {
-                Some(_) => ExitSource::Kernel,
-                None => ExitSource::Runtime,
-            };
             self.reported.insert(id.clone());
             let earlier = (1..began).contains(&status.finished_at);
             exits.push(Record::Exit(ExitRecord { pod: pod.clone(), container, id, exit, source, earlier }));
@@ -141,9 +134,8 @@ impl KnownPod {
         let exists = |id: &String| snapshot.containers.iter().any(|status| status.id.as_str() == id);
         self.reported.retain(exists);
         let gone = self.unconfirmed.extract_if(.., |id, _| !exists(id));
-        exits.extend(gone.map(|(id, (container, exit))| {
-            let (pod, source) = (pod.clone(), ExitSource::Kernel);
-            Record::Exit(ExitRecord { pod, container, id, exit, source, earlier: false })
+        exits.extend(gone.map(|(id, (container, exit, source))| {
+            Record::Exit(ExitRecord { pod: pod.clone(), container, id, exit, source, earlier: false })
         }));
         exits
     }

@@ -56,6 +56,17 @@ async fn exits_before_the_start_are_marked() {
 }
 
 #[tokio::test]
+async fn an_exit_is_reported_once_its_code_is_known() {
+    let mut known = KnownPod::default();
+    let codeless = |id| ContainerStatus { exit_code: None, ..exited(id, "web", 0, BEGAN + 1) };
+    assert_eq!(exits(&update(&mut known, vec![codeless("a")])), []);
+    let records = update(&mut known, vec![exited("a", "web", 7, BEGAN + 1)]);
+    assert_eq!(exits(&records), [("a", Some(7), ExitSource::Runtime, false)]);
+    update(&mut known, vec![codeless("b")]);
+    assert_eq!(exits(&known.removed()), [("b", None, ExitSource::Runtime, false)], "or will never be");
+}
+
+#[tokio::test]
 async fn a_proven_exit_is_reported_with_the_runtimes_reason() {
     let mut known = KnownPod::default();
     update(&mut known, vec![container("a", "web", ContainerState::Running)]);
