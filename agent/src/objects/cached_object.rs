@@ -54,6 +54,28 @@ struct Known<K> {
     missed: bool,
     /// When a GET returned it; it is read again after its time to live, or if this is `None`.
     fetched: Option<Instant>,
+    /// Registrations of new and changed pods so far.
+    registrations: u64,
+    /// States that watches have received so far.
+    watched: u64,
+}
+
+/// A GET in progress.
+#[derive(Clone, Copy)]
+struct Fetch {
+    began: Instant,
+    /// Registrations at its begin.
+    registrations: u64,
+    /// States that watches had received at its begin.
+    watched: u64,
+}
+
+impl Fetch {
+    /// From when on its answer is kept, after so many registrations. A pod that was registered while it was in progress may
+    /// have been created or changed after what it returns, so that the object is read again.
+    fn kept_since(self, registrations: u64) -> Option<Instant> {
+        (self.registrations == registrations).then_some(self.began)
+    }
 }
 
 /// One object, shared by the store, its watch and its readers.
@@ -75,7 +97,8 @@ struct Shared<K> {
 
 impl<K: Kind> CachedObject<K> {
     pub(super) fn new(key: ObjectKey, reading: Reading) -> Arc<Self> {
-        let known = Known { object: None, fresh: false, failure: None, missed: false, fetched: None };
+        let (object, failure, fetched) = (None, None, None);
+        let known = Known { object, fresh: false, failure, missed: false, fetched, registrations: 0, watched: 0 };
         let shared = Shared {
             key,
             known: watch::Sender::new(known),
@@ -90,19 +113,23 @@ impl<K: Kind> CachedObject<K> {
         })
     }
 
-    /// Adds a pod that uses the object. Reading begins at once.
+    /// Which object it is.
+    pub(super) fn key(&self) -> &ObjectKey {
+        &self.shared.key
+    }
+
+    /// Adds a pod that uses the object, or that has changed and still uses it. Reading begins at once.
     pub(super) fn add_user(&self, id: RegistrationId, usage: PodUse) {
-        let first = self.shared.users().insert(id, usage).is_none();
+        self.shared.users().insert(id, usage);
         if self.reading.strategy == Strategy::Watch {
             self.ensure_watch();
         }
-        if first {
-            // A pod that starts must not see what a GET returned for another pod before.
-            self.shared.known.send_if_modified(|known| {
-                known.fetched = None;
-                false
-            });
-        }
+        // A pod that starts must not see what a GET returned before, nor one that was changed to have its volumes refreshed.
+        self.shared.known.send_if_modified(|known| {
+            known.fetched = None;
+            known.registrations += 1;
+            false
+        });
     }
 
     /// Removes a pod. True if no pod uses the object any more.
@@ -149,27 +176,32 @@ impl<K: Kind> CachedObject<K> {
     /// The object from a GET: each time with strategy Get, else after the time to live.
     async fn fetched(&self, now: Instant) -> Result<Arc<K>, ObjectError> {
         let _one = self.fetching.lock().await;
-        let (object, fetched, failed) = {
+        let (object, fetched, failed, fetch) = {
             let known = self.shared.known.borrow();
-            (known.object.clone(), known.fetched, known.failure.is_some())
+            let fetch = Fetch { began: now, registrations: known.registrations, watched: known.watched };
+            (known.object.clone(), known.fetched, known.failure.is_some(), fetch)
         };
         let good_until = fetched.map(|at| at + self.reading.time_to_live());
         let keeps = self.reading.strategy != Strategy::Get && !failed && good_until.is_some_and(|until| now < until);
         if let (Some(object), true) = (&object, keeps) {
             return self.shared.found(object.clone());
         }
-        // The API server's watch cache is sufficient if this object was read before; a new pod must not get a stale
-        // one.
-        let cheap = self.reading.strategy == Strategy::Cache && fetched.is_some();
+        // The API server's watch cache is sufficient for an object that was read since the last registration, as what is older
+        // is recognised; a pod that is new or changed must not get a stale one.
+        let is_known = fetched.is_some() && matches!(object, Some(Some(_)));
+        let cheap = self.reading.strategy != Strategy::Get && is_known;
         let timeout = if object.is_some() { FIRST_READ } else { GET_TIMEOUT };
-        match self.ask(cheap, timeout).await {
+        match self.read(cheap, timeout).await {
             Ok(answer) if cheap && answer.as_ref().is_some_and(|answer| self.shared.is_older(answer)) => {
                 // The watch cache of one API server may lag behind another API server.
-                self.shared.known.send_modify(|known| known.fetched = Some(now));
+                self.shared.known.send_modify(|known| {
+                    known.fetched = fetch.kept_since(known.registrations);
+                    known.failure = None;
+                });
                 self.shared.found(object.flatten())
             }
             Ok(answer) => {
-                self.shared.store(answer, Some(now));
+                self.shared.store(answer, Some(fetch));
                 self.shared.found(self.shared.known.borrow().object.clone().flatten())
             }
             Err(error) => {
@@ -179,6 +211,15 @@ impl<K: Kind> CachedObject<K> {
                     _ => Err(ObjectError::Api(error)),
                 }
             }
+        }
+    }
+
+    /// The object, if it exists; if `cheap`, from the API server's watch cache. One that lags behind may not have it yet, so
+    /// that its absence is confirmed.
+    async fn read(&self, cheap: bool, timeout: Duration) -> Result<Option<K>, String> {
+        match self.ask(cheap, timeout).await {
+            Ok(None) if cheap => self.ask(false, timeout).await,
+            answer => answer,
         }
     }
 
@@ -266,14 +307,19 @@ impl<K: Kind> Shared<K> {
         held.and_then(|held| version(&held)).zip(version(answer)).is_some_and(|(held, new)| new < held)
     }
 
-    /// Stores the received state, and counts a change for the pods that use the object if its content differs.
-    fn store(&self, object: Option<K>, fetched: Option<Instant>) {
+    /// Stores the state that the watch or a `fetch` received, and counts a change for the pods that use the object if its
+    /// content differs.
+    fn store(&self, object: Option<K>, fetch: Option<Fetch>) {
         let object = object.map(|mut object| {
             object.trim();
             Arc::new(object)
         });
         let mut news = false;
         self.known.send_modify(|known| {
+            // What a watch has received during a GET is at least as new as the answer, and the watch does not repeat it.
+            if fetch.is_some_and(|fetch| fetch.watched != known.watched) {
+                return;
+            }
             news = match &known.object {
                 None => known.missed,
                 Some(Some(old)) => object.as_ref().is_none_or(|object| !object.same_content(old)),
@@ -281,7 +327,10 @@ impl<K: Kind> Shared<K> {
             };
             // All readers of a version share it, also those that have got it by different requests.
             let held = known.object.take().flatten().filter(|held| object.as_deref() == Some(&**held));
-            *known = Known { object: Some(held.or(object)), fresh: true, failure: None, missed: false, fetched };
+            let (object, registrations) = (Some(held.or(object)), known.registrations);
+            let fetched = fetch.and_then(|fetch| fetch.kept_since(registrations));
+            let watched = known.watched + u64::from(fetch.is_none());
+            *known = Known { object, fresh: true, failure: None, missed: false, fetched, registrations, watched };
         });
         if news {
             self.users().values().for_each(|usage| usage.changed.send_modify(|count| *count += 1));
@@ -298,5 +347,54 @@ impl<K: Kind> Shared<K> {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::SystemTime;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::super::ObjectsConfig;
+    use super::super::references::Names;
+    use super::super::references::Need;
+    use super::super::registration::Registration;
+    use super::super::store::Store;
+    use super::super::tests::api::Api;
+    use super::*;
+    use crate::apiserver::recovery::Recovered;
+    use crate::model::Clock;
+
+    fn names(name: &str) -> Names {
+        Names { namespace: "ns".into(), needs: [(name.to_owned(), Need::Always)].into() }
+    }
+
+    #[tokio::test]
+    async fn a_registration_waits_for_no_object_of_another_pod() {
+        let clock = Clock::derived(SystemTime::UNIX_EPOCH);
+        let (strategy, recovered, sync_frequency) = (Strategy::Get, Recovered::default(), Duration::from_secs(60));
+        let config = ObjectsConfig { strategy, recovered, sync_frequency, clock, node: None };
+        let store = Arc::new(Store::<ConfigMap>::new(Reading::new(Api::new(clock).client(), &config)));
+        let (other, own) = (Registration::new("other".into()), Registration::new("own".into()));
+        store.register(other.id, &names("other"), &other.counter);
+        let key = ObjectKey { namespace: "ns".into(), name: "other".into() };
+        let object = store.object(&key).expect("it is registered");
+
+        let in_use = object.shared.users();
+        let (done, registered) = mpsc::channel();
+        let (registering, id, counter) = (store.clone(), own.id, own.counter.clone());
+        std::thread::spawn(move || {
+            registering.register(id, &names("first"), &counter);
+            registering.register(id, &names("second"), &counter);
+            let held = registering.len();
+            registering.unregister(id);
+            done.send((held, registering.len()))
+        });
+        assert_eq!(registered.recv_timeout(Duration::from_secs(10)), Ok((2, 1)));
+        drop(in_use);
+        store.unregister(other.id);
+        assert_eq!(store.len(), 0);
     }
 }

@@ -147,8 +147,9 @@ impl Objects {
         self.inner.is_none()
     }
 
-    /// Starts to read the objects that the pod refers to. To be called again when the pod's spec has changed: objects
-    /// that it no longer refers to are released. Dropping `registration` releases all.
+    /// Starts to read the objects that the pod refers to. To be called again when the pod has changed, and not for another
+    /// status alone: objects that it no longer refers to are released, and what GETs have returned of the others is read
+    /// again. Dropping `registration` releases all.
     pub fn register(&self, pod: &Pod, registration: &mut Registration) {
         let Some(inner) = &self.inner else { return };
         let references = References::of(pod);

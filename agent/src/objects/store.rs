@@ -76,38 +76,75 @@ impl Reading {
 /// The objects of one kind.
 pub(super) struct Store<K> {
     reading: Reading,
-    objects: Mutex<HashMap<ObjectKey, Arc<CachedObject<K>>>>,
+    registered: Mutex<Registered<K>>,
+}
+
+/// The objects that registered pods use.
+struct Registered<K> {
+    objects: HashMap<ObjectKey, Arc<CachedObject<K>>>,
+    /// Those of each registration that has any: pods come and go without a look at the objects of the others.
+    by_registration: HashMap<RegistrationId, Vec<Arc<CachedObject<K>>>>,
+}
+
+impl<K: Kind> Registered<K> {
+    /// The objects of this registration, which has none then; each is to be released or used again.
+    fn take(&mut self, id: RegistrationId) -> Vec<Arc<CachedObject<K>>> {
+        self.by_registration.remove(&id).unwrap_or_default()
+    }
+
+    fn release(&mut self, id: RegistrationId, object: &CachedObject<K>) {
+        if object.remove_user(id) {
+            self.objects.remove(object.key());
+        }
+    }
 }
 
 impl<K: Kind> Store<K> {
     pub(super) fn new(reading: Reading) -> Self {
-        Self { reading, objects: Mutex::default() }
+        let registered = Registered { objects: HashMap::new(), by_registration: HashMap::new() };
+        Self { reading, registered: Mutex::new(registered) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, Arc<CachedObject<K>>>> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Registered<K>> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the objects that the pod uses.
     pub(super) fn register(&self, id: RegistrationId, names: &Names, changed: &Changed) {
-        let mut objects = self.lock();
-        objects.retain(|key, object| {
-            let wanted = key.namespace == names.namespace && names.needs.contains_key(&key.name);
-            wanted || !object.remove_user(id)
-        });
+        let mut registered = self.lock();
+        for object in registered.take(id) {
+            let key = object.key();
+            if key.namespace != names.namespace || !names.needs.contains_key(&key.name) {
+                registered.release(id, &object);
+            }
+        }
+        let mut used = Vec::new();
         for (name, need) in &names.needs {
             let key = ObjectKey { namespace: names.namespace.clone(), name: name.clone() };
             if !(is_name(&key.namespace) && is_name(name)) {
                 continue;
             }
+            let objects = &mut registered.objects;
             let object = objects.entry(key.clone()).or_insert_with(|| CachedObject::new(key, self.reading.clone()));
             object.add_user(id, PodUse { changed: changed.clone(), always: *need == Need::Always });
+            used.push(object.clone());
+        }
+        if !used.is_empty() {
+            registered.by_registration.insert(id, used);
         }
     }
 
     /// Releases all objects of the pod.
     pub(super) fn unregister(&self, id: RegistrationId) {
-        self.lock().retain(|_, object| !object.remove_user(id));
+        let mut registered = self.lock();
+        for object in registered.take(id) {
+            registered.release(id, &object);
+        }
+    }
+
+    /// The object, if a registered pod refers to it.
+    pub(super) fn object(&self, key: &ObjectKey) -> Option<Arc<CachedObject<K>>> {
+        self.lock().objects.get(key).cloned()
     }
 
     /// # Errors
@@ -117,7 +154,7 @@ impl<K: Kind> Store<K> {
             return Err(ObjectError::BadName { kind: K::WORD, name: name.to_owned() });
         }
         let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
-        let Some(object) = self.lock().get(&key).cloned() else {
+        let Some(object) = self.object(&key) else {
             return Err(ObjectError::NotRegistered { namespace: namespace.to_owned(), name: name.to_owned() });
         };
         object.get(Instant::now()).await
@@ -126,10 +163,10 @@ impl<K: Kind> Store<K> {
     /// Whether changes of some of these are not announced.
     pub(super) fn has_unwatched(&self, names: &Names) -> bool {
         let always = names.needs.iter().filter(|(_, need)| **need == Need::Always);
-        let objects = self.lock();
+        let registered = self.lock();
         always
             .map(|(name, _)| ObjectKey { namespace: names.namespace.clone(), name: name.clone() })
-            .any(|key| objects.get(&key).is_some_and(|object| !object.is_watched()))
+            .any(|key| registered.objects.get(&key).is_some_and(|object| !object.is_watched()))
     }
 
     /// When objects that are not watched are read again: `syncFrequency`, and up to half of it as jitter.
@@ -140,7 +177,7 @@ impl<K: Kind> Store<K> {
     /// Number of objects held, for tests.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().objects.len()
     }
 }
 

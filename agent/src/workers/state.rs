@@ -148,6 +148,7 @@ pub struct PodState {
     pub pod_ref: PodRef,
     /// The newest desired pod; `None` for one that only the runtime knows.
     pub pod: Option<Pod>,
+    content: u64,
     lifecycle: Lifecycle,
     work: Work,
     /// The worker may act, or the runtime knows the pod; static pods wait here for another UID of the same name.
@@ -157,7 +158,8 @@ pub struct PodState {
 impl PodState {
     /// The state of a UID before its first request.
     pub fn new(pod_ref: PodRef) -> Self {
-        Self { pod_ref, pod: None, lifecycle: Lifecycle::Syncing, work: Work::default(), started: false }
+        let (lifecycle, work) = (Lifecycle::Syncing, Work::default());
+        Self { pod_ref, pod: None, content: 0, lifecycle, work, started: false }
     }
 
     /// A pod whose API phase is terminal and of which nothing runs: only the clean-up is left.
@@ -165,6 +167,7 @@ impl PodState {
         Self {
             pod_ref,
             pod: Some(pod),
+            content: 0,
             lifecycle: Lifecycle::Terminated(Termination::default()),
             work: Work { requested: true, ..Work::default() },
             started: true,
@@ -202,7 +205,10 @@ impl PodState {
     fn accept(&mut self, request: Request) -> Option<Kill> {
         self.work.updated |= matches!(request, Request::Update(_));
         match request {
-            Request::Create(pod) | Request::Update(pod) => self.pod = Some(pod),
+            Request::Create(pod) | Request::Update(pod) => {
+                self.pod = Some(pod);
+                self.content += 1;
+            }
             Request::Sync => {}
             Request::Kill(options) => return Some(Kill { requested: true, options, runtime_only: false }),
             Request::KillRuntimeOnly => {
@@ -249,6 +255,12 @@ impl PodState {
         if self.phase() != Phase::Finished {
             self.pod = self.pod.take().map(|_| pod);
         }
+    }
+
+    /// Which content the pod has, as a count: spec, allocated resources, labels and annotations. An update of its API status
+    /// alone, as after the agent's own patch, does not count.
+    pub fn content(&self) -> u64 {
+        self.content
     }
 
     /// Takes the pending work, if there is any: the phase whose pass is due.

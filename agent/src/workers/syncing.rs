@@ -76,12 +76,12 @@ impl Worker {
             if self.context.shutdown.is_cancelled() {
                 return Next::Wait(None);
             }
-            let Some(pod) = self.pod() else { return Next::Wait(None) };
+            let Some((pod, content)) = self.pod_with_content() else { return Next::Wait(None) };
             if self.mailbox.state().termination_requested() {
                 // Another request is already waiting.
                 return Next::Phase;
             }
-            self.register_objects(&mut state.volumes, &pod);
+            self.register_objects(&mut state.volumes, &pod, content);
             let pass = match self.view().await {
                 Ok(view) => self.pass_context(pod, view),
                 Err(error) => return self.failed_sync(&pod, &error),

@@ -1,15 +1,12 @@
-//! Refreshes the volumes of a running pod: when an API object they are made from changes, when the pod changes, and before
-//! a token in them expires. Nothing is read otherwise.
+//! Refreshes the volumes of a running pod: when an API object they are made from changes, when the pod changes other than in
+//! its status, and before a token in them expires. Nothing is read otherwise.
 //!
 //! A refresh is made beside the worker's passes: it may wait for the API server or for the server of a volume, and an exit or
 //! the termination of the pod does not wait for them.
 
-use std::sync::Arc;
-use std::sync::Weak;
 use std::time::Duration;
 use std::time::SystemTime;
 
-use k8s_openapi::api::core::v1::Pod as ApiPod;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
@@ -32,11 +29,10 @@ pub(super) const LOOK_PERIOD: Duration = Duration::from_secs(60);
 /// Refresh state of one pod's volumes.
 #[derive(Default)]
 pub(super) struct VolumeRefresh {
-    /// The pod whose objects are registered. A weak reference: each API status update is a new pod object, and an idle
-    /// worker would keep the first one in memory.
-    registered: Weak<ApiPod>,
-    /// The pod and the generation of its objects at the last refresh.
-    made_from: Option<(Weak<ApiPod>, u64)>,
+    /// The [content](super::state::PodState::content) of the pod that the present pass sees: its objects are registered.
+    content: Option<u64>,
+    /// The content of the pod, and the generation of its objects, at the last refresh.
+    made_from: Option<(Option<u64>, u64)>,
     /// When the next refresh is due in any case.
     due: Option<Instant>,
     /// Of what the last refresh has written, unless it failed.
@@ -69,14 +65,14 @@ impl Expiry {
 }
 
 impl VolumeRefresh {
-    /// True if the objects of this very pod object are registered.
-    fn is_registered(&self, pod: &Pod) -> bool {
-        is(&self.registered, pod)
+    /// A pass sees this content of the pod. True if its objects are to be registered.
+    fn sees(&mut self, content: u64) -> bool {
+        self.content.replace(content) != Some(content)
     }
 
-    /// True if the last refresh used this pod object and this generation.
-    fn is_made_from(&self, pod: &Pod, generation: u64) -> bool {
-        self.made_from.as_ref().is_some_and(|(of, seen)| is(of, pod) && *seen == generation)
+    /// True if the last refresh used the present content of the pod, and this generation of its objects.
+    fn is_current(&self, generation: u64) -> bool {
+        self.made_from == Some((self.content, generation))
     }
 
     /// A refresh has succeeded. Its content is out of date at `expiry`, and read again after a `period` in any case.
@@ -124,24 +120,22 @@ impl VolumeRefresh {
 }
 
 impl Worker {
-    /// Registers the API objects the pod refers to; again when the pod has changed.
-    pub(super) fn register_objects(&mut self, state: &mut VolumeRefresh, pod: &Pod) {
-        if state.is_registered(pod) {
-            return;
+    /// Registers the API objects the pod refers to; again when its content has changed.
+    pub(super) fn register_objects(&mut self, state: &mut VolumeRefresh, pod: &Pod, content: u64) {
+        if state.sees(content) {
+            self.context.act.objects.register(pod, &mut self.interest);
         }
-        self.context.act.objects.register(pod, &mut self.interest);
-        state.registered = Arc::downgrade(pod);
     }
 
     /// Begins to refresh volumes that are out of date; returns when the next refresh is due. The end of one in progress is
-    /// awaited by [`refresh_ended`].
+    /// awaited by [`refresh_ended`]. `pod` is the one whose objects the pass has registered.
     pub(super) fn refresh_volumes(&self, state: &mut VolumeRefresh, pod: &Pod) -> Option<Instant> {
         if !self.context.act.volumes.can_change(pod) {
             return None;
         }
         state.look(Instant::now(), self.context.clock.wall());
         let generation = self.interest.generation();
-        let is_current = state.is_made_from(pod, generation);
+        let is_current = state.is_current(generation);
         if state.running.is_some() {
             state.again |= !is_current;
             return None;
@@ -149,7 +143,7 @@ impl Worker {
         if is_current && state.due.is_none_or(|due| Instant::now() < due) {
             return state.due;
         }
-        state.made_from = Some((Arc::downgrade(pod), generation));
+        state.made_from = Some((state.content, generation));
         (state.due, state.expiry) = (None, None);
         let (context, pod) = (self.context.clone(), pod.clone());
         let refresh = async move { act::refresh_volumes(&context.act, &pod).await };
@@ -196,11 +190,6 @@ pub(super) async fn refresh_ended(phase: &mut PhaseData) -> Refreshed {
     }
 }
 
-/// True if `this` refers to `pod`. The address is not reused while a weak reference exists.
-fn is(this: &Weak<ApiPod>, pod: &Pod) -> bool {
-    std::ptr::eq(this.as_ptr(), Arc::as_ptr(pod))
-}
-
 /// The earlier of two moments, if there are any.
 pub(super) fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     match (one, other) {
@@ -211,7 +200,15 @@ pub(super) fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<I
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::Pod as ApiPod;
+    use k8s_openapi::api::core::v1::PodStatus;
+
+    use super::super::state::PodState;
+    use super::super::state::Request;
     use super::*;
+    use crate::model::PodRef;
 
     const WALL: SystemTime = SystemTime::UNIX_EPOCH;
 
@@ -220,16 +217,26 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_recognised_without_a_strong_reference() {
-        let (pod, later) = (Pod::default(), Pod::default());
-        let state = VolumeRefresh {
-            registered: Arc::downgrade(&pod),
-            made_from: Some((Arc::downgrade(&pod), 3)),
-            ..VolumeRefresh::default()
-        };
-        assert!(state.is_registered(&pod) && !state.is_registered(&later));
-        assert!(state.is_made_from(&pod, 3) && !state.is_made_from(&pod, 4) && !state.is_made_from(&later, 3));
-        assert_eq!(Arc::strong_count(&pod), 1, "the pod object with the old status can be freed");
+    fn volumes_are_out_of_date_when_the_pod_has_changed_other_than_in_its_status() {
+        let mut pod = PodState::new(PodRef { uid: "u".into(), namespace: "default".into(), name: "p".into() });
+        let mut state = VolumeRefresh::default();
+        pod.request(Request::Create(Pod::default()));
+        assert!(!state.is_current(0), "not refreshed yet");
+        assert!(state.sees(pod.content()) && !state.is_current(0));
+        state.made_from = Some((state.content, 0));
+        assert!(state.is_current(0) && !state.is_current(1), "unless an object has changed");
+
+        let with_status = ApiPod { status: Some(PodStatus::default()), ..ApiPod::default() };
+        pod.refresh(Arc::new(with_status));
+        pod.request(Request::Sync);
+        assert!(pod.pod.as_ref().is_some_and(|pod| pod.status.is_some()), "the watch has told the agent's own patch");
+        assert!(!state.sees(pod.content()) && state.is_current(0));
+
+        let mut labelled = ApiPod::default();
+        labelled.metadata.labels = Some([("app".to_owned(), "web".to_owned())].into());
+        pod.request(Request::Update(Arc::new(labelled)));
+        assert!(state.is_current(0), "the pass in progress has not seen it");
+        assert!(state.sees(pod.content()) && !state.is_current(0));
     }
 
     #[test]
@@ -284,11 +291,5 @@ mod tests {
         assert_eq!(next(Duration::from_millis(659_999)), Some(Duration::from_millis(1)));
         state.succeeded(now, WALL, None, Some(seconds(600)));
         assert_eq!(state.next_look(now, WALL), None, "a period follows no clock");
-    }
-
-    #[test]
-    fn the_initial_state_matches_no_pod() {
-        let (state, pod) = (VolumeRefresh::default(), Pod::default());
-        assert!(!state.is_registered(&pod) && !state.is_made_from(&pod, 0));
     }
 }

@@ -333,6 +333,12 @@ impl Worker {
         self.mailbox.state().pod.clone()
     }
 
+    /// The pod and its [content](super::state::PodState::content).
+    pub(super) fn pod_with_content(&self) -> Option<(Pod, u64)> {
+        let state = self.mailbox.state();
+        state.pod.clone().map(|pod| (pod, state.content()))
+    }
+
     pub(super) fn uid(&self) -> &PodUid {
         &self.pod_ref.uid
     }

@@ -34,6 +34,10 @@ type Watcher = (String, mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>)
 pub(crate) struct State {
     /// Objects by `configmaps/ns/name`.
     objects: BTreeMap<String, Value>,
+    /// What the watch cache has, from which GETs of `resourceVersion=0` are answered, if it lags behind.
+    lagging: Option<BTreeMap<String, Value>>,
+    /// How long a GET is in progress after its answer was made.
+    pub(crate) delay: Duration,
     version: u64,
     watchers: Vec<Watcher>,
     /// Every request as `GET path?query`.
@@ -61,6 +65,8 @@ impl Api {
     pub(crate) fn new(clock: Clock) -> Self {
         let state = State {
             objects: BTreeMap::new(),
+            lagging: None,
+            delay: Duration::ZERO,
             version: 100,
             watchers: Vec::new(),
             requests: Vec::new(),
@@ -158,6 +164,12 @@ impl Api {
         self.put_certificate_object(REQUESTS.trim_end_matches('/'), "PodCertificateRequest", object);
     }
 
+    /// The watch cache learns of no further change.
+    pub(super) fn lag(&self) {
+        let mut state = self.state();
+        state.lagging = Some(state.objects.clone());
+    }
+
     /// Begins or ends an outage; ends all watches.
     pub(crate) fn away(&self, away: bool) {
         let mut state = self.state();
@@ -205,7 +217,12 @@ impl Api {
                 false => self.token(&body),
             });
         }
-        Ok(self.read(&path, &query))
+        let answer = self.read(&path, &query);
+        let delay = self.state().delay;
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        Ok(answer)
     }
 
     fn read(&self, path: &str, query: &str) -> Response<Out> {
@@ -232,7 +249,8 @@ impl Api {
             _ => panic!("unexpected {path}?{query}"),
         };
         if !query.contains("watch=true") {
-            return match (field, state.objects.get(&key).cloned()) {
+            let lagging = state.lagging.as_ref().filter(|_| query == "resourceVersion=0");
+            return match (field, lagging.unwrap_or(&state.objects).get(&key).cloned()) {
                 (None, Some(object)) => say(&object),
                 (None, None) => status(404, "NotFound", "not found"),
                 (Some(_), object) => {

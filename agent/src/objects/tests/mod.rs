@@ -3,6 +3,7 @@
 pub(crate) mod api;
 mod certificates;
 mod trust_bundles;
+mod unwatched;
 
 use std::time::Duration;
 use std::time::SystemTime;
