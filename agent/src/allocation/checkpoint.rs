@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ResourceClaim;
 use k8s_openapi::api::core::v1::ResourceRequirements;
@@ -23,8 +24,8 @@ use crate::model::resources::Quantities;
 /// More than any node writes: some 100 bytes for each container.
 const LARGEST: u64 = 64 << 20;
 
-/// Resources of pods, by UID.
-pub(super) type Entries = BTreeMap<PodUid, PodResources>;
+/// Resources of pods, by UID. Copies share them: one is made under a lock, and written without it.
+pub(super) type Entries = BTreeMap<PodUid, Arc<PodResources>>;
 
 /// A checkpoint that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -112,9 +113,12 @@ fn decode(content: &[u8]) -> Result<(Entries, u64), String> {
         return Err("checkpoint is corrupted".to_owned());
     }
     let text: Text = serde_json::from_str(&file.data).map_err(|error| error.to_string())?;
-    let resources = |entry: PodEntry| PodResources {
-        containers: entry.containers.into_iter().flatten().map(|(name, stored)| (name, stored.into())).collect(),
-        pod: entry.pod.map(ResourceRequirements::from),
+    let resources = |entry: PodEntry| {
+        let containers = entry.containers.into_iter().flatten();
+        Arc::new(PodResources {
+            containers: containers.map(|(name, stored)| (name, stored.into())).collect(),
+            pod: entry.pod.map(ResourceRequirements::from),
+        })
     };
     let entries = text.entries.into_iter().map(|(uid, entry)| (PodUid::from(uid.as_str()), resources(entry)));
     Ok((entries.collect(), expected))
@@ -167,7 +171,7 @@ mod tests {
     #[test]
     fn the_text_is_the_kubelets() {
         let c1 = requirements(json!({ "requests": { "memory": "128Mi", "cpu": "100m" } }));
-        let resources = PodResources { containers: [("c1".to_owned(), c1)].into(), pod: None };
+        let resources = Arc::new(PodResources { containers: [("c1".to_owned(), c1)].into(), pod: None });
         let (content, checksum) = encode(&[("u1".into(), resources.clone())].into()).expect("JSON");
         let expected = r#"{"data":"{\"entries\":{\"u1\":{\"ContainerResources\":{\"c1\":{\"requests\":{\"cpu\":\"100m\",\"memory\":\"128Mi\"}}},\"PodLevelResources\":null}}}","checksum":3533447804}"#;
         assert_eq!((content.as_str(), checksum), (expected, 3_533_447_804));
@@ -175,7 +179,7 @@ mod tests {
         assert_eq!(entries, [("u1".into(), resources)].into());
         assert_eq!(encode(&Entries::new()).expect("JSON").0, r#"{"data":"{}","checksum":694314937}"#);
         let full = requirements(json!({ "claims": [{ "name": "n" }], "limits": { "cpu": "1" }, "requests": {} }));
-        let resources = PodResources { containers: BTreeMap::new(), pod: Some(full) };
+        let resources = Arc::new(PodResources { containers: BTreeMap::new(), pod: Some(full) });
         let (content, _) = encode(&[("u".into(), resources)].into()).expect("JSON");
         let pod = r#"{\"ContainerResources\":{},\"PodLevelResources\":{\"limits\":{\"cpu\":\"1\"},\"claims\":[{\"name\":\"n\"}]}}"#;
         assert!(content.contains(pod), "{content}");

@@ -1,10 +1,12 @@
-//! One record of resources with its file: what is still to be written, and when a write that failed is tried again. Writes
-//! nothing itself.
+//! One record of resources with its file: what is still to be written, how soon, and when a write that failed is tried
+//! again.
 
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::CheckpointError;
 use super::checkpoint;
@@ -14,18 +16,68 @@ use crate::model::Backoff;
 /// Pauses between attempts to write a file.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Changes that can wait are written together, this long after the last write began.
+pub(super) const COLLECTED: Duration = Duration::from_millis(250);
+
+/// How soon a change is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Urgency {
+    /// Together with others: without it the next agent does the same.
+    Soon,
+    /// Without delay.
+    AtOnce,
+}
+
+/// What follows a write that has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Nothing.
+    Nothing,
+    /// Another one, of what has changed meanwhile.
+    Write(Urgency),
+    /// Another attempt after this pause.
+    Retry(Duration),
+}
+
+/// What a file is to have, as of one moment.
+#[derive(Debug)]
+pub(super) struct Content {
+    path: PathBuf,
+    entries: Entries,
+    /// Checksum of what the file has.
+    stored: Option<u64>,
+}
+
+impl Content {
+    /// Writes it, unless the file has the same. Returns its checksum. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be encoded or written.
+    pub(super) fn write(&self) -> io::Result<u64> {
+        let (content, checksum) = checkpoint::encode(&self.entries)?;
+        if self.stored != Some(checksum) {
+            checkpoint::write(&self.path, &content)?;
+        }
+        Ok(checksum)
+    }
+}
 
 /// One record and its file.
 #[derive(Debug)]
 pub(super) struct Records {
     pub(super) entries: Entries,
     /// `None` without a file.
-    pub(super) path: Option<PathBuf>,
+    path: Option<PathBuf>,
     /// Checksum of the content that was last read or written.
     stored: Option<u64>,
-    pub(super) changed: bool,
+    /// What the file lacks.
+    pub(super) changed: Option<Urgency>,
     /// A task writes the file.
     pub(super) writing: bool,
+    /// When the last write began.
+    began: Option<Instant>,
+    /// A task waits to write what is collected.
+    pub(super) collecting: bool,
     /// A task waits to write it again.
     pub(super) retrying: bool,
     failing: Backoff,
@@ -39,8 +91,10 @@ impl Default for Records {
             entries: Entries::new(),
             path: None,
             stored: None,
-            changed: false,
+            changed: None,
             writing: false,
+            began: None,
+            collecting: false,
             retrying: false,
             failing: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
             problem: None,
@@ -54,21 +108,42 @@ impl Records {
         Ok(Self { entries, path: Some(path), stored, ..Self::default() })
     }
 
-    /// The content to write, if it is another than the stored one.
-    pub(super) fn take_content(&mut self) -> Option<(PathBuf, String, u64)> {
-        let path = self.path.clone().filter(|_| std::mem::take(&mut self.changed))?;
-        match checkpoint::encode(&self.entries) {
-            Ok((content, checksum)) if self.stored != Some(checksum) => Some((path, content, checksum)),
-            Ok(_) => None,
-            Err(error) => {
-                tracing::error!(file = %path.display(), %error, "cannot encode a record of resources");
-                None
+    /// An entry was changed.
+    pub(super) fn mark_changed(&mut self, urgency: Urgency) {
+        self.changed = self.changed.max(Some(urgency));
+    }
+
+    /// How long changes that can wait are still collected.
+    pub(super) fn collected_for(&self) -> Duration {
+        let until = self.began.map(|began| began + COLLECTED);
+        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+    }
+
+    /// True if the caller is to write the file: there is one, and no other task writes it.
+    pub(super) fn begin_writing(&mut self) -> bool {
+        self.path.is_some() && !std::mem::replace(&mut self.writing, true)
+    }
+
+    /// What is to be written now. Short, since others wait for the lock meanwhile.
+    pub(super) fn take_content(&mut self) -> Option<Content> {
+        let path = self.path.clone()?;
+        (self.changed, self.began) = (None, Some(Instant::now()));
+        Some(Content { path, entries: self.entries.clone(), stored: self.stored })
+    }
+
+    /// The content was written, with this checksum, or could not be.
+    pub(super) fn ended(&mut self, content: &Content, written: io::Result<u64>) -> Next {
+        match written {
+            Ok(checksum) => {
+                self.written(&content.path, checksum);
+                self.writing = self.changed == Some(Urgency::AtOnce);
+                self.changed.map_or(Next::Nothing, Next::Write)
             }
+            Err(error) => self.failed(&content.path, &error).map_or(Next::Nothing, Next::Retry),
         }
     }
 
-    /// The content with this checksum was written.
-    pub(super) fn written(&mut self, path: &Path, checksum: u64) {
+    fn written(&mut self, path: &Path, checksum: u64) {
         self.stored = Some(checksum);
         self.failing.succeeded();
         if self.problem.take().is_some() {
@@ -76,14 +151,68 @@ impl Records {
         }
     }
 
-    /// The content could not be written. Returns the pause before the next attempt, unless a task waits for one already.
-    pub(super) fn failed(&mut self, path: &Path, error: &io::Error) -> Option<Duration> {
-        (self.changed, self.writing) = (true, false);
+    /// Returns the pause before the next attempt, unless a task waits for one already.
+    fn failed(&mut self, path: &Path, error: &io::Error) -> Option<Duration> {
+        self.mark_changed(Urgency::Soon);
+        self.writing = false;
         let problem = error.to_string();
         if self.problem.as_ref() != Some(&problem) {
             tracing::error!(file = %path.display(), %error, "cannot store a record of resources; it is tried again");
             self.problem = Some(problem);
         }
         (!std::mem::replace(&mut self.retrying, true)).then(|| self.failing.failed(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(folder: &Path) -> Records {
+        Records::open(folder.join("record")).expect("opened")
+    }
+
+    #[test]
+    fn what_follows_a_write_is_as_urgent_as_what_changed_meanwhile() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (meanwhile, next, writes_on) in [
+            (None, Next::Nothing, false),
+            (Some(Urgency::Soon), Next::Write(Urgency::Soon), false),
+            (Some(Urgency::AtOnce), Next::Write(Urgency::AtOnce), true),
+        ] {
+            let mut records = opened(folder.path());
+            records.mark_changed(Urgency::AtOnce);
+            assert!(records.begin_writing() && !records.begin_writing(), "one task writes");
+            let content = records.take_content().expect("a file");
+            if let Some(urgency) = meanwhile {
+                records.mark_changed(urgency);
+            }
+            assert_eq!((records.ended(&content, Ok(1)), records.writing), (next, writes_on));
+        }
+    }
+
+    #[test]
+    fn a_write_that_failed_is_due_again_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut records = opened(folder.path());
+        records.mark_changed(Urgency::AtOnce);
+        for next in [Next::Retry(FIRST_PAUSE), Next::Nothing] {
+            assert!(records.begin_writing());
+            let content = records.take_content().expect("a file");
+            assert_eq!(records.ended(&content, Err(io::Error::other("full"))), next);
+            assert!(records.changed.is_some(), "it is still to be written");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_as_of_one_moment() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut records = opened(folder.path());
+        records.entries.entry("one".into()).or_default();
+        let content = records.take_content().expect("a file");
+        records.entries.entry("two".into()).or_default();
+        let checksum = content.write().expect("written");
+        let (entries, stored) = checkpoint::read(&folder.path().join("record")).expect("valid");
+        assert_eq!((entries.len(), stored), (1, Some(checksum)));
     }
 }

@@ -1,13 +1,16 @@
 //! The records of all pods, shared by the sync loop and the workers, with the files that they are kept in.
 //!
-//! No caller waits for a file: one task at a time writes the newest content, again after a while if it fails. An agent that is
-//! killed before that finds the pod's previous record, or none, and then goes by what the runtime reports.
+//! No caller waits for a file: one task at a time writes the newest content, again after a while if it fails. First records of
+//! containers are collected for a moment, since a busy node starts many. An agent that is killed before they are written finds
+//! none of these containers, and goes by what the runtime reports: what they were started with. All else is written at once:
+//! an outdated record of what was applied would have a container resized, or restarted, once more.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::Condvar;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
@@ -17,14 +20,15 @@ use std::time::SystemTime;
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::CheckpointError;
 use super::Pending;
-use super::checkpoint;
-use super::checkpoint::Entries;
 use super::conditions::ResizeConditions;
+use super::records::Next;
 use super::records::Records;
+use super::records::Urgency;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
@@ -34,6 +38,8 @@ use crate::model::resources::PodResources;
 
 const ALLOCATED: &str = "allocated_pods_state";
 const ACTUATED: &str = "actuated_pods_state";
+/// How long the end of the agent may wait for the files.
+const LONGEST_FLUSH: Duration = Duration::from_secs(2);
 
 /// A record of an earlier agent cannot be used: the agent does not start, since it would lose what pods have.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +72,8 @@ struct Shared {
     state: Mutex<State>,
     /// Some resize was applied.
     applied: Notify,
+    /// A task that wrote a file has ended.
+    idle: Condvar,
     /// Gate InPlacePodLevelResourcesVerticalScaling: allocations of `spec.resources` count.
     pod_level: bool,
 }
@@ -83,6 +91,8 @@ struct State {
 
 /// Picks one of the records.
 type Which = fn(&mut State) -> &mut Records;
+/// Picks one of the waits of a record.
+type Wait = fn(&mut Records) -> &mut bool;
 
 impl Default for Allocations {
     /// No records, and no files.
@@ -93,7 +103,7 @@ impl Default for Allocations {
 
 impl Allocations {
     fn with(state: State, pod_level: bool) -> Self {
-        Self(Arc::new(Shared { state: Mutex::new(state), applied: Notify::new(), pod_level }))
+        Self(Arc::new(Shared { state: Mutex::new(state), applied: Notify::new(), idle: Condvar::new(), pod_level }))
     }
 
     /// Reads the records below the agent's root directory, which may be those of a kubelet. `pod_level` is the gate
@@ -137,7 +147,9 @@ impl Allocations {
     /// Allocates to the pod what its spec states.
     pub fn allocate(&self, pod: &Pod) {
         let (uid, resources) = (pod_ref(pod).uid, PodResources::of(pod));
-        self.change(|state| &mut state.allocated, |entries| entries.insert(uid, resources));
+        let mut state = self.state();
+        state.allocated.entries.insert(uid, Arc::new(resources));
+        self.store(state, |state| &mut state.allocated, Urgency::AtOnce);
     }
 
     /// Frees what was allocated to a pod that its source removed.
@@ -150,23 +162,32 @@ impl Allocations {
 
     /// What was applied to the pod, as far as known.
     pub fn actuated(&self, uid: &PodUid) -> Option<PodResources> {
-        self.state().actuated.entries.get(uid).cloned()
+        let recorded = self.state().actuated.entries.get(uid).cloned();
+        recorded.map(Arc::unwrap_or_clone)
     }
 
     /// A container of the pod is created with, or was changed to, these resources.
     pub fn container_actuated(&self, uid: &PodUid, name: &str, resources: ResourceRequirements) {
-        let insert = |entries: &mut Entries| {
-            entries.entry(uid.clone()).or_default().containers.insert(name.to_owned(), resources);
+        let mut state = self.state();
+        let recorded = state.actuated.entries.get(uid).and_then(|entry| entry.containers.get(name));
+        let urgency = match recorded {
+            Some(recorded) if *recorded == resources => return,
+            Some(_) => Urgency::AtOnce,
+            None => Urgency::Soon,
         };
-        self.change(|state| &mut state.actuated, insert);
+        let entry = Arc::make_mut(state.actuated.entries.entry(uid.clone()).or_default());
+        entry.containers.insert(name.to_owned(), resources);
+        self.store(state, |state| &mut state.actuated, urgency);
     }
 
     /// The pod's own cgroup was made with, or changed to, these `spec.resources`.
     pub fn pod_actuated(&self, uid: &PodUid, resources: Option<ResourceRequirements>) {
-        let known = |state: &State| state.actuated.entries.get(uid).is_some_and(|entry| entry.pod.is_some());
-        if resources.is_some() || known(&self.state()) {
-            let insert = |entries: &mut Entries| entries.entry(uid.clone()).or_default().pod = resources;
-            self.change(|state| &mut state.actuated, insert);
+        let mut state = self.state();
+        let recorded = state.actuated.entries.get(uid).and_then(|entry| entry.pod.as_ref());
+        if recorded != resources.as_ref() {
+            Arc::make_mut(state.actuated.entries.entry(uid.clone()).or_default()).pod = resources;
+            // The runtime does not report it, and a pod with a record that lacks it was started without.
+            self.store(state, |state| &mut state.actuated, Urgency::AtOnce);
         }
     }
 
@@ -183,76 +204,114 @@ impl Allocations {
         self.state().actuated.entries.retain(|uid, _| keep.contains(uid));
     }
 
-    /// Changes a record and has its file written.
-    fn change<T>(&self, which: Which, change: impl FnOnce(&mut Entries) -> T) {
-        let mut state = self.state();
-        change(&mut which(&mut state).entries);
-        self.store(state, which);
+    /// Has the file of a record written that was changed.
+    fn store(&self, mut state: MutexGuard<'_, State>, which: Which, urgency: Urgency) {
+        which(&mut state).mark_changed(urgency);
+        match urgency {
+            Urgency::Soon => self.write_soon(state, which),
+            Urgency::AtOnce => self.write_now(state, which),
+        }
     }
 
-    /// Has the file of a record written that was changed.
-    fn store(&self, mut state: MutexGuard<'_, State>, which: Which) {
-        which(&mut state).changed = true;
-        self.write_soon(state, which);
+    /// Has what is collected written at once.
+    fn hasten(&self, which: Which) {
+        let mut state = self.state();
+        if which(&mut state).changed.is_some() {
+            self.store(state, which, Urgency::AtOnce);
+        }
+    }
+
+    /// Has the file of a record written, together with what changes until the last write is a while ago.
+    fn write_soon(&self, mut state: MutexGuard<'_, State>, which: Which) {
+        let records = which(&mut state);
+        let pause = records.collected_for();
+        if pause.is_zero() || Handle::try_current().is_err() {
+            self.write_now(state, which);
+        } else if !std::mem::replace(&mut records.collecting, true) {
+            drop(state);
+            self.write_after(pause, which, |records| &mut records.collecting);
+        }
     }
 
     /// Has the file of a record written, unless a task does that already.
-    fn write_soon(&self, mut state: MutexGuard<'_, State>, which: Which) {
-        let records = which(&mut state);
-        if records.path.is_none() || std::mem::replace(&mut records.writing, true) {
+    fn write_now(&self, mut state: MutexGuard<'_, State>, which: Which) {
+        if !which(&mut state).begin_writing() {
             return;
         }
         drop(state);
         let this = self.clone();
         let write = move || this.write(which);
-        match tokio::runtime::Handle::try_current() {
+        match Handle::try_current() {
             Ok(handle) => drop(handle.spawn_blocking(write)),
             Err(_) => write(),
         }
     }
 
-    /// Writes a record until it is unchanged. Blocks.
-    fn write(&self, which: Which) {
-        loop {
-            let content = {
-                let mut state = self.state();
-                let records = which(&mut state);
-                let content = records.take_content();
-                records.writing = content.is_some();
-                content
-            };
-            let Some((path, content, checksum)) = content else { return };
-            let written = checkpoint::write(&path, &content);
-            let mut state = self.state();
-            let records = which(&mut state);
-            match written {
-                Ok(()) => records.written(&path, checksum),
-                Err(error) => {
-                    let pause = records.failed(&path, &error);
-                    drop(state);
-                    if let Some(pause) = pause {
-                        self.write_again(pause, which);
-                    }
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Has a record written again after a pause, if no change has done that by then. Without a runtime the next change does.
-    fn write_again(&self, pause: Duration, which: Which) {
-        let Ok(handle) = tokio::runtime::Handle::try_current() else { return };
+    /// Has a record written after a pause, if no change has done that by then. Without a runtime the next change does.
+    fn write_after(&self, pause: Duration, which: Which, wait: Wait) {
+        let Ok(handle) = Handle::try_current() else { return };
         let shared = Arc::downgrade(&self.0);
         handle.spawn(async move {
             tokio::time::sleep(pause).await;
             let Some(this) = shared.upgrade().map(Self) else { return };
             let mut state = this.state();
             let records = which(&mut state);
-            records.retrying = false;
-            if records.changed {
-                this.write_soon(state, which);
+            *wait(records) = false;
+            if records.changed.is_some() {
+                this.write_now(state, which);
             }
         });
+    }
+
+    /// Writes a record until what it lacks can wait. The caller has begun that. Blocks.
+    fn write(&self, which: Which) {
+        while self.write_once(which) {}
+        self.0.idle.notify_all();
+    }
+
+    /// True if more is to be written at once.
+    fn write_once(&self, which: Which) -> bool {
+        let content = which(&mut self.state()).take_content();
+        let Some(content) = content else { return false };
+        // Without the lock, for which the sync loop and the workers wait.
+        let written = content.write();
+        let mut state = self.state();
+        let next = which(&mut state).ended(&content, written);
+        match next {
+            Next::Nothing => {}
+            Next::Write(Urgency::AtOnce) => return true,
+            Next::Write(Urgency::Soon) => self.write_soon(state, which),
+            Next::Retry(pause) => {
+                drop(state);
+                self.write_after(pause, which, |records| &mut records.retrying);
+            }
+        }
+        false
+    }
+
+    /// Writes what is not on disk yet, for the end of the agent. What cannot be written is reported and given up.
+    pub async fn flush(&self) {
+        let this = self.clone();
+        let flushing = tokio::task::spawn_blocking(move || {
+            this.flush_record(|state| &mut state.allocated);
+            this.flush_record(|state| &mut state.actuated);
+        });
+        if tokio::time::timeout(LONGEST_FLUSH, flushing).await.is_err() {
+            tracing::error!("the records of resources were not stored within {LONGEST_FLUSH:?}");
+        }
+    }
+
+    /// Writes what a record lacks, after the write in progress. Blocks.
+    fn flush_record(&self, which: Which) {
+        let mut state = self.state();
+        while which(&mut state).writing {
+            state = self.0.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let records = which(&mut state);
+        if records.changed.is_some() && records.begin_writing() {
+            drop(state);
+            self.write(which);
+        }
     }
 
     /// The conditions of a pod's resizes, in the order of its status.
@@ -310,11 +369,13 @@ impl Allocations {
     /// Allocates to the pod what it desires now, and sets the conditions accordingly.
     pub fn accept(&self, pod: &Pod, now: SystemTime) {
         let (uid, resources) = (pod_ref(pod).uid, PodResources::of(pod));
+        // Without a record of what the pod has, a change that the runtime does not report would count as applied.
+        self.hasten(|state| &mut state.actuated);
         // The pod's worker sees both or neither: with the condition alone it would report the resize as completed.
         let mut state = self.state();
         state.conditions.entry(uid.clone()).or_default().accept(pod.metadata.generation, now);
-        state.allocated.entries.insert(uid, resources);
-        self.store(state, |state| &mut state.allocated);
+        state.allocated.entries.insert(uid, Arc::new(resources));
+        self.store(state, |state| &mut state.allocated, Urgency::AtOnce);
     }
 
     /// What the pod holds was counted before it was known which of its containers run: the first pass over it that has
@@ -337,7 +398,7 @@ impl Allocations {
         let mut state = self.state();
         // The pass may have begun with an older allocation.
         let newest = state.allocated.entries.get(&uid).and_then(|entry| entry.put_into(pod, self.0.pod_level));
-        let actuated = state.actuated.entries.get(&uid);
+        let actuated = state.actuated.entries.get(&uid).map(Arc::as_ref);
         if is_behind || resources::is_resizing(newest.as_ref().unwrap_or(pod), snapshot, actuated) {
             state.conditions.entry(uid).or_default().begin(pod.metadata.generation, now);
             return Progress::InProgress;

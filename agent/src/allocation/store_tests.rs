@@ -4,6 +4,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::*;
+use crate::allocation::records::COLLECTED;
 use crate::model::testing;
 
 fn pod(cpu: &str, generation: i64) -> Pod {
@@ -17,6 +18,18 @@ fn pod(cpu: &str, generation: i64) -> Pod {
 fn cpu(pod: &Pod) -> String {
     let resources = pod.spec.as_ref().expect("a spec").containers[0].resources.clone();
     resources.expect("resources").requests.expect("requests")["cpu"].0.clone()
+}
+
+/// A container of this pod is started.
+fn start(allocations: &Allocations, uid: &str) {
+    allocations.container_actuated(&uid.into(), "c", ResourceRequirements::default());
+}
+
+/// Of how many pods the file has what was applied.
+fn recorded(folder: &Path) -> usize {
+    let allocations = Allocations::open(folder, true).expect("opened");
+    let state = allocations.state();
+    state.actuated.entries.len()
 }
 
 #[test]
@@ -50,6 +63,85 @@ fn an_unchanged_record_is_not_written() {
     assert!(!path.exists());
     allocations.allocate(&pod("2", 1));
     assert!(path.exists());
+    let path = folder.path().join(ACTUATED);
+    start(&allocations, "uid");
+    fs::remove_file(&path).expect("it was written");
+    start(&allocations, "uid");
+    assert!(!path.exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn starts_of_containers_share_a_write() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let allocations = Allocations::open(folder.path(), true).expect("opened");
+    let began = Instant::now();
+    start(&allocations, "first");
+    until("the first is written", || recorded(folder.path()) == 1).await;
+    for uid in ["a", "b", "c"] {
+        start(&allocations, uid);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    until("the others are written", || {
+        let count = recorded(folder.path());
+        assert!([1, 4].contains(&count), "{count} are written after {:?}", began.elapsed());
+        count == 4
+    })
+    .await;
+    let took = began.elapsed();
+    assert!((COLLECTED..COLLECTED + Duration::from_millis(50)).contains(&took), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_another_agent_would_miss_is_written_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = || Allocations::open(folder.path(), true).expect("opened");
+    let allocations = open();
+    let other: ResourceRequirements = serde_json::from_value(json!({ "requests": { "cpu": "2" } })).expect("resources");
+    let began = Instant::now();
+    start(&allocations, "first");
+    until("the first is written", || recorded(folder.path()) == 1).await;
+    allocations.container_actuated(&"first".into(), "c", other.clone());
+    let is_changed = || open().actuated(&"first".into()).is_some_and(|first| first.containers["c"] == other);
+    until("it has other resources", is_changed).await;
+    allocations.pod_actuated(&"second".into(), Some(other.clone()));
+    until("what the pod has as a whole is written", || recorded(folder.path()) == 2).await;
+    allocations.allocate(&pod("1", 1));
+    until("it is allocated", || open().is_allocated(&"uid".into())).await;
+    start(&allocations, "third");
+    allocations.accept(&pod("2", 2), SystemTime::UNIX_EPOCH);
+    until("the resize is allocated", || cpu(&open().allocated_form(pod("3", 3))) == "2").await;
+    until("what was applied before is written", || recorded(folder.path()) == 3).await;
+    let took = began.elapsed();
+    assert!(took < COLLECTED, "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_the_agent_leaves_nothing_unwritten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = || Allocations::open(folder.path(), true).expect("opened");
+    let allocations = open();
+    start(&allocations, "first");
+    until("the first is written", || recorded(folder.path()) == 1).await;
+    let began = Instant::now();
+    start(&allocations, "second");
+    allocations.allocate(&pod("1", 1));
+    allocations.flush().await;
+    assert_eq!((recorded(folder.path()), open().is_allocated(&"uid".into())), (2, true));
+    assert!(began.elapsed() < COLLECTED, "it does not wait for other changes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_collected_is_written_after_a_failure() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let allocations = Allocations::open(folder.path(), true).expect("opened");
+    start(&allocations, "first");
+    until("the first is written", || recorded(folder.path()) == 1).await;
+    let in_the_way = folder.path().join(format!(".{ACTUATED}"));
+    fs::create_dir(&in_the_way).expect("made");
+    start(&allocations, "second");
+    until("the write fails", || allocations.state().actuated.retrying).await;
+    fs::remove_dir(&in_the_way).expect("removed");
+    until("it is written", || recorded(folder.path()) == 2).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,7 +154,7 @@ async fn a_write_that_failed_is_tried_again_without_another_change() {
     allocations.accept(&pod("2", 2), SystemTime::UNIX_EPOCH);
     until("the write fails", || {
         let state = allocations.state();
-        state.allocated.changed && !state.allocated.writing
+        state.allocated.changed.is_some() && !state.allocated.writing
     })
     .await;
     fs::remove_dir(&in_the_way).expect("removed");

@@ -208,6 +208,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     if let Some(cgroups) = pod_cgroups {
         cgroups.resume_pods().await;
     }
+    bootstrap.allocations.flush().await;
     ended?;
     pleg_task.await.context("ending the PLEG")?;
     serving.await.context("ending the servers")?
