@@ -228,6 +228,14 @@ impl Cgroups {
         self.counted("update", self.write(&name, values)).await
     }
 
+    /// The class below which the pod has a cgroup in any hierarchy; `None` if it has none.
+    pub fn class_of(&self, uid: &str) -> Option<QosClass> {
+        PARENTS.into_iter().find(|class| {
+            let path = self.root.pod(*class, uid).map(|name| name.path(self.driver));
+            path.is_ok_and(|path| self.layout.mounts().iter().any(|mount| below(mount, &path).is_dir()))
+        })
+    }
+
     /// Kills the processes of the pod's cgroup. True if there were any; a cgroup that does not exist has none.
     ///
     /// # Errors

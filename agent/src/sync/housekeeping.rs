@@ -1,8 +1,8 @@
 //! Housekeeping of the sync loop: restarts and terminates what the event-driven path missed, and starts the removal of
-//! leftovers. Runs when there is a reason, not periodically. Reconciles mirror pods by full name.
+//! leftovers. Runs when there is a reason, not periodically, and again for a removal that could not start yet. Reconciles
+//! mirror pods by full name.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use super::mirrors::MirrorAction;
 use super::task::SyncLoop;
@@ -13,9 +13,6 @@ use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
 use crate::workers::state::Request;
-
-/// While something was left to do (a failed removal, a source not ready), housekeeping runs again after this.
-const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(2);
 
 impl SyncLoop {
     /// Terminates pods that no source desires, starts desired ones without worker, sweeps leftovers. Does nothing before
@@ -58,8 +55,8 @@ impl SyncLoop {
         keep.extend(self.workers.uids());
         self.statuses.retain(&keep);
         self.allocations.retain_actuated(&keep);
-        if !self.leftovers.remove_leftovers(&keep) {
-            self.housekeep_soon(HOUSEKEEPING_RETRY);
+        if let Some(due) = self.leftovers.remove_leftovers(&keep) {
+            self.housekeep_at(due);
         }
     }
 

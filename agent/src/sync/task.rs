@@ -43,9 +43,9 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// Removes what pods that no source desires have left on the node (directories, cgroups, logs). Implemented by the
 /// modules that made them; blocking calls belong into it, not into the loop.
 pub trait Leftovers: Send + Sync + 'static {
-    /// Starts removing the leftovers of every pod not in `keep`. Must not block. Returns false if it should be called
-    /// again soon. When what could not be removed is due again is received as [`SyncLoop::leftovers_due`].
-    fn remove_leftovers(&self, keep: &HashSet<PodUid>) -> bool;
+    /// Starts removing the leftovers of every pod not in `keep`. Must not block. Returns when it is to be called again if it
+    /// cannot start yet. When what it could not remove is due again is received as [`SyncLoop::leftovers_due`].
+    fn remove_leftovers(&self, keep: &HashSet<PodUid>) -> Option<Instant>;
 }
 
 /// State of the sync loop and handles to what it dispatches between.

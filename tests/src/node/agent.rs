@@ -205,7 +205,7 @@ impl Agent {
             cgroups,
             allocations: Allocations::open(root, resizes.pod_level).expect("records of an earlier agent"),
             resize_policy: resizes,
-            files: NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: None },
+            files: NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: Some(root.join("links")) },
             api: api.map(|api| Arc::new(api) as Arc<dyn PodApi>),
             pods: shared,
             recorder,

@@ -1,7 +1,10 @@
 //! Housekeeping beside mounts that another kubelet left: the whole agent, real mounts, a simulated runtime.
 
 use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -258,4 +261,75 @@ async fn a_running_pod_that_cannot_be_decoded_outlives_a_restart_of_the_agent() 
     agent.keep_undecodable(&[]).await;
     let ended = sim.until("web/main has ended", minute, |l| l.live("web", "main").is_none());
     ended.await.expect("the API server does not have it any more");
+}
+
+/// A leftover that is made again whenever housekeeping has removed it.
+struct Leftover {
+    path: PathBuf,
+    make: fn(&Path) -> io::Result<()>,
+    removals: usize,
+}
+
+impl Leftover {
+    fn new(path: PathBuf, make: fn(&Path) -> io::Result<()>) -> Self {
+        make(&path).expect("it is made");
+        Self { path, make, removals: 0 }
+    }
+
+    fn exists(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok()
+    }
+
+    fn make_again(&mut self) {
+        if !self.exists() {
+            self.removals += 1;
+            (self.make)(&self.path).expect("it is made again");
+        }
+    }
+}
+
+fn log_folder(path: &Path) -> io::Result<()> {
+    fs::create_dir(path)
+}
+
+fn dangling_link(path: &Path) -> io::Result<()> {
+    symlink("/no/such/place.log", path)
+}
+
+/// Naive: whatever ends is a reason to look at everything on the node at once.
+#[tokio::test(start_paused = true)]
+async fn under_churn_leftovers_are_looked_for_every_two_seconds_and_ended_pods_are_removed_at_once() {
+    let (sim, folder) = node();
+    let path = |relative: &str| folder.path().join(relative);
+    ["logs", "links"].iter().for_each(|name| fs::create_dir(path(name)).expect("a directory"));
+    let mut logs = Leftover::new(path("logs/default_gone_gone-uid"), log_folder);
+    let mut link = Leftover::new(path("links/gone_default_main-0123.log"), dangling_link);
+    let pods: Vec<Pod> = (0..300).map(|n| pod(&format!("p{n}")).running("main", "run").build()).collect();
+
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), Vec::new());
+    // Five pods a second for a minute, each of which is there for one second.
+    for (n, added) in pods.iter().enumerate() {
+        agent.add(added.clone()).await;
+        if let Some(last) = n.checked_sub(5) {
+            agent.remove(pods[last].clone()).await;
+        }
+        for _ in 0..20 {
+            sleep(Duration::from_millis(10)).await;
+            logs.make_again();
+            link.make_again();
+        }
+        if let Some(gone) = n.checked_sub(10) {
+            let left = (!sim.sandboxes(&format!("p{gone}")).is_empty(), path(&format!("pods/p{gone}-uid")).exists());
+            assert_eq!(left, (false, false), "sandbox and directory of p{gone}, which was removed a second ago");
+        }
+    }
+    assert!((25..=35).contains(&logs.removals), "{} passes", logs.removals);
+    assert!((1..=2).contains(&link.removals), "dangling links were looked for {} times", link.removals);
+
+    // What comes too early for a pass, or for a look at the links, comes later.
+    agent.remove(pods[299].clone()).await;
+    sleep(Duration::from_secs(3)).await;
+    assert!(!logs.exists(), "no pass has begun since");
+    sleep(Duration::from_secs(62)).await;
+    assert!(!link.exists(), "no search for dangling links has begun since");
 }

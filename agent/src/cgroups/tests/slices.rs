@@ -107,6 +107,8 @@ async fn creates_slices_with_systemd() {
     let quota = fixture.read(format!("{path}/cpu.max").trim_start_matches('/'));
     assert_eq!(quota.as_deref(), Some("51000 100000"), "rounded up to whole percents");
     assert_eq!(cgroups.pods(), BTreeMap::from([("u-1".to_owned(), QosClass::BestEffort)]));
+    let classes = ["u-1", "u-2", "../u-1"].map(|uid| cgroups.class_of(uid));
+    assert_eq!(classes, [Some(QosClass::BestEffort), None, None]);
     let unit = "kubepods-besteffort-podu_1.slice";
     let set = format!(
         "set {unit} true MemoryMax=67108864,CPUWeight=39,CPUQuotaPeriodUSec=100000,CPUQuotaPerSecUSec=510000,TasksMax=100"

@@ -167,11 +167,11 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), PodError>
     ctx.images.remove_cached_pod(uid);
     ctx.pulls().forget_pod(uid);
     if let Some(cgroups) = &ctx.cgroups {
-        let listing = cgroups.clone();
-        let listed = filesystem::blocking(move || Ok(listing.pods())).await;
-        // Listing fails only while the agent shuts down.
-        if let Some(class) = listed.unwrap_or_default().get(uid) {
-            destroy_cgroup(cgroups, *class, uid).await?;
+        let (lookup, of_pod) = (cgroups.clone(), uid.to_owned());
+        let class = filesystem::blocking(move || Ok(lookup.class_of(&of_pod))).await;
+        // The lookup fails only while the agent shuts down.
+        if let Some(class) = class.unwrap_or_default() {
+            destroy_cgroup(cgroups, class, uid).await?;
         }
     }
     ctx.volumes.tear_down(uid).await.map_err(|source| tear_down_failed(uid, source))?;

@@ -9,6 +9,8 @@ use super::ActContext;
 use super::Cause;
 use super::PodError;
 use crate::filesystem;
+use crate::model::ContainerStatus;
+use crate::model::PodRef;
 use crate::model::PodSnapshot;
 use crate::model::RemoveContainer;
 use crate::model::SandboxId;
@@ -25,31 +27,40 @@ pub(super) async fn remove_planned(
     snapshot: &PodSnapshot,
     remove: &RemoveContainer,
 ) -> Result<(), PodError> {
-    let status = snapshot.by_id(&remove.id);
-    let log_path = status.map(|status| status.log_path.as_str()).filter(|_| !remove.keep_logs);
-    remove_instance(ctx, remove.id.as_str(), log_path)
-        .await
-        .map_err(|source| PodError::RemoveContainer { container: remove.name.clone(), source })
+    let removed = match snapshot.by_id(&remove.id).filter(|_| !remove.keep_logs) {
+        Some(status) => remove_with_logs(ctx, &snapshot.pod, status).await,
+        None => remove_instance(ctx, remove.id.as_str()).await,
+    };
+    removed.map_err(|source| PodError::RemoveContainer { container: remove.name.clone(), source })
 }
 
-/// Removes an instance from the runtime. `log_path` is the log file to delete first, with its rotated ones and its link;
-/// if a log cannot be deleted the instance stays, since only the instance still names the log.
+/// Removes an instance of a pod with its log file, those rotated from it, and the link to it. If a log cannot be deleted the
+/// instance stays, since only the instance still names the log.
 ///
 /// # Errors
 /// The log or the instance cannot be removed.
-pub(super) async fn remove_instance(ctx: &ActContext, id: &str, log_path: Option<&str>) -> Result<(), Cause> {
-    if let Some(path) = log_path.filter(|path| !path.is_empty()) {
+pub(super) async fn remove_with_logs(ctx: &ActContext, pod: &PodRef, status: &ContainerStatus) -> Result<(), Cause> {
+    let (id, path) = (status.id.as_str(), &status.log_path);
+    if !path.is_empty() {
         let log = PathBuf::from(path);
         filesystem::blocking(move || remove_logs(&log))
             .await
             .map_err(|error| Cause::file(format!("failed to remove container {id:?} log {path:?}"), error))?;
-        if let Some(links) = ctx.files.log_links.clone() {
-            let of_container = id.to_owned();
-            filesystem::blocking(move || remove_link(&links, &of_container))
-                .await
-                .map_err(|error| Cause::file(format!("failed to remove container {id:?} log link"), error))?;
+        if let Some(links) = &ctx.files.log_links {
+            // By its name: listing the links of all pods for each container takes long on a full node.
+            let link = links.join(names::log_link_name(pod, &status.name, id));
+            ignore_missing(tokio::fs::remove_file(&link).await)
+                .map_err(|error| Cause::file(format!("failed to remove container {id:?} log link {link:?}"), error))?;
         }
     }
+    remove_instance(ctx, id).await
+}
+
+/// Removes an instance from the runtime. One that does not exist is no error.
+///
+/// # Errors
+/// The runtime failed the call.
+pub(super) async fn remove_instance(ctx: &ActContext, id: &str) -> Result<(), Cause> {
     match ctx.runtime.remove_container(id).await {
         Err(error) if !error.is_not_found() => Err(error.into()),
         _ => Ok(()),
@@ -91,16 +102,6 @@ fn remove_logs(log: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Deletes the link of a container among the links to all logs.
-fn remove_link(links: &Path, id: &str) -> io::Result<()> {
-    for entry in fs::read_dir(links).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().and_then(names::id_of_log_link) == Some(id) {
-            ignore_missing(fs::remove_file(entry.path()))?;
-        }
-    }
-    Ok(())
-}
-
 fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_goes_with_its_rotated_ones_and_its_link() {
+    fn a_log_goes_with_its_rotated_ones() {
         let dir = tempfile::tempdir().expect("a folder");
         for name in ["1.log", "1.log.20260101-000000", "1.log.20260101-000000.gz", "10.log", "11.log", "1.logbook"] {
             fs::write(dir.path().join(name), "").expect("a file");
@@ -125,11 +126,5 @@ mod tests {
         assert_eq!(left, ["1.logbook", "10.log", "11.log"]);
         remove_logs(&dir.path().join("1.log")).expect("twice is fine");
         remove_logs(Path::new("/nowhere/at/all.log")).expect("no folder, no log");
-
-        std::os::unix::fs::symlink("x", dir.path().join("p_ns_c-abc.log")).expect("a link");
-        remove_link(dir.path(), "bc").expect("not ours");
-        assert!(dir.path().join("p_ns_c-abc.log").is_symlink());
-        remove_link(dir.path(), "abc").expect("gone");
-        assert!(!dir.path().join("p_ns_c-abc.log").is_symlink());
     }
 }

@@ -126,7 +126,7 @@ impl StartContext<'_> {
     /// Removes created instances that were never started. The runtime refuses while a start is in progress.
     async fn remove_unstarted(self, spec: &ContainerSpec<'_>, unstarted: &[ContainerId]) -> Result<(), PodError> {
         for id in unstarted {
-            if let Err(source) = remove::remove_instance(self.ctx, id.as_str(), None).await {
+            if let Err(source) = remove::remove_instance(self.ctx, id.as_str()).await {
                 return Err(self.failed(spec, PodError::ReplaceContainer { id: id.to_string(), source }));
             }
         }
@@ -182,7 +182,7 @@ impl StartContext<'_> {
     async fn link_log(self, container: &str, restarts: u32, id: &ContainerId) {
         let Some(links) = &self.ctx.files.log_links else { return };
         let log = config::log_dir(&self.ctx.settings, &self.pass.pod).join(names::log_path(container, restarts));
-        let at = links.join(names::log_link_name(&self.pass.pod, container, id.as_str()));
+        let at = links.join(names::log_link_name(&self.pass.pod_ref, container, id.as_str()));
         if let Err(error) = link(&log, &at).await {
             tracing::warn!(container, %id, %error, "cannot link the container log");
         }

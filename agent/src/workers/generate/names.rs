@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::model::PodRef;
 use crate::model::runtime_keys;
 use crate::model::spec;
 
@@ -118,10 +119,10 @@ pub fn restarts_by_logs<'a>(files: impl IntoIterator<Item = &'a str>) -> Option<
         .map(|highest| highest.saturating_add(1))
 }
 
-/// Name of the link in the node's flat folder of container logs, cut to fit a file name.
-pub fn log_link_name(pod: &Pod, container: &str, id: &str) -> String {
+/// Name of the link in the node's flat folder of container logs, cut to fit a file name; the same as the kubelet's.
+pub fn log_link_name(pod: &PodRef, container: &str, id: &str) -> String {
     let suffix = format!("-{id}.log");
-    let mut base = format!("{}_{}_{container}", pod_name(pod), pod_namespace(pod));
+    let mut base = format!("{}_{container}", pod.full_name());
     base.truncate(base.floor_char_boundary(MAX_FILE_NAME.saturating_sub(suffix.len())));
     base + &suffix
 }
@@ -134,6 +135,7 @@ pub fn id_of_log_link(name: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::pod_ref;
 
     fn pod() -> Pod {
         serde_json::from_value(serde_json::json!({
@@ -193,10 +195,10 @@ mod tests {
         assert_eq!(log_dir_name(&pod), "default_web-node1_u1");
         assert_eq!(uid_of_log_dir("default_web-node1_u1"), Some("u1"));
         assert_eq!(log_path("c", 4), "c/4.log");
-        let name = log_link_name(&pod, "c", "0123abc");
+        let name = log_link_name(&pod_ref(&pod), "c", "0123abc");
         assert_eq!(name, "web-node1_default_c-0123abc.log");
         assert_eq!(id_of_log_link(&name), Some("0123abc"));
-        let long = log_link_name(&pod, &"x".repeat(400), &"f".repeat(64));
+        let long = log_link_name(&pod_ref(&pod), &"x".repeat(400), &"f".repeat(64));
         assert_eq!(long.len(), 255);
         assert_eq!(id_of_log_link(&long), Some("f".repeat(64).as_str()));
     }

@@ -76,7 +76,7 @@ async fn remove_surplus(ctx: &ActContext, snapshot: &PodSnapshot, status: &Conta
     if status.state == ContainerState::Unknown {
         stop_lost(ctx, snapshot, status).await?;
     }
-    remove::remove_instance(ctx, status.id.as_str(), Some(&status.log_path)).await
+    remove::remove_with_logs(ctx, &snapshot.pod, status).await
 }
 
 /// Stops a container in unknown state as its annotations say; if they cannot be read, with the shortest grace period.
@@ -111,14 +111,14 @@ pub async fn remove_excess(ctx: &ActContext, snapshot: &PodSnapshot, excess: &Ha
 pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let mut failed = Vec::new();
     for status in plan::dead(snapshot) {
-        let removed = remove::remove_instance(ctx, status.id.as_str(), Some(&status.log_path)).await;
+        let removed = remove::remove_with_logs(ctx, &snapshot.pod, status).await;
         failed.extend(removed.err().map(|source| PodError::CollectContainer { id: status.id.to_string(), source }));
     }
     failed
 }
 
-/// Removes log folders of pods whose UID is not `known`, and links to logs that no longer exist. A pod must be known before
-/// its log folder is made. Continues after failures and returns them.
+/// Removes log folders of pods whose UID is not `known`. A pod must be known before its log folder is made. Continues after
+/// failures and returns them.
 pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec<PodError> {
     let mut failed = Vec::new();
     for folder in log_folders(ctx.settings.pod_logs_dir.clone()).await {
@@ -130,7 +130,6 @@ pub async fn collect_logs(ctx: &ActContext, known: impl Fn(&str) -> bool) -> Vec
             Err(error) => failed.push(error),
         }
     }
-    remove_dangling(ctx).await;
     failed
 }
 
@@ -154,8 +153,9 @@ async fn dangling_links(links: PathBuf) -> Vec<PathBuf> {
     listed.await.unwrap_or_default()
 }
 
-/// Removes links to logs that no longer exist, unless their container may still write one.
-async fn remove_dangling(ctx: &ActContext) {
+/// Removes links to logs that no longer exist, unless their container may still write one. What cannot be removed is only
+/// logged.
+pub async fn remove_dangling_links(ctx: &ActContext) {
     let Some(links) = ctx.files.log_links.clone() else { return };
     for path in dangling_links(links).await {
         let id = path.file_name().and_then(|name| name.to_str()).and_then(names::id_of_log_link);

@@ -358,12 +358,18 @@ async fn logs_of_removed_pods_are_removed() {
         std::fs::create_dir_all(node.path(dir)).expect("a folder");
     }
     std::fs::write(node.path("logs/ns_c_u3"), "x").expect("a file");
-    let link = |name: &str, to: &str| std::os::unix::fs::symlink(to, node.path(name)).expect("a link");
-    link("links/a_ns_c-ended.log", "/nowhere");
-    link("links/a_ns_c-lives.log", "/");
     assert!(gc::collect_logs(&node.ctx, |uid| uid == "u1").await.is_empty());
     let left = ["logs/ns_a_u1", "logs/ns_b_u2", "logs/other", "logs/ns_c_u3"].map(|dir| node.path(dir).exists());
     assert_eq!(left, [true, false, true, true]);
+}
+
+#[tokio::test]
+async fn links_to_logs_that_no_longer_exist_are_removed() {
+    let node = Node::new();
+    let link = |name: &str, to: &str| std::os::unix::fs::symlink(to, node.path(name)).expect("a link");
+    link("links/a_ns_c-ended.log", "/nowhere");
+    link("links/a_ns_c-lives.log", "/");
+    gc::remove_dangling_links(&node.ctx).await;
     let left = ["ended", "lives"].map(|id| node.path(&format!("links/a_ns_c-{id}.log")).is_symlink());
     assert_eq!(left, [false, true]);
 }
@@ -375,4 +381,23 @@ async fn all_exited_instances_of_a_removed_pod_are_removed() {
     let snapshot = testing::snapshot(vec![dead("c", 2), dead("d", 1), status("c", 1, ContainerState::Running)]);
     assert!(gc::remove_dead(&node.ctx, &snapshot).await.is_empty());
     assert_eq!(node.runtime.take_calls(), ["RemoveContainer c-2", "RemoveContainer d-1"]);
+}
+
+/// Found by its name, not by a look at the links of all pods.
+#[tokio::test]
+async fn the_log_of_a_removed_instance_goes_with_its_own_link() {
+    let node = Node::new();
+    let log = node.path("0.log");
+    std::fs::write(&log, "x").expect("a log");
+    let links = ["pod_ns_c-c0", "pod_ns_c-c1", "other_ns_c-c0"].map(|name| node.path(&format!("links/{name}.log")));
+    links.iter().for_each(|link| std::os::unix::fs::symlink(&log, link).expect("a link"));
+    let log_path = log.to_string_lossy().into_owned();
+    let exited = ContainerStatus { id: "c0".into(), log_path, ..status("c", 0, ContainerState::Exited) };
+    let snapshot = testing::snapshot(vec![exited]);
+    for attempt in ["the first time", "again"] {
+        assert_eq!(texts(&gc::remove_dead(&node.ctx, &snapshot).await), [""; 0], "{attempt}");
+        assert_eq!(node.runtime.take_calls(), ["RemoveContainer c0"], "{attempt}");
+    }
+    assert!(!log.exists());
+    assert_eq!(links.map(|link| link.is_symlink()), [false, true, true]);
 }
