@@ -1,5 +1,6 @@
 //! The result of a probe before its first run. Pure.
 
+use std::collections::HashMap;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -11,6 +12,29 @@ use crate::model::ProbeResult;
 
 /// A container that was started this long before the agent is not new to its users.
 const OLDER: Duration = Duration::from_secs(10);
+
+/// What the last status of a pod has of its containers.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    /// `started` of each instance.
+    started: HashMap<ContainerId, Option<bool>>,
+    pod_ready: bool,
+}
+
+impl Record {
+    pub(super) fn of(status: &PodStatus) -> Self {
+        let lists = [&status.container_statuses, &status.init_container_statuses];
+        let started = lists.into_iter().flatten().flatten().filter_map(|container| {
+            let (_, id) = container.container_id.as_deref()?.split_once("://")?;
+            Some((ContainerId::from(id), container.started))
+        });
+        let mut conditions = status.conditions.iter().flatten();
+        Self {
+            started: started.collect(),
+            pod_ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+        }
+    }
+}
 
 /// What was known of a container before this agent saw it running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,24 +51,14 @@ pub(super) struct Known {
 impl Known {
     /// Of an instance that was started `started_at` nanoseconds after the Unix epoch; the agent started at `agent`. `None`: it is
     /// known to have started before the instance.
-    pub(super) fn of(status: Option<&PodStatus>, id: &ContainerId, started_at: i64, agent: Option<SystemTime>) -> Self {
+    pub(super) fn of(record: &Record, id: &ContainerId, started_at: i64, agent: Option<SystemTime>) -> Self {
         let started = u64::try_from(started_at).ok().filter(|nanos| *nanos > 0);
         let started = started.and_then(|nanos| SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos)));
-        let older = is_older(started, agent);
-        let Some(status) = status else {
-            return Self { older, started: None, pod_ready: false };
-        };
-        let lists = [&status.container_statuses, &status.init_container_statuses];
-        let mut containers = lists.into_iter().flatten().flatten();
-        let of_instance = containers.find(|container| {
-            let known = container.container_id.as_deref().and_then(|id| id.split_once("://"));
-            known.is_some_and(|(_, known)| known == id.as_str())
-        });
-        let mut conditions = status.conditions.iter().flatten();
+        let of_instance = record.started.get(id);
         Self {
-            older: older || (agent.is_some() && of_instance.is_some()),
-            started: of_instance.and_then(|container| container.started),
-            pod_ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+            older: is_older(started, agent) || (agent.is_some() && of_instance.is_some()),
+            started: of_instance.copied().flatten(),
+            pod_ready: record.pod_ready,
         }
     }
 
@@ -102,6 +116,7 @@ mod tests {
                 "ready": true, "restartCount": 0 }],
         }))
         .expect("a status");
+        let record = Record::of(&status);
         let agent = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
         let at = |seconds: i64| seconds * 1_000_000_000;
         for (id, started_at, expected) in [
@@ -114,16 +129,13 @@ mod tests {
             ("a", 0, Known { older: true, started: Some(true), pod_ready: true }),
             ("b", 0, Known { older: false, started: None, pod_ready: true }),
         ] {
-            assert_eq!(
-                Known::of(Some(&status), &ContainerId::from(id), started_at, agent),
-                expected,
-                "{id} {started_at}"
-            );
+            assert_eq!(Known::of(&record, &ContainerId::from(id), started_at, agent), expected, "{id} {started_at}");
         }
         let new = Known { older: false, started: Some(true), pod_ready: true };
-        assert_eq!(Known::of(Some(&status), &ContainerId::from("a"), at(700), None), new);
+        assert_eq!(Known::of(&record, &ContainerId::from("a"), at(700), None), new);
         let unknown = Known { older: true, started: None, pod_ready: false };
-        assert_eq!(Known::of(None, &ContainerId::from("a"), at(1), agent), unknown);
-        assert_eq!(Known::of(None, &ContainerId::from("a"), at(1), None), Known { older: false, ..unknown });
+        let nothing = Record::default();
+        assert_eq!(Known::of(&nothing, &ContainerId::from("a"), at(1), agent), unknown);
+        assert_eq!(Known::of(&nothing, &ContainerId::from("a"), at(1), None), Known { older: false, ..unknown });
     }
 }

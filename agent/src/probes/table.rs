@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::ProbeResultStore;
 use super::initial::Known;
+use super::initial::Record;
 use super::state::Beginning;
 use super::state::ProbeState;
 use super::state::RunResult;
@@ -76,9 +77,12 @@ struct ScheduledProbe {
     queued: Option<Instant>,
 }
 
+/// The probes of a pod by the name of their container.
+type ProbesByContainer = HashMap<String, Vec<ProbeId>>;
+
 struct PodEntry {
     pod: Pod,
-    probes: Vec<ProbeId>,
+    probes: ProbesByContainer,
     /// Containers that ran when the pod was first observed: any of them may be older than the agent.
     first: Arc<HashSet<ContainerId>>,
 }
@@ -118,17 +122,12 @@ impl Table {
         if targets.is_empty() && !self.pods.contains_key(&uid) {
             return Vec::new();
         }
-        let (known, first) = match self.pods.remove(&uid) {
+        let (mut all, first) = match self.pods.remove(&uid) {
             Some(entry) => (entry.probes, entry.first),
-            None => (Vec::new(), Arc::new(snapshot.running().map(|container| container.id.clone()).collect())),
+            None => (HashMap::new(), Arc::new(snapshot.running().map(|container| container.id.clone()).collect())),
         };
-        let found = self.find(&known, &targets);
-        let probes = targets.into_iter().zip(found);
-        let probes = probes.map(|(target, found)| found.unwrap_or_else(|| self.add(&uid, target)));
-        let probes: Vec<ProbeId> = probes.collect();
+        let probes: Vec<ProbeId> = targets.into_iter().map(|target| self.find_or_add(&uid, &mut all, target)).collect();
         let current: HashSet<ProbeId> = probes.iter().copied().collect();
-        let replaced = known.into_iter().filter(|id| !current.contains(id));
-        let all = probes.iter().copied().chain(replaced).collect();
         self.pods.insert(uid.clone(), PodEntry { pod: pod.clone(), probes: all, first: first.clone() });
         let ended = self.retain(&uid, |id, _| current.contains(&id));
         let existing: HashSet<&ContainerId> = snapshot.containers.iter().map(|container| &container.id).collect();
@@ -138,31 +137,28 @@ impl Table {
         let newest: HashMap<&str, &ContainerStatus> = named.collect();
         // What did not run when the pod was first observed is new, also by a clock that was set back since then.
         let moment_of = |id: &ContainerId| Moment { agent: moment.agent.filter(|_| first.contains(id)), ..moment };
-        let mut status = None;
+        let mut record = None;
         for id in probes {
             self.observe_probe(id, &newest, &moment_of, &mut |instance| {
-                let status = status.get_or_insert_with(last_status);
-                Known::of(status.as_ref(), &instance.id, instance.started_at, moment_of(&instance.id).agent)
+                let of_last_status = || last_status().as_ref().map(Record::of).unwrap_or_default();
+                let record = record.get_or_insert_with(of_last_status);
+                Known::of(record, &instance.id, instance.started_at, moment_of(&instance.id).agent)
             });
             self.requeue(id);
         }
         ended
     }
 
-    /// The pod's entry for each of these probes. A changed probe (of a static pod) has none: it begins anew.
-    fn find(&self, known: &[ProbeId], targets: &[Target]) -> Vec<Option<ProbeId>> {
-        let entries = known.iter().filter_map(|id| Some((*id, &*self.probes.get(id)?.target)));
-        let by_name: HashMap<_, _> = entries.map(|(id, known)| (name_of(known), (id, known))).collect();
-        let find = |target: &Target| {
-            let (id, known) = by_name.get(&name_of(target))?;
-            (*known == target).then_some(*id)
-        };
-        targets.iter().map(find).collect()
-    }
-
-    fn add(&mut self, uid: &PodUid, target: Target) -> ProbeId {
+    /// The entry for this probe among `all` of the pod. A changed probe (of a static pod) has none: it begins anew.
+    fn find_or_add(&mut self, uid: &PodUid, all: &mut ProbesByContainer, target: Target) -> ProbeId {
+        let is_same = |id: &ProbeId| self.probes.get(id).is_some_and(|entry| *entry.target == target);
+        let siblings = all.get(&target.container.name);
+        if let Some(id) = siblings.and_then(|siblings| siblings.iter().copied().find(is_same)) {
+            return id;
+        }
         let id = ProbeId(self.next);
         self.next += 1;
+        all.entry(target.container.name.clone()).or_default().push(id);
         let state = ProbeState::new(target.kind, Terms::of(&target.probe));
         let target = Arc::new(target);
         self.probes.insert(id, ScheduledProbe { uid: uid.clone(), target, state, running: None, queued: None });
@@ -213,9 +209,12 @@ impl Table {
         let Some(pod) = self.pods.get_mut(uid) else { return Vec::new() };
         let entries = &self.probes;
         let is_kept = |id: &ProbeId| entries.get(id).is_some_and(|entry| keep(*id, &entry.target));
-        let (kept, removed) = pod.probes.iter().partition(|id| is_kept(id));
-        pod.probes = kept;
-        let (pod, removed): (Pod, Vec<ProbeId>) = (pod.pod.clone(), removed);
+        let mut removed: Vec<ProbeId> = Vec::new();
+        pod.probes.retain(|_, ids| {
+            removed.extend(ids.extract_if(.., |id| !is_kept(id)));
+            !ids.is_empty()
+        });
+        let pod = pod.pod.clone();
         let removed = removed.into_iter().filter_map(|id| {
             let mut entry = self.probes.remove(&id)?;
             entry.end();
@@ -244,7 +243,7 @@ impl Table {
             let is_named = &entry.pod.metadata.name == name && &entry.pod.metadata.namespace == namespace;
             *other != uid && is_named
         });
-        let probes = others.flat_map(|(_, entry)| &entry.probes).filter_map(|id| self.probes.get(id));
+        let probes = others.flat_map(|(_, entry)| entry.probes.values().flatten()).filter_map(|id| self.probes.get(id));
         probes.map(|entry| name_of(&entry.target)).collect()
     }
 
@@ -297,9 +296,9 @@ impl Table {
     /// The startup probe of a container has succeeded.
     fn open_gates(&mut self, startup: ProbeId, now: Instant) {
         let Some(entry) = self.probes.get(&startup) else { return };
-        let (uid, name) = (&entry.uid, entry.target.container.name.clone());
-        for id in self.pods.get(uid).map(|pod| pod.probes.clone()).unwrap_or_default() {
-            if let Some(entry) = self.probes.get_mut(&id).filter(|entry| entry.target.container.name == name) {
+        let siblings = self.pods.get(&entry.uid).and_then(|pod| pod.probes.get(&entry.target.container.name));
+        for id in siblings.cloned().unwrap_or_default() {
+            if let Some(entry) = self.probes.get_mut(&id) {
                 entry.state.open_gate(now);
                 self.requeue(id);
             }

@@ -123,11 +123,12 @@ impl Statuses {
         let mirror = self.mirror(pod);
         let node = self.context.node.borrow().clone();
         let mut store = self.store();
-        let old = store.basis(uid.as_str(), pod, None).cloned().unwrap_or_default();
+        let nothing = PodStatus::default();
+        let old = store.basis(uid.as_str(), pod, None).unwrap_or(&nothing);
         let status = generate(&StatusInput {
             pod,
             snapshot: view,
-            old: &old,
+            old,
             reasons: observations.reasons,
             probes: observations.probes,
             qos_class: observations.qos_class,
@@ -180,7 +181,7 @@ impl Statuses {
         let has_status = if spec::is_static(pod) {
             // What its source gives it says nothing: the mirror pod has its status.
             let reported = || self.mirror(pod).is_some_and(|mirror| mirror.status.is_some());
-            self.get(&pod_ref(pod).uid).is_some() || reported()
+            self.stored(&pod_ref(pod).uid).is_some() || reported()
         } else {
             self.last_known(pod).is_some()
         };
@@ -249,14 +250,14 @@ impl Statuses {
         self.store().iter().map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// The cached status of a pod with its version and flags.
+    /// The cached status of a pod with its version and flags. Copies nothing of the status.
     pub fn stored(&self, uid: &PodUid) -> Option<Stored> {
         self.store().get(uid.as_str()).cloned()
     }
 
-    /// The cached status of a pod.
+    /// A copy of the cached status of a pod.
     pub fn get(&self, uid: &PodUid) -> Option<PodStatus> {
-        self.store().get(uid.as_str()).map(|stored| stored.status.clone())
+        self.stored(uid).map(|stored| PodStatus::clone(&stored.status))
     }
 
     /// The last known status of a pod: the cached one, else its API object's, which an earlier agent may have sent.
@@ -281,7 +282,7 @@ impl Statuses {
     /// When `activeDeadlineSeconds` will have passed, if the pod has such a limit and has started.
     pub fn active_deadline(&self, pod: &Pod) -> Option<SystemTime> {
         let seconds = pod.spec.as_ref()?.active_deadline_seconds?;
-        let started = self.get(&pod_ref(pod).uid)?.start_time?;
+        let started = self.stored(&pod_ref(pod).uid)?.status.start_time.clone()?;
         let started = Duration::from_nanos(u64::try_from(started.0.as_nanosecond()).ok()?);
         SystemTime::UNIX_EPOCH.checked_add(started + Duration::from_secs(u64::try_from(seconds).ok()?))
     }

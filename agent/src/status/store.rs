@@ -1,6 +1,7 @@
 //! Status cache: the last computed status of each pod. Single-threaded; no I/O, no clock.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -17,8 +18,8 @@ use crate::model::spec;
 /// The cached status of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
-    /// The status.
-    pub status: PodStatus,
+    /// The status. Shared: it is read far more often than it changes.
+    pub status: Arc<PodStatus>,
     /// Grows with every change, from 1.
     pub version: u64,
     /// The pod is terminated and its resources are released: its API object may be deleted. Never reset.
@@ -49,7 +50,7 @@ impl StatusStore {
 
     /// The status that a new one of `pod` is compared with: the cached one, else the mirror pod's, else its own.
     pub fn basis<'a>(&'a self, uid: &str, pod: &'a Pod, mirror: Option<&'a Pod>) -> Option<&'a PodStatus> {
-        let stored = self.entries.get(uid).map(|entry| &entry.status);
+        let stored = self.entries.get(uid).map(|entry| &*entry.status);
         stored.or_else(|| mirror.unwrap_or(pod).status.as_ref())
     }
 
@@ -81,7 +82,7 @@ impl StatusStore {
         mirror: Option<&Pod>,
         now: SystemTime,
     ) -> Result<bool, IllegalTransition> {
-        let stored = self.entries.get(uid).map(|entry| &entry.status);
+        let stored = self.entries.get(uid).map(|entry| &*entry.status);
         let last = stored.or(pod.status.as_ref()).cloned().unwrap_or_default();
         let status = final_status::final_status(pod, last);
         self.update(uid, pod, mirror, status, now, Update { force: true, finish: !spec::is_static(pod) })
@@ -139,6 +140,7 @@ impl StatusStore {
         let version = entry.map_or(1, |entry| entry.version + 1);
         let is_finished = how.finish || entry.is_some_and(|entry| entry.is_finished);
         let may_run = entry.is_none_or(|entry| entry.may_run);
+        let status = Arc::new(status);
         self.entries.insert(uid.clone(), Stored { status, version, is_finished, may_run, at: now });
         Ok(true)
     }

@@ -197,20 +197,19 @@ impl Gauges {
     /// Pods by lifecycle state, and active pods.
     fn count_working(&self, desired: &HashMap<PodUid, Pod>, running: &Running) {
         let working = running.registry.summaries();
-        let phase_of = |uid: &PodUid, pod: &Pod| {
-            let status = running.statuses.get(uid).or_else(|| pod.status.clone());
-            status.and_then(|status| status.phase).unwrap_or_default()
+        let has_ended = |uid: &PodUid, pod: &Pod| {
+            let stored = running.statuses.stored(uid);
+            let status = stored.as_ref().map(|stored| &*stored.status).or(pod.status.as_ref());
+            matches!(status.and_then(|status| status.phase.as_deref()), Some("Failed" | "Succeeded"))
         };
         let is_active = |(uid, pod): &(&PodUid, &Pod)| {
             let worker = working.get(*uid);
-            let over = matches!(phase_of(uid, pod).as_str(), "Failed" | "Succeeded");
             worker.is_none_or(|worker| worker.phase < Phase::Terminated)
-                && (!over || worker.is_some_and(|w| w.terminating))
+                && (!has_ended(uid, pod) || worker.is_some_and(|w| w.terminating))
         };
-        let active = desired.iter().filter(is_active).map(|(_, pod)| pod);
-        self.metrics.volumes.totals(volumes(active, &running.volumes));
-        let (fixed, api): (Vec<_>, Vec<_>) =
-            desired.iter().filter(is_active).partition(|(_, pod)| spec::is_static(pod));
+        let active: Vec<&Pod> = desired.iter().filter(is_active).map(|(_, pod)| pod).collect();
+        self.metrics.volumes.totals(volumes(active.iter().copied(), &running.volumes));
+        let (fixed, api): (Vec<&Pod>, Vec<&Pod>) = active.into_iter().partition(|pod| spec::is_static(pod));
         self.metrics.pods.active(PodOrigin::Static, fixed.len());
         self.metrics.pods.active(PodOrigin::Api, api.len());
         let mut counts: HashMap<Working, usize> = HashMap::new();

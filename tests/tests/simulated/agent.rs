@@ -173,7 +173,7 @@ async fn deleted_host_network_pod_is_finished_before_sandbox_teardown() {
         let ready = v1::PodSandboxState::SandboxReady as i32;
         assert_eq!(node.sim.sandboxes("web").iter().any(|sandbox| sandbox.state == ready), early);
         assert!(!early || begin.elapsed() < ms(100), "{:?}", begin.elapsed());
-        let containers = stored().and_then(|stored| stored.status.container_statuses).unwrap_or_default();
+        let containers = stored().and_then(|stored| stored.status.container_statuses.clone()).unwrap_or_default();
         let codes: Vec<_> = containers.iter().filter_map(|c| c.state.as_ref()?.terminated.as_ref()).collect();
         assert_eq!(codes.len(), 2, "{containers:?}");
         node.sandbox_removed("web").await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::core::v1::Probe;
 use serde_json::json;
@@ -297,6 +298,36 @@ async fn a_pod_may_have_any_number_of_probes() {
     let ended = world.table.remove(&uid());
     assert_eq!(ended.iter().filter(|ended| ended.has_namesake).count(), PROBES);
     assert!(world.table.remove(&"another".into()).iter().all(|ended| !ended.has_namesake), "it was the last");
+}
+
+/// Looking for each container among all others would take half a minute, for which all pods would wait.
+#[tokio::test]
+async fn any_number_of_containers_may_start_at_once() {
+    const CONTAINERS: usize = 15_000;
+    let (mut world, mut many) = (World::new(), testing::pod("Always", &[], &[]));
+    let names: Vec<String> = (0..CONTAINERS).map(|index| format!("c{index}")).collect();
+    let probe: Option<Probe> = serde_json::from_value(json!({ "exec": { "command": ["x"] } })).ok();
+    let probed = |name: &String| Container {
+        startup_probe: probe.clone(),
+        readiness_probe: probe.clone(),
+        ..testing::container(name)
+    };
+    many.spec.as_mut().expect("a spec").containers = names.iter().map(probed).collect();
+    // An earlier agent saw every second container start.
+    let reported = |(index, name): (usize, &String)| ContainerStatus {
+        name: name.clone(),
+        container_id: Some(format!("containerd://{name}-1")),
+        started: Some(index % 2 == 0),
+        ..ContainerStatus::default()
+    };
+    let reported = names.iter().enumerate().map(reported).collect();
+    world.last_status = Some(PodStatus { container_statuses: Some(reported), ..PodStatus::default() });
+    let runs = snapshot(names.iter().map(|name| running(name, 1)).collect());
+    let began = std::time::Instant::now();
+    world.observe(&Arc::new(many), &runs, 0.0);
+    assert_eq!(world.run(10.0, RunResult::Success), CONTAINERS, "half for startup, half for readiness");
+    assert_eq!(world.run(10.0, RunResult::Success), CONTAINERS / 2, "readiness of those that have just started");
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
 /// 1,000 probes of one node may cost a fiftieth of a core; this is a minute of them, in an unoptimized build.

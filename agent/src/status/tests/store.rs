@@ -71,6 +71,18 @@ fn only_changes_make_versions() {
 }
 
 #[test]
+fn readers_share_the_status_and_keep_what_they_have_read() {
+    let pod = testing::pod("Always", &[], &["a"]);
+    let mut store = store();
+    store.set(&uid(), &pod, None, ready("True"), at(0)).expect("legal");
+    let read = stored(&store).clone();
+    assert!(Arc::ptr_eq(&read.status, &stored(&store).status), "it is not copied");
+    store.set(&uid(), &pod, None, ready("False"), at(1)).expect("legal");
+    assert_eq!((condition(&read.status, "Ready").status.as_str(), read.version), ("True", 1));
+    assert_eq!(condition(&stored(&store).status, "Ready").status, "False");
+}
+
+#[test]
 fn foreign_conditions_make_no_version() {
     let pod = testing::pod("Always", &[], &["a"]);
     let mut store = store();
@@ -118,7 +130,7 @@ fn the_basis_is_cache_then_mirror_then_pod() {
     assert_eq!(store.basis("uid", &own, None), own.status.as_ref());
     assert_eq!(store.basis("uid", &own, Some(&mirror)), mirror.status.as_ref());
     store.set(&uid(), &own, Some(&mirror), ready("mirror"), at(3)).expect("legal");
-    assert_eq!(store.basis("uid", &own, Some(&mirror)), Some(&stored(&store).status));
+    assert_eq!(store.basis("uid", &own, Some(&mirror)), Some(&*stored(&store).status));
 }
 
 /// The mirror pod of a static pod, once it is known.
@@ -231,7 +243,7 @@ fn the_final_status_terminates_every_container() {
     assert_eq!(ends, ["terminated 137 ContainerStatusUnknown", "terminated 0"]);
     assert_eq!((entry.status.phase.as_deref(), entry.is_finished), (Some("Failed"), true));
     assert_eq!(store.terminate_pod(&uid(), &pod, None, at(2)), Ok(true), "always sent");
-    let again = stored(&store).status.clone();
+    let again = PodStatus::clone(&stored(&store).status);
     store.set(&uid(), &pod, None, PodStatus { message: Some("late".into()), ..again }, at(3)).expect("legal");
     assert!(stored(&store).is_finished, "never taken back");
 }

@@ -1,5 +1,7 @@
 //! The next request for one pod.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -14,7 +16,7 @@ use crate::status::manager::action;
 use crate::status::manager::action::SyncAction;
 
 fn stored(phase: &str, is_finished: bool) -> Stored {
-    let status = status(json!({"phase": phase}));
+    let status = Arc::new(status(json!({"phase": phase})));
     Stored { status, version: 1, is_finished, may_run: false, at: std::time::SystemTime::UNIX_EPOCH }
 }
 
@@ -57,12 +59,12 @@ fn an_observed_generation_alone_is_deferrable_during_termination() {
     };
     let mut copy = copy("p", "u", 1, status(seen(1)));
     let mut stored = stored("Running", false);
-    stored.status = status(seen(2));
+    stored.status = Arc::new(status(seen(2)));
     let next = |stored: &Stored, copy: &Pod| action::next(&PodUid::from("u"), stored, copy, &time(9));
     assert!(matches!(next(&stored, &copy), SyncAction::Patch(_)), "not terminating");
     copy.metadata.deletion_timestamp = Some(time(1));
     assert!(matches!(next(&stored, &copy), SyncAction::DeferrablePatch(_)));
-    stored.status.pod_ip = Some("10.0.0.1".to_owned());
+    Arc::make_mut(&mut stored.status).pod_ip = Some("10.0.0.1".to_owned());
     assert!(matches!(next(&stored, &copy), SyncAction::Patch(_)), "another field differs");
 }
 
@@ -74,7 +76,7 @@ fn a_status_without_container_results_is_a_first_status() {
     };
     let waiting_for = |reason: &str| status(json!({"phase": "Pending", "containerStatuses": [waiting(reason)]}));
     let next = |wanted: PodStatus, api: PodStatus| {
-        let stored = Stored { status: wanted, ..stored("Pending", false) };
+        let stored = Stored { status: Arc::new(wanted), ..stored("Pending", false) };
         action::next(&PodUid::from("u"), &stored, &copy("p", "u", 1, api), &time(9))
     };
     let unset = || status(json!({"phase": "Pending"}));
