@@ -1,6 +1,7 @@
 //! Reads the signals of this node and the usage of its pods, and removes what no pod needs.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -273,16 +274,14 @@ impl<G: Garbage> Observe for ThisNode<G> {
 
     fn limited(&mut self, pods: &[(Pod, Needs)]) -> BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>> {
         let (stats, folders) = (self.sources.stats.clone(), self.folders(pods.iter().map(|(pod, _)| pod)));
-        let of_containers = pods.iter().any(|(_, needs)| needs.containers);
-        let needs: HashMap<PodUid, Needs> = pods.iter().map(|(pod, needs)| (pod_ref(pod).uid, *needs)).collect();
+        let uids = |containers: bool| -> HashSet<PodUid> {
+            let pods = pods.iter().filter(|(_, needs)| needs.containers == containers);
+            pods.map(|(pod, _)| pod_ref(pod).uid).collect()
+        };
+        let (of_containers, of_volumes) = (uids(true), uids(false));
         Box::pin(async move {
-            let mut usage: HashMap<PodUid, PodUsage> = match of_containers {
-                true => stats.pods(true).await.map_err(|error| error.to_string())?,
-                false => HashMap::new(),
-            };
-            usage.retain(|uid, _| needs.get(uid).is_some_and(|needs| needs.containers));
-            let of_volumes = needs.into_iter().filter(|(_, needs)| !needs.containers);
-            usage.extend(of_volumes.map(|(uid, _)| (uid, PodUsage::default())));
+            let mut usage = stats.files_of(of_containers).await.map_err(|error| error.to_string())?;
+            usage.extend(of_volumes.into_iter().map(|uid| (uid, PodUsage::default())));
             add_volumes(&mut usage, stats.volume_sizes(folders, false).await);
             Ok(usage)
         })

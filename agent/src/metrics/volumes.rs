@@ -148,7 +148,7 @@ impl Volumes {
         }
     }
 
-    /// An operation ended: `operation` is `volume_mount` or `volume_unmount`, `plugin` such as `kubernetes.io/secret`.
+    /// An operation ended: `operation` is such as `volume_mount` or `unmap_volume`, `plugin` such as `kubernetes.io/secret`.
     pub fn operation(&self, operation: &'static str, plugin: &str, took: Duration, ok: bool) {
         let status = if ok { "success" } else { "fail-unknown" };
         self.operations.with_label_values(&["false", operation, status, plugin]).observe(took.as_secs_f64());

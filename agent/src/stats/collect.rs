@@ -1,5 +1,6 @@
 //! Takes samples: from cgroup files if a process of the container's cgroup is known, else from the runtime. Blocks.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -67,11 +68,12 @@ pub(super) fn take(source: &StatsSource, snapshots: &[Arc<PodSnapshot>]) -> Samp
 
 /// Adds what the runtime reports of the containers that only it can measure.
 pub(super) fn add_runtime_stats(sample: &mut Sample, all: &[cri::ContainerStats]) {
+    let by_id: HashMap<&str, &cri::ContainerStats> =
+        all.iter().filter_map(|stats| Some((stats.attributes.as_ref()?.id.as_str(), stats))).collect();
     let containers = sample.pods.iter_mut().flat_map(|pod| &mut pod.containers);
     for container in containers.filter(|container| container.needs_runtime) {
         let id = container.id.as_str();
-        let is_of = |attributes: &cri::ContainerAttributes| attributes.id == id;
-        if let Some(stats) = all.iter().find(|stats| stats.attributes.as_ref().is_some_and(is_of)) {
+        if let Some(stats) = by_id.get(id) {
             container.measured = by_runtime(id, stats);
         }
     }
@@ -262,7 +264,8 @@ mod tests {
         let source = source(vec![("pods", SystemCgroup::At("/no/such/cgroup".to_owned()))]);
         let mut sample = take(&source, &[Arc::new(snapshot)]);
         assert!(sample.needs_runtime() && sample.needs_runtime_for_pods());
-        add_runtime_stats(&mut sample, &[runtime_stats("other-0"), runtime_stats("a-0")]);
+        let nameless = cri::ContainerStats { attributes: None, ..runtime_stats("a-0") };
+        add_runtime_stats(&mut sample, &[nameless, runtime_stats("other-0"), runtime_stats("a-0")]);
         assert!(sample.system.is_empty() && sample.node.usage.cpu > Some(0));
         let [pod] = &sample.pods[..] else { panic!("one pod") };
         let [container] = &pod.containers[..] else { panic!("one running container") };

@@ -22,7 +22,11 @@ use crate::kernel::usage::ProcessCounts;
 use crate::kernel::usage::interfaces_of;
 use crate::model::Clock;
 use crate::model::PodUid;
+use crate::model::runtime_keys;
 use crate::runtime::Runtime;
+
+/// Pods are few if at most one of so many is among them.
+const FEW: usize = 4;
 
 /// Folders of the agent.
 #[derive(Clone, Debug)]
@@ -143,7 +147,30 @@ pub(super) async fn image_filesystem(runtime: &Runtime) -> Result<cri::Filesyste
 
 /// Writable layers, by container id. One call to the runtime.
 pub(super) async fn writable_layers(runtime: &Runtime) -> Result<HashMap<String, Used>, StatsError> {
-    let stats = runtime.list_container_stats(cri::ContainerStatsFilter::default()).await;
+    layers(runtime, cri::ContainerStatsFilter::default()).await
+}
+
+/// Writable layers, by container id, of these pods and perhaps of others; `of_all`: how many pods there are. The runtime
+/// reads the cgroups too of every container that it is asked for: a few pods are asked for one after another.
+pub(super) async fn writable_layers_of(
+    runtime: &Runtime,
+    pods: &[&PodUid],
+    of_all: usize,
+) -> Result<HashMap<String, Used>, StatsError> {
+    if pods.len() * FEW > of_all {
+        return writable_layers(runtime).await;
+    }
+    let mut all = HashMap::new();
+    for uid in pods {
+        let label_selector = [(runtime_keys::POD_UID.to_owned(), uid.to_string())].into();
+        let filter = cri::ContainerStatsFilter { label_selector, ..cri::ContainerStatsFilter::default() };
+        all.extend(layers(runtime, filter).await?);
+    }
+    Ok(all)
+}
+
+async fn layers(runtime: &Runtime, filter: cri::ContainerStatsFilter) -> Result<HashMap<String, Used>, StatsError> {
+    let stats = runtime.list_container_stats(filter).await;
     let stats = stats.map_err(|error| StatsError::Pods(error.rpc_text()))?;
     let layer = |stats: cri::ContainerStats| Some((stats.attributes?.id, used(&stats.writable_layer?)));
     Ok(stats.into_iter().filter_map(layer).collect())

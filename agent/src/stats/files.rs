@@ -2,6 +2,7 @@
 //! asked for, kept for a while, and within a time limit: those that were measured longest ago come first. Blocks.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -47,23 +48,31 @@ impl Effort {
 pub(super) struct Files(HashMap<PodUid, (Instant, PodFiles)>);
 
 impl Files {
-    /// The files of these pods; those of other pods are dropped.
-    pub(super) fn measure(&mut self, folders: &Folders, pods: &[PodRef], effort: Effort) -> HashMap<PodUid, PodFiles> {
+    /// The files of the wanted ones of these pods. What is known of the others stays; of pods that are not among these it is
+    /// dropped.
+    pub(super) fn measure(
+        &mut self,
+        folders: &Folders,
+        pods: &[PodRef],
+        wanted: impl Fn(&PodUid) -> bool,
+        effort: Effort,
+    ) -> HashMap<PodUid, PodFiles> {
         let (now, began) = (Instant::now(), std::time::Instant::now());
-        let mut known = std::mem::take(&mut self.0);
+        let present: HashSet<&PodUid> = pods.iter().map(|pod| &pod.uid).collect();
+        self.0.retain(|uid, _| present.contains(uid));
+        let wanted = pods.iter().filter(|pod| wanted(&pod.uid));
         let mut order: Vec<(Option<Instant>, &PodRef)> =
-            pods.iter().map(|pod| (known.get(&pod.uid).map(|(at, _)| *at), pod)).collect();
+            wanted.map(|pod| (self.0.get(&pod.uid).map(|(at, _)| *at), pod)).collect();
         order.sort_by_key(|(at, _)| *at);
-        for (measured_at, pod) in order {
+        for &(measured_at, pod) in &order {
             let is_fresh = measured_at.is_some_and(|at| now.saturating_duration_since(at) < effort.max_age);
             let is_late = measured_at.is_some() && began.elapsed() > effort.limit;
-            let entry = match known.remove(&pod.uid).filter(|_| is_fresh || is_late) {
-                Some(entry) => entry,
-                None => (now, of_pod(folders, pod)),
-            };
-            self.0.insert(pod.uid.clone(), entry);
+            if !is_fresh && !is_late {
+                self.0.insert(pod.uid.clone(), (now, of_pod(folders, pod)));
+            }
         }
-        self.0.iter().map(|(uid, (_, files))| (uid.clone(), files.clone())).collect()
+        let files = |(_, pod): (_, &PodRef)| Some((pod.uid.clone(), self.0.get(&pod.uid)?.1.clone()));
+        order.into_iter().filter_map(files).collect()
     }
 }
 
@@ -113,15 +122,16 @@ mod tests {
         write(&logs.join("loose"));
         write(&dir.path().join("pods/a-uid/etc-hosts"));
         let mut files = Files::default();
-        let found = files.measure(&folders, &[pod("a"), pod("b")], Effort::SCRAPE);
+        let found = files.measure(&folders, &[pod("a"), pod("b")], |_| true, Effort::SCRAPE);
         let of_a = &found[&pod("a").uid];
         assert_eq!((of_a.logs["main"].inodes, of_a.other.inodes), (2, 2), "the folder and its log; two other files");
         assert!(of_a.logs["main"].bytes >= 98_304 && of_a.other.bytes >= 196_608, "{of_a:?}");
         assert_eq!(found[&pod("b").uid], PodFiles::default());
 
         write(&logs.join("main/1.log"));
-        let inodes =
-            |files: &mut Files, effort| files.measure(&folders, &[pod("a")], effort)[&pod("a").uid].logs["main"].inodes;
+        let inodes = |files: &mut Files, effort| {
+            files.measure(&folders, &[pod("a")], |_| true, effort)[&pod("a").uid].logs["main"].inodes
+        };
         assert_eq!(inodes(&mut files, Effort::SCRAPE), 2, "measured a moment ago");
         assert_eq!(files.0.len(), 1, "a pod that is gone is dropped");
         assert_eq!(inodes(&mut files, Effort::NOW), 3);
@@ -129,5 +139,31 @@ mod tests {
         tokio::time::advance(Effort::SCRAPE.max_age).await;
         assert_eq!(inodes(&mut files, Effort { limit: Duration::ZERO, ..Effort::SCRAPE }), 3, "no time is left");
         assert_eq!(inodes(&mut files, Effort::SCRAPE), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_of_pods_that_are_not_wanted_are_neither_measured_nor_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let folders = Folders { root: dir.path().to_owned(), pod_logs: dir.path().join("logs") };
+        let write = |name: &str, file: &str| {
+            let logs = folders.pod_logs.join(pod(name).log_dir_name()).join("main");
+            fs::create_dir_all(&logs).unwrap();
+            fs::write(logs.join(file), "7").unwrap();
+        };
+        let (pods, a) = ([pod("a"), pod("b")], pod("a").uid);
+        for name in ["a", "b"] {
+            write(name, "0.log");
+        }
+        let mut files = Files::default();
+        files.measure(&folders, &pods, |_| true, Effort::NOW);
+        for name in ["a", "b"] {
+            write(name, "1.log");
+        }
+        let found = files.measure(&folders, &pods, |uid| *uid == a, Effort::NOW);
+        assert_eq!((found.len(), found[&a].logs["main"].inodes), (1, 3), "the folder and two logs");
+        let known = files.measure(&folders, &pods, |_| true, Effort::SCRAPE);
+        assert_eq!(known[&pod("b").uid].logs["main"].inodes, 2, "it is known from before");
+        files.measure(&folders, &[pod("b"), pod("c")], |_| false, Effort::NOW);
+        assert_eq!(files.0.keys().collect::<Vec<_>>(), [&pod("b").uid], "a pod that is gone is dropped");
     }
 }

@@ -31,6 +31,7 @@ mod summary;
 mod walks;
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::PoisonError;
@@ -282,12 +283,39 @@ impl Stats {
         let writable = extras::writable_layers(&self.source.runtime).await?;
         let stats = self.clone();
         let measured = tokio::task::spawn_blocking(move || {
-            let mut files = stats.files(Effort::NOW);
+            let mut files = stats.files(|_| true, Effort::NOW);
             let of_pod = |pod: &sample::PodSample| {
                 let files = files.remove(&pod.pod.uid).unwrap_or_default();
                 (pod.pod.uid.clone(), PodUsage::of(pod).with_disks(pod, &files, &writable))
             };
             sample.pods.iter().map(of_pod).collect()
+        })
+        .await;
+        measured.map_err(|error| StatsError::Stopped(error.to_string()))
+    }
+
+    /// Writable layers, logs and other files of the wanted pods with running containers, measured now. Nothing else is, and
+    /// nothing of other pods.
+    ///
+    /// # Errors
+    /// The runtime returned an error.
+    pub async fn files_of(&self, wanted: HashSet<PodUid>) -> Result<HashMap<PodUid, PodUsage>, StatsError> {
+        let mut snapshots = self.source.snapshots.all();
+        let of_all = snapshots.len();
+        snapshots.retain(|snapshot| wanted.contains(&snapshot.pod.uid) && snapshot.running().next().is_some());
+        if snapshots.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let pods: Vec<&PodUid> = snapshots.iter().map(|snapshot| &snapshot.pod.uid).collect();
+        let writable = extras::writable_layers_of(&self.source.runtime, &pods, of_all).await?;
+        let stats = self.clone();
+        let measured = tokio::task::spawn_blocking(move || {
+            let mut files = stats.files(|uid| wanted.contains(uid), Effort::NOW);
+            let of_pod = |snapshot: &Arc<PodSnapshot>| {
+                let files = files.remove(&snapshot.pod.uid).unwrap_or_default();
+                (snapshot.pod.uid.clone(), PodUsage::of_files(snapshot, &files, &writable))
+            };
+            snapshots.iter().map(of_pod).collect()
         })
         .await;
         measured.map_err(|error| StatsError::Stopped(error.to_string()))
@@ -317,7 +345,7 @@ impl Stats {
 
     /// Bytes of the logs of running containers: the pod, the container's name, and the size. Blocks for a few milliseconds.
     pub fn logs(&self) -> Vec<(PodRef, String, u64)> {
-        let (snapshots, files) = (self.source.snapshots.all(), self.files(Effort::SCRAPE));
+        let (snapshots, files) = (self.source.snapshots.all(), self.files(|_| true, Effort::SCRAPE));
         let of_pod = |snapshot: &Arc<PodSnapshot>| {
             let logs = files.get(&snapshot.pod.uid).map(|files| &files.logs);
             let size = |name: &String| logs.and_then(|logs| logs.get(name)).map_or(0, |used| used.bytes);
@@ -327,12 +355,12 @@ impl Stats {
         snapshots.iter().flat_map(of_pod).collect()
     }
 
-    /// Files of all pods, whether they run or not. Blocks.
-    fn files(&self, effort: Effort) -> HashMap<PodUid, PodFiles> {
+    /// Files of the wanted pods, whether they run or not. Blocks.
+    fn files(&self, wanted: impl Fn(&PodUid) -> bool, effort: Effort) -> HashMap<PodUid, PodFiles> {
         let pods: Vec<PodRef> = self.source.snapshots.all().iter().map(|snapshot| snapshot.pod.clone()).collect();
         // A panic elsewhere loses known sizes only.
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        files.measure(&self.source.folders, &pods, effort)
+        files.measure(&self.source.folders, &pods, wanted, effort)
     }
 
     /// Usage of volumes that belong to a claim, one for each claim; only those that were measured.
@@ -417,7 +445,7 @@ impl Stats {
         let writable = extras::writable_layers(&self.source.runtime).await?;
         let (volumes, stats, sample) = (self.measured_volumes(|_| true).await, self.clone(), sample.clone());
         let measured = tokio::task::spawn_blocking(move || {
-            let files = stats.files(Effort::SCRAPE);
+            let files = stats.files(|_| true, Effort::SCRAPE);
             extras::measure(&stats.source, &sample, extras::Known { files, volumes, images, writable })
         });
         let extras = Arc::new(measured.await.map_err(|error| StatsError::Stopped(error.to_string()))??);

@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use super::extras::Used;
 use super::files::PodFiles;
 use super::sample::PodSample;
+use crate::model::ContainerId;
+use crate::model::PodSnapshot;
 
 /// What a pod with running containers uses. Values that were not measured are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,12 +56,37 @@ impl PodUsage {
     /// With its files, and the writable layers of its containers by id.
     pub(super) fn with_disks(self, sample: &PodSample, files: &PodFiles, writable: &HashMap<String, Used>) -> Self {
         let disks = |(name, usage): (String, ContainerUsage)| {
-            let id = sample.containers.iter().find(|container| container.name == name).map(|found| found.id.as_str());
-            let rootfs = id.and_then(|id| writable.get(id)).copied();
-            let logs = Some(files.logs.get(&name).copied().unwrap_or_default());
-            (name, ContainerUsage { rootfs, logs, ..usage })
+            let id = sample.containers.iter().find(|container| container.name == name).map(|found| &found.id);
+            let usage = usage.with_disks(&name, id, files, writable);
+            (name, usage)
         };
         Self { containers: self.containers.into_iter().map(disks).collect(), other: files.other, ..self }
+    }
+
+    /// Its files alone, and the writable layers of its containers by id.
+    pub(super) fn of_files(snapshot: &PodSnapshot, files: &PodFiles, writable: &HashMap<String, Used>) -> Self {
+        let mut containers = BTreeMap::new();
+        // The newest instance of each comes first.
+        for container in snapshot.running() {
+            let (name, id) = (&container.name, Some(&container.id));
+            let disks = || ContainerUsage::default().with_disks(name, id, files, writable);
+            containers.entry(name.clone()).or_insert_with(disks);
+        }
+        Self { containers, other: files.other, ..Self::default() }
+    }
+}
+
+impl ContainerUsage {
+    fn with_disks(
+        self,
+        name: &str,
+        id: Option<&ContainerId>,
+        files: &PodFiles,
+        writable: &HashMap<String, Used>,
+    ) -> Self {
+        let rootfs = id.and_then(|id| writable.get(id.as_str())).copied();
+        let logs = Some(files.logs.get(name).copied().unwrap_or_default());
+        Self { rootfs, logs, ..self }
     }
 }
 

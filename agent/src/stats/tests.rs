@@ -1,14 +1,17 @@
 //! Measuring on demand, with a scripted runtime.
 
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
+use prost::Message as _;
 use serde_json::Value;
 use tonic::Status;
 
 use super::*;
 use crate::model::ContainerStatus;
+use crate::model::runtime_keys::POD_UID;
 use crate::model::testing;
 use crate::oom::OomCounts;
 use crate::runtime::RuntimeOptions;
@@ -171,6 +174,71 @@ async fn an_eviction_waits_shortly_for_a_runtime_that_alone_can_measure_a_pod() 
         began.elapsed()
     );
     assert_eq!(node(false).stats.pods(false).await.unwrap().len(), 1);
+}
+
+/// Pods of these names, each with a container: one that has ended, or that runs as a process of the pod's cgroup.
+struct Pods(&'static [(&'static str, bool)]);
+
+impl Snapshots for Pods {
+    fn all(&self) -> Vec<Arc<PodSnapshot>> {
+        let of_pod = |(name, runs): &(&str, bool)| {
+            let main = match runs {
+                true => ContainerStatus { pid: Some(7), ..testing::running("main", 0) },
+                false => testing::exited("main", 0, 0),
+            };
+            Arc::new(PodSnapshot { pod: named(name), ..testing::snapshot(vec![main]) })
+        };
+        self.0.iter().map(of_pod).collect()
+    }
+}
+
+fn named(name: &str) -> PodRef {
+    PodRef { uid: name.into(), namespace: "ns".into(), name: name.into() }
+}
+
+#[tokio::test]
+async fn files_are_measured_of_the_wanted_pods_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mount, proc) = (dir.path().join("cgroup"), dir.path().join("proc"));
+    std::fs::create_dir_all(mount.join("pods/main-0")).unwrap();
+    std::fs::write(mount.join("pods/main-0/memory.current"), "700").unwrap();
+    std::fs::create_dir_all(proc.join("7")).unwrap();
+    std::fs::write(proc.join("7/cgroup"), "0::/pods/main-0\n").unwrap();
+    let logs = dir.path().join("logs").join(named("a").log_dir_name()).join("main");
+    std::fs::create_dir_all(&logs).unwrap();
+    std::fs::write(logs.join("0.log"), "7").unwrap();
+    // The pods that the runtime is asked for; none if for all.
+    let asked: Arc<Mutex<Vec<Option<String>>>> = Arc::default();
+    let filters = asked.clone();
+    let runtime = script(move |_, message| {
+        let mut filter = cri::ListContainerStatsRequest::decode(message).unwrap().filter.unwrap_or_default();
+        filters.lock().unwrap().push(filter.label_selector.remove(POD_UID));
+        let layer = cri::FilesystemUsage { used_bytes: Some(cri::UInt64Value { value: 4096 }), ..Default::default() };
+        let attributes = cri::ContainerAttributes { id: "main-0".to_owned(), ..Default::default() };
+        let stats =
+            cri::ContainerStats { attributes: Some(attributes), writable_layer: Some(layer), ..Default::default() };
+        say(&cri::ListContainerStatsResponse { stats: vec![stats] })
+    });
+    let pods = Pods(&[("a", true), ("b", true), ("c", true), ("d", true), ("ended", false)]);
+    let stats = stats_in(dir.path(), runtime, (Layout::V2 { mount }, proc), pods);
+    let wanted = |names: &[&str]| names.iter().map(|name| PodUid::from(*name)).collect::<HashSet<_>>();
+
+    let found = stats.files_of(wanted(&["a", "ended", "unknown"])).await.unwrap();
+    let of_a = &found[&PodUid::from("a")];
+    let main = of_a.containers["main"];
+    assert_eq!((found.len(), main.logs.map(|logs| logs.inodes)), (1, Some(2)), "the folder and its log");
+    assert_eq!((main.rootfs.map(|layer| layer.bytes), main.memory, of_a.memory), (Some(4096), None, None));
+    assert_eq!(asked.lock().unwrap().split_off(0), [Some("a".to_owned())]);
+
+    assert_eq!(stats.files_of(wanted(&["a", "b"])).await.unwrap().len(), 2);
+    assert_eq!(asked.lock().unwrap().split_off(0), [None::<String>], "many are asked for at once");
+    assert!(stats.files_of(wanted(&["ended"])).await.unwrap().is_empty());
+    assert!(asked.lock().unwrap().is_empty());
+
+    // With everything that can be measured of all of them.
+    let all = stats.pods(true).await.unwrap();
+    let with_memory = ContainerUsage { memory: Some(700), ..main };
+    assert_eq!((all.len(), all[&PodUid::from("a")].containers["main"]), (4, with_memory));
 }
 
 /// One pod with these volumes.

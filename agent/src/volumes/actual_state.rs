@@ -12,8 +12,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::VolumeError;
 use super::plugin::Plugins;
 use crate::metrics::Metrics;
+
+/// Undoes the map of a raw device for a pod.
+pub(super) const UNMAP_VOLUME: &str = "unmap_volume";
 
 /// Volumes that are set up, by pod; and where what happens to them is counted.
 #[derive(Clone, Debug, Default)]
@@ -71,13 +75,37 @@ impl ActualState {
         self.count(|metrics| metrics.volumes.mounted_after(plugin, waited));
     }
 
-    /// A volume of this plugin, which may refresh it, was set up or refreshed, or could not be. One that does not refresh is
-    /// counted the first time only: every pass checks it. True if it was counted.
+    /// An operation on a volume of this plugin has ended. `name`: as upstream calls it.
+    pub(super) fn operation(&self, name: &'static str, plugin: &str, took: Duration, ok: bool) {
+        self.count(|metrics| metrics.volumes.operation(name, plugin, took, ok));
+    }
+
+    /// Times an operation, as [`Self::operation`], unless it returns that there was nothing to do.
+    ///
+    /// # Errors
+    /// That of the operation.
+    pub(super) async fn timed(
+        &self,
+        name: &'static str,
+        plugin: &str,
+        work: impl Future<Output = Result<bool, VolumeError>>,
+    ) -> Result<(), VolumeError> {
+        let began = Instant::now();
+        let done = work.await;
+        if !matches!(done, Ok(false)) {
+            self.operation(name, plugin, began.elapsed(), done.is_ok());
+        }
+        done.map(|_| ())
+    }
+
+    /// A volume of this plugin, which may refresh it, was set up or refreshed, or could not be, by the operation of this name.
+    /// One that does not refresh is counted the first time only: every pass checks it. True if it was counted.
     pub(super) fn mounted(
         &self,
         uid: &str,
         volume: &str,
         (plugin, refreshes): (&'static str, bool),
+        operation: &'static str,
         took: Duration,
         ok: bool,
     ) -> bool {
@@ -85,7 +113,7 @@ impl ActualState {
             self.add(uid, volume, plugin, true);
             return false;
         }
-        self.count(|metrics| metrics.volumes.operation("volume_mount", plugin, took, ok));
+        self.operation(operation, plugin, took, ok);
         if ok {
             self.add(uid, volume, plugin, true);
         }
@@ -122,8 +150,23 @@ impl ActualState {
     /// A volume on disk was torn down, or could not be. `plugin`: its plugin's name, if this agent has it.
     pub(super) fn unmounted(&self, uid: &str, plugin: Option<&'static str>, volume: &str, took: Duration, ok: bool) {
         let Some(plugin) = plugin else { return self.count(|metrics| metrics.volumes.forced(ok)) };
-        self.count(|metrics| metrics.volumes.operation("volume_unmount", plugin, took, ok));
-        if ok && let Some(of_plugin) = self.pods().get_mut(uid).and_then(|volumes| volumes.get_mut(plugin)) {
+        self.operation("volume_unmount", plugin, took, ok);
+        if ok {
+            self.remove(uid, plugin, volume);
+        }
+    }
+
+    /// A device was unmapped, or could not be.
+    pub(super) fn unmapped(&self, uid: &str, plugin: &str, volume: &str, took: Duration, ok: bool) {
+        self.operation(UNMAP_VOLUME, plugin, took, ok);
+        if ok {
+            self.remove(uid, plugin, volume);
+        }
+    }
+
+    /// Nothing is left of a volume.
+    pub(super) fn remove(&self, uid: &str, plugin: &str, volume: &str) {
+        if let Some(of_plugin) = self.pods().get_mut(uid).and_then(|volumes| volumes.get_mut(plugin)) {
             of_plugin.remove(volume);
         }
     }
@@ -132,7 +175,7 @@ impl ActualState {
     pub(super) fn torn_down(&self, uid: &str) {
         let volumes = self.pods().remove(uid).unwrap_or_default();
         for plugin in volumes.iter().flat_map(|(plugin, of_plugin)| of_plugin.iter().map(move |_| *plugin)) {
-            self.count(|metrics| metrics.volumes.operation("volume_unmount", plugin, Duration::ZERO, true));
+            self.operation("volume_unmount", plugin, Duration::ZERO, true);
         }
     }
 

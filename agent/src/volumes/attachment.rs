@@ -11,6 +11,9 @@ use super::VolumeError;
 use super::plugin::SET_UP_TIMEOUT;
 use crate::objects::Objects;
 
+/// What metrics call the wait.
+pub(super) const OPERATION: &str = "verify_controller_attached_volume";
+
 /// Names of volumes in use; `None` until the volumes that another agent has left are known.
 pub type VolumesInUse = Option<BTreeSet<String>>;
 
@@ -42,22 +45,22 @@ impl Attachment {
         });
     }
 
-    /// Waits until the control plane has attached a volume that is reported to be in use. Returns at once where it attaches
-    /// none.
+    /// Waits until the control plane has attached a volume that is reported to be in use. Returns at once, and false, where
+    /// it attaches none.
     ///
     /// # Errors
     /// It has not within two minutes.
-    pub(super) async fn wait(&self, objects: &Objects, name: &str) -> Result<(), VolumeError> {
-        let Some(mut node) = objects.node_changes().filter(|_| self.by_control_plane) else { return Ok(()) };
+    pub(super) async fn wait(&self, objects: &Objects, name: &str) -> Result<bool, VolumeError> {
+        let Some(mut node) = objects.node_changes().filter(|_| self.by_control_plane) else { return Ok(false) };
         let is_attached = node.wait_for(|node| lack(node.as_deref(), name).is_none());
         match tokio::time::timeout(SET_UP_TIMEOUT, is_attached).await {
-            Ok(Ok(_)) => return Ok(()),
+            Ok(Ok(_)) => return Ok(true),
             Ok(Err(_)) => return Err(VolumeError::Interrupted("the Node object is no longer watched".to_owned())),
             Err(_) => {}
         }
         match lack(node.borrow().as_deref(), name) {
             Some(lack) => Err(VolumeError::NotAttached { name: name.to_owned(), waited: SET_UP_TIMEOUT, lack }),
-            None => Ok(()),
+            None => Ok(true),
         }
     }
 }
@@ -115,6 +118,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_waited_for_without_a_control_plane() {
-        Attachment::new(watch::Sender::new(None), true).wait(&Objects::standalone(), "p/v").await.expect("standalone");
+        let attachment = Attachment::new(watch::Sender::new(None), true);
+        assert!(!attachment.wait(&Objects::standalone(), "p/v").await.expect("standalone"));
     }
 }

@@ -20,9 +20,12 @@ use std::time::Duration;
 
 use nix::mount::MsFlags;
 use nix::mount::mount;
+use tokio::time::Instant;
 
 use super::PodDirs;
 use super::VolumeError;
+use super::actual_state::ActualState;
+use super::actual_state::UNMAP_VOLUME;
 use super::claims;
 use super::error::OnPath as _;
 use super::host_program;
@@ -133,28 +136,36 @@ async fn release(global: &Path) -> Result<(), VolumeError> {
     .await
 }
 
-/// Unmaps all devices of a pod.
+/// Unmaps all devices of a pod, which `actual` counts and forgets.
 ///
 /// # Errors
 /// The first that stays mapped.
-pub(super) async fn unmap_all(dirs: &PodDirs, uid: &str) -> Result<(), VolumeError> {
+pub(super) async fn unmap_all(dirs: &PodDirs, uid: &str, actual: &ActualState) -> Result<(), VolumeError> {
     let mut all = Ok(());
     for link in layout::entries(&dirs.devices(uid, &layout::escaped(claims::LOCAL))?)? {
         let volume = link.file_name().unwrap_or_default().to_string_lossy();
+        let began = Instant::now();
         let unmapped = match BlockMap::local(dirs, uid, &volume) {
             Ok(map) => map.unmap().await,
             Err(error) => Err(error),
         };
+        actual.unmapped(uid, claims::LOCAL, &volume, began.elapsed(), unmapped.is_ok());
         all = all.and(unmapped);
     }
     // The name of a volume does not tell the place of its device.
     let of_pod = iscsi::places_of_devices(dirs)?.into_iter().map(|place| place.join(uid));
     for global in of_pod.filter(|global| fs::symlink_metadata(global).is_ok()) {
-        all = all.and(release(&global).await);
+        let began = Instant::now();
+        let released = release(&global).await;
+        actual.operation(UNMAP_VOLUME, iscsi::NAME, began.elapsed(), released.is_ok());
+        all = all.and(released);
     }
     all?;
-    let links = layout::entries(&dirs.devices(uid, &layout::escaped(iscsi::NAME))?)?;
-    links.iter().try_for_each(|link| remove_file(link))
+    for link in layout::entries(&dirs.devices(uid, &layout::escaped(iscsi::NAME))?)? {
+        remove_file(&link)?;
+        actual.remove(uid, iscsi::NAME, &link.file_name().unwrap_or_default().to_string_lossy());
+    }
+    Ok(())
 }
 
 fn remove_file(path: &Path) -> Result<(), VolumeError> {
@@ -256,7 +267,7 @@ mod tests {
             // The agent is killed before the mount, and the pod deleted.
             fs::remove_dir(&map.global).expect("removed");
             let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-            runtime.block_on(unmap_all(&dirs, "u-1")).expect("nothing is mounted");
+            runtime.block_on(unmap_all(&dirs, "u-1", &ActualState::default())).expect("nothing is mounted");
             let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
             assert!(!is_there(&map.link) && !is_there(map.global.parent().expect("a folder")));
         });

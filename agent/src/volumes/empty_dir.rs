@@ -12,11 +12,14 @@ use k8s_openapi::api::core::v1::Volume;
 use nix::mount::MsFlags;
 use nix::mount::mount;
 use nix::sys::statfs::HUGETLBFS_MAGIC;
+use tokio::time::Instant;
 
 use super::PodDirs;
 use super::VolumeError;
+use super::actual_state::ActualState;
 use super::api;
 use super::error::OnPath as _;
+use super::fs_group;
 use super::layout;
 use super::layout::make_dirs;
 use super::layout::set_mode;
@@ -55,12 +58,12 @@ impl VolumePlugin for EmptyDir {
         let source = target.volume.empty_dir.clone().unwrap_or_default();
         let medium = StorageMedium::of(target.pod, &source, target.memory);
         let (dirs, uid, volume) = (target.dirs.clone(), target.uid.to_owned(), target.volume.name.clone());
-        let fs_group = target.fs_group;
+        let (fs_group, actual) = (target.fs_group, target.actual.clone());
         // Users of the node's user namespace may move files to another project.
         let quotas = self.quotas.clone().filter(|_| spec::has_user_namespace(target.pod));
         Box::pin(async move {
             let medium = medium?;
-            let set_up = move || set_up(&dirs, &uid, &volume, medium, fs_group, quotas.as_ref());
+            let set_up = move || set_up(&dirs, &uid, &volume, medium, fs_group, quotas.as_ref(), &actual);
             blocking(set_up).await.map(|()| Ready::default())
         })
     }
@@ -86,6 +89,7 @@ fn set_up(
     medium: StorageMedium,
     fs_group: Option<u32>,
     quotas: Option<&ProjectQuotas>,
+    actual: &ActualState,
 ) -> Result<(), VolumeError> {
     let dir = dirs.volume(uid, &layout::escaped(layout::EMPTY_DIR), volume)?;
     let marker = dirs.ready_marker(uid, volume)?;
@@ -109,7 +113,9 @@ fn set_up(
         }
     }
     if let Some(group) = fs_group {
-        apply_fs_group(&dir, group);
+        let began = Instant::now();
+        let ok = apply_fs_group(&dir, group);
+        actual.operation(fs_group::OPERATION, layout::EMPTY_DIR, began.elapsed(), ok);
     }
     if let Some(parent) = marker.parent() {
         make_dirs(parent)?;
@@ -155,14 +161,12 @@ fn mount_huge_pages(dir: &Path, page_size: u64, size: Option<i64>) -> Result<(),
     mounted.on("mount hugetlbfs on", dir)
 }
 
-/// New files belong to the pod's group. A failure is logged, not fatal, as upstream.
-fn apply_fs_group(dir: &Path, group: u32) {
+/// New files belong to the pod's group. A failure is logged, not fatal, as upstream; false is returned.
+fn apply_fs_group(dir: &Path, group: u32) -> bool {
     let apply = || {
         let mode = fs::metadata(dir).on("inspect", dir)?.mode() & 0o7777;
         chown(dir, None, Some(group)).on("change the group of", dir)?;
         set_mode(dir, mode | 0o2770)
     };
-    if let Err(error) = apply() {
-        tracing::warn!(group, %error, "cannot apply fsGroup");
-    }
+    apply().inspect_err(|error| tracing::warn!(group, %error, "cannot apply fsGroup")).is_ok()
 }

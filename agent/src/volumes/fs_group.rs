@@ -38,6 +38,9 @@ use crate::kernel::listing::Listing;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 
+/// What metrics call the change.
+pub(super) const OPERATION: &str = "volume_apply_access_control";
+
 /// When a walk is reported for the first time, and how often then.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
 const NEXT_REPORT: Duration = Duration::from_secs(60);
@@ -81,22 +84,23 @@ fn changed(mode: u32, is_dir: bool) -> u32 {
     mode | FILE | if is_dir { DIRECTORY } else { 0 }
 }
 
-/// Applies the group to everything in the directory `root`. `count` grows by one for each file. Blocking.
+/// Applies the group to everything in the directory `root`. `count` grows by one for each file. False if the policy needs no
+/// walk. Blocking.
 ///
 /// # Errors
 /// The directory cannot be opened.
-fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &AtomicU64) -> Result<(), VolumeError> {
+fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &AtomicU64) -> Result<bool, VolumeError> {
     let dir = filesystem::open_root(root).on("open", root)?;
     let held = fstat(&dir).on("inspect", root)?;
     if policy.is_satisfied(group, held.st_gid, held.st_mode) {
-        return Ok(());
+        return Ok(false);
     }
     let mut walk = Walk::new(dir, group, count);
     walk.run();
     if let Some((path, error)) = walk.failed {
         tracing::warn!(root = %root.display(), group, first = %path.display(), %error, "cannot apply fsGroup to every file");
     }
-    Ok(())
+    Ok(true)
 }
 
 /// As [`apply`], without blocking; a walk that takes long is reported as one of the volume at `shown`.
@@ -109,7 +113,7 @@ pub(super) async fn give(
     policy: ChangePolicy,
     shown: &Path,
     notify: impl Fn(EventType, &str, &str),
-) -> Result<(), VolumeError> {
+) -> Result<bool, VolumeError> {
     let (count, root) = (Arc::new(AtomicU64::new(0)), root.to_owned());
     let counted = count.clone();
     let walk = blocking(move || {
@@ -371,7 +375,7 @@ mod tests {
             fs::set_permissions(&volume, fs::Permissions::from_mode(0o700)).expect("a mode");
 
             let count = AtomicU64::new(0);
-            apply(&volume, 77, ChangePolicy::OnRootMismatch, &count).expect("applied");
+            assert!(apply(&volume, 77, ChangePolicy::OnRootMismatch, &count).expect("applied"));
             assert_eq!([seen(&volume), seen(&volume.join("a/b"))], [(77, 0o2770), (77, 0o2775)]);
             assert_eq!([seen(&volume.join("f")), seen(&volume.join("a/b/f"))], [(77, 0o660); 2]);
             assert_eq!(seen(&volume.join("a/link")).0, 77, "the link itself");
@@ -381,9 +385,9 @@ mod tests {
 
             fs::write(volume.join("new"), "").expect("a file");
             std::os::unix::fs::chown(volume.join("new"), None, Some(5)).expect("a group");
-            apply(&volume, 77, ChangePolicy::OnRootMismatch, &count).expect("nothing to do");
+            assert!(!apply(&volume, 77, ChangePolicy::OnRootMismatch, &count).expect("nothing to do"));
             assert_eq!((seen(&volume.join("new")).0, count.load(Relaxed)), (5, 8));
-            apply(&volume, 77, ChangePolicy::Always, &count).expect("applied");
+            assert!(apply(&volume, 77, ChangePolicy::Always, &count).expect("applied"));
             assert_eq!(seen(&volume.join("new")).0, 77);
             apply(&dir.path().join("none"), 77, ChangePolicy::Always, &count).expect_err("no volume");
         });

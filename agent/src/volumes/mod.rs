@@ -290,7 +290,7 @@ impl Volumes {
         // Beside each other: the server of one may not answer.
         let torn_down = join_all(found.volumes.iter().map(|volume| self.tear_down_one(uid, volume))).await;
         let mut all = torn_down.into_iter().fold(found.failed, Result::and);
-        all = all.and(block::unmap_all(&self.dirs, uid).await);
+        all = all.and(block::unmap_all(&self.dirs, uid, &self.actual).await);
         let (dirs, of_pod, plugins) = (self.dirs.clone(), uid.to_owned(), self.plugins.clone());
         let owns = move |directory: &str| plugins.of_directory(directory).is_some_and(|p| p.attributes().owns_content);
         let ended = blocking(move || teardown::end(&dirs, &of_pod, owns)).await;

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::PodDirs;
 use super::VolumeError;
+use super::actual_state::ActualState;
 use super::api;
 use super::claims::Claims;
 use super::claims::Known;
@@ -135,6 +136,8 @@ pub(super) struct Attributes {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target<'a> {
     pub(super) dirs: &'a PodDirs,
+    /// Where the steps of the set-up are counted.
+    pub(super) actual: &'a ActualState,
     pub(super) pod: &'a Pod,
     pub(super) uid: &'a str,
     pub(super) volume: &'a Volume,

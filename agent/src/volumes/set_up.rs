@@ -170,15 +170,18 @@ impl Volumes {
         let (uid, over) = (uid_of(pod), setting_up.over());
         let fs_group = super::fs_group(pod).filter(|_| plugin.attributes().fs_group);
         let began = Instant::now();
-        let target = Target { dirs: &self.dirs, pod, uid, volume, uses, fs_group, memory: *memory, over };
+        let (dirs, actual, memory) = (&self.dirs, &self.actual, *memory);
+        let target = Target { dirs, actual, pod, uid, volume, uses, fs_group, memory, over };
         let done = plugin.set_up(target).await;
         let (name, backing) = plugin.backing(uid, volume);
         let refreshes = plugin.attributes().refreshes;
-        let is_counted = self.actual.mounted(uid, &backing, (name, refreshes), began.elapsed(), done.is_ok());
-        let waited = self.actual.attempted(uid, &volume.name, requested, done.is_ok());
-        // A raw device is mapped, which the kubelet does not time.
-        if is_counted && done.is_ok() && plugin.measured_by(uid, volume) != Some(MeasuredBy::Device) {
-            self.actual.mounted_after(name, waited);
+        let is_device = plugin.measured_by(uid, volume) == Some(MeasuredBy::Device);
+        let operation = if is_device { "map_volume" } else { "volume_mount" };
+        let is_counted = actual.mounted(uid, &backing, (name, refreshes), operation, began.elapsed(), done.is_ok());
+        let waited = actual.attempted(uid, &volume.name, requested, done.is_ok());
+        // Of a raw device the kubelet does not time that.
+        if is_counted && done.is_ok() && !is_device {
+            actual.mounted_after(name, waited);
         }
         done
     }

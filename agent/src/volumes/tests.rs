@@ -476,7 +476,7 @@ fn volumes_of_servers_are_measured_by_their_file_system_once_they_are_mounted() 
     let pod = pod(all, mounts);
     assert!(volumes.measurable(&pod).is_empty());
     for (name, plugin) in [("export", "kubernetes.io/nfs"), ("disk", "kubernetes.io/iscsi")] {
-        volumes.actual.mounted("u-1", name, (plugin, false), Duration::ZERO, true);
+        volumes.actual.mounted("u-1", name, (plugin, false), "volume_mount", Duration::ZERO, true);
     }
     let found = volumes.measurable(&pod).into_iter().map(|volume| (volume.path, volume.by)).collect::<Vec<_>>();
     let folder = |plugin: &str, name: &str| root.path().join(format!("pods/u-1/volumes/kubernetes.io~{plugin}/{name}"));

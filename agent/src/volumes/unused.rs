@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::VolumeError;
 use super::Volumes;
 use super::claims;
+use super::iscsi;
 use super::plugin::blocking;
 
 impl Volumes {
@@ -42,9 +43,11 @@ impl Volumes {
     /// # Errors
     /// It is in use, or cannot be detached. The next call completes what was begun.
     pub async fn release_unused(&self, place: &Path) -> Result<(), VolumeError> {
-        match self.node.disks.owns(place) {
-            true => self.node.disks.release(place).await,
-            false => claims::release(&self.node.globals, place).await,
+        let (disks, globals) = (&self.node.disks, &self.node.globals);
+        let operation = if disks.is_of_device(place) { "unmap_device" } else { "unmount_device" };
+        match disks.owns(place) {
+            true => self.actual.timed(operation, iscsi::NAME, disks.release(place)).await,
+            false => self.actual.timed(operation, claims::LOCAL, claims::release(globals, place)).await,
         }
     }
 }

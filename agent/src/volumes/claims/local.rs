@@ -12,6 +12,7 @@ use crate::filesystem;
 use crate::recorder::EventType;
 use crate::volumes::PodDirs;
 use crate::volumes::VolumeError;
+use crate::volumes::actual_state::ActualState;
 use crate::volumes::bind_mount;
 use crate::volumes::error::OnPath as _;
 use crate::volumes::error::Step;
@@ -65,6 +66,7 @@ impl LocalMount {
         dirs: &PodDirs,
         globals: &GlobalMounts,
         uid: &str,
+        actual: &ActualState,
         notify: impl Fn(EventType, &str, &str),
     ) -> Result<(), VolumeError> {
         let failed = |step| move |error: VolumeError| error.in_step(&self.name, Step::Mount(step));
@@ -78,7 +80,7 @@ impl LocalMount {
             globals.register(uid, &source);
             self.mount_device(globals, &source).await.map_err(failed("MountDevice"))?;
         }
-        self.mount(dirs, &source, device, notify).await.map_err(failed("SetUp"))
+        self.mount(dirs, &source, device, actual, notify).await.map_err(failed("SetUp"))
     }
 
     async fn mount(
@@ -86,6 +88,7 @@ impl LocalMount {
         dirs: &PodDirs,
         source: &Path,
         has_options: bool,
+        actual: &ActualState,
         notify: impl Fn(EventType, &str, &str),
     ) -> Result<(), VolumeError> {
         let shown = dirs.shown(&self.target);
@@ -97,7 +100,8 @@ impl LocalMount {
         let (held, shared) = blocking(look).await?;
         if let Some((group, policy)) = self.group.filter(|_| !self.read_only) {
             if !shared {
-                fs_group::give(source, group, policy, shown, &notify).await?;
+                let given = fs_group::give(source, group, policy, shown, &notify);
+                actual.timed(fs_group::OPERATION, super::LOCAL, given).await?;
             } else if held != group {
                 let name = &self.name;
                 let message = format!(
@@ -175,16 +179,16 @@ pub(in crate::volumes) fn places(dirs: &PodDirs) -> Result<Vec<PathBuf>, VolumeE
     layout::entries(&dirs.plugin(super::LOCAL).join(MOUNTS))
 }
 
-/// Unmounts a device for the node, unless a pod uses it.
+/// Unmounts a device for the node. False if a pod uses it.
 ///
 /// # Errors
 /// It is in use otherwise.
-pub(in crate::volumes) async fn release(globals: &GlobalMounts, place: &Path) -> Result<(), VolumeError> {
+pub(in crate::volumes) async fn release(globals: &GlobalMounts, place: &Path) -> Result<bool, VolumeError> {
     let _alone = globals.lock(place).await;
     let (globals, place) = (globals.clone(), place.to_owned());
     blocking(move || match globals.unmount_unused(&place)? {
-        true => fs::remove_dir(&place).on("remove", &place),
-        false => Ok(()),
+        true => fs::remove_dir(&place).on("remove", &place).map(|()| true),
+        false => Ok(false),
     })
     .await
 }

@@ -203,7 +203,7 @@ impl Claims {
                     group: target.fs_group.map(|group| (group, ChangePolicy::of_pod(target.pod))),
                 };
                 let notify = fs_group::notices(self.recorder.as_ref(), target.pod);
-                mount.run(target.dirs, &self.globals, target.uid, notify).await
+                mount.run(target.dirs, &self.globals, target.uid, target.actual, notify).await
             }
             Source::Iscsi(asked) => self.disks.mount(self.disk(target, used, asked)).await,
             Source::Nfs(source) => {

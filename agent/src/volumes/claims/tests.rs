@@ -11,6 +11,7 @@ use serde_json::Value;
 use serde_json::json;
 
 use super::*;
+use crate::metrics::Metrics;
 use crate::recorder::testing::RecordedEvents;
 use crate::recorder::testing::listening;
 use crate::volumes::PodVolumes;
@@ -19,6 +20,8 @@ use crate::volumes::bind_mount;
 use crate::volumes::testing::LoopDevice;
 use crate::volumes::testing::Replies;
 use crate::volumes::testing::objects;
+use crate::volumes::tests::operation;
+use crate::volumes::tests::samples;
 
 /// A node with the label `zone=a`, and an API server that answers GETs of what is in `replies`, by path.
 struct Fixture {
@@ -229,7 +232,8 @@ fn a_local_device_is_formatted_once_and_mounted_until_its_last_pod_has_gone() {
         assert_eq!(unused(&fixture.volumes), [""; 0].map(PathBuf::from), "the second pod has it");
 
         // Another agent knows what is used from the mounts.
-        let next = Volumes::new(fixture.root.path());
+        let metrics = Metrics::new();
+        let next = Volumes::new(fixture.root.path()).with_metrics(metrics.clone());
         assert_eq!(unused(&next), [""; 0].map(PathBuf::from));
         fixture.runtime.block_on(next.release_unused(&global)).expect("nothing is done");
         assert!(two.join("new").exists());
@@ -237,6 +241,8 @@ fn a_local_device_is_formatted_once_and_mounted_until_its_last_pod_has_gone() {
         assert_eq!(unused(&next), std::slice::from_ref(&global));
         fixture.runtime.block_on(next.release_unused(&global)).expect("unmounted");
         assert!(!global.exists() && unused(&next).is_empty());
+        let once = ["unmount_device", "volume_unmount"].map(|name| operation(name, "local-volume", "success", 1));
+        assert_eq!(samples(&metrics, "storage_operation"), once);
 
         fixture.volumes.forget("u-3");
         fixture.set_up(&pod("u-3", None, false)).expect("mounted, and not formatted again");
@@ -353,7 +359,7 @@ fn claims_are_measured_by_their_source() {
         let of_pod = pod(uid, None, false);
         let volume = &of_pod.spec.as_ref().expect("a spec").volumes.as_ref().expect("one")[0];
         let (plugin, name) = fixture.volumes.plugins.of(volume).expect("claims").backing(uid, volume);
-        fixture.volumes.actual.mounted(uid, &name, (plugin, false), Duration::ZERO, true);
+        fixture.volumes.actual.mounted(uid, &name, (plugin, false), "volume_mount", Duration::ZERO, true);
         assert_eq!(measured().first().map(|volume| volume.by), expected, "{uid}");
     }
 }

@@ -30,6 +30,7 @@ use std::sync::PoisonError;
 
 use super::PodDirs;
 use super::VolumeError;
+use super::attachment;
 use super::attachment::Attachment;
 use super::bind_mount;
 use super::block::BlockMap;
@@ -136,7 +137,8 @@ impl Disks {
             let policy = fs_group::ChangePolicy::of_pod(wanted.target.pod);
             let notify = fs_group::notices(wanted.recorder, wanted.target.pod);
             let shown = self.dirs.shown(&dir);
-            fs_group::give(&place, group, policy, shown, notify).await.map_err(failed("SetUp"))?;
+            let given = fs_group::give(&place, group, policy, shown, notify);
+            wanted.target.actual.timed(fs_group::OPERATION, NAME, given).await.map_err(failed("SetUp"))?;
         }
         bind_mount::make(&place, &dir, wanted.read_only).await.map_err(failed("SetUp"))
     }
@@ -216,7 +218,8 @@ impl Disks {
     /// Waits until the control plane permits the use of the disk, and reads the secret.
     async fn admit(&self, record: &Record, wanted: Use<'_>) -> Result<Chap, VolumeError> {
         let name = disk::status_name(&wanted.asked.target_portal, &record.target, &record.lun);
-        wanted.target.unless_over(self.attachment.wait(wanted.objects, &name)).await?;
+        let attached = wanted.target.unless_over(self.attachment.wait(wanted.objects, &name));
+        wanted.target.actual.timed(attachment::OPERATION, NAME, attached).await?;
         let namespace = wanted.target.pod.metadata.namespace.as_deref().unwrap_or_default();
         wanted.target.unless_over(Chap::read(wanted.objects, wanted.asked, namespace)).await
     }
@@ -277,18 +280,18 @@ impl Disks {
         place.starts_with(self.dirs.plugin(NAME))
     }
 
-    /// Unmounts and detaches a disk, unless a pod uses it.
+    /// Unmounts and detaches a disk. False if a pod uses it.
     ///
     /// # Errors
     /// It cannot be unmounted, or a session stays. The next attempt completes it.
-    pub(super) async fn release(&self, place: &Path) -> Result<(), VolumeError> {
+    pub(super) async fn release(&self, place: &Path) -> Result<bool, VolumeError> {
         let _alone = self.globals.lock(place).await;
         let (own, at) = (self.clone(), place.to_owned());
         let record = blocking(move || match own.globals.unmount_unused(&at)? && !own.has_devices(&at)? {
             true => Record::read(&at).map(Some),
             false => Ok(None),
         });
-        let Some(record) = record.await? else { return Ok(()) };
+        let Some(record) = record.await? else { return Ok(false) };
         let _target = self.targets.lock(&record.target).await;
         let (own, at) = (self.clone(), place.to_owned());
         let others = blocking(move || own.others(&at)).await?;
@@ -298,14 +301,19 @@ impl Disks {
         let (own, at) = (self.clone(), place.to_owned());
         blocking(move || {
             Record::remove(&at)?;
-            own.report_in_use()
+            own.report_in_use().map(|()| true)
         })
         .await
     }
 
+    /// True if it is the place of a raw device.
+    pub(super) fn is_of_device(&self, place: &Path) -> bool {
+        place.starts_with(self.dirs.plugin(NAME).join(layout::DEVICES))
+    }
+
     /// True if it is the place of a raw device that a pod has: there is a file that is named by the pod.
     fn has_devices(&self, place: &Path) -> Result<bool, VolumeError> {
-        if !place.starts_with(self.dirs.plugin(NAME).join(layout::DEVICES)) {
+        if !self.is_of_device(place) {
             return Ok(false);
         }
         let is_device = |path: &PathBuf| path.extension().is_none_or(|end| end != "json");

@@ -1,5 +1,7 @@
 //! Disks on a machine of files, with scripted programs that change it, in a mount namespace of their own.
 
+mod operations;
+
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::fs;

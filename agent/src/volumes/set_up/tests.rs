@@ -1,4 +1,4 @@
-//! Set-ups that take long, on paused time, and those of volumes with one claim.
+//! Set-ups that take long, on paused time, those of volumes with one claim, and what metrics count of them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::metrics::Metrics;
 use crate::volumes::testing::Gated;
+use crate::volumes::testing::LoopDevice;
 use crate::volumes::testing::Replies;
 use crate::volumes::testing::objects;
 use crate::volumes::testing::slow_objects;
@@ -183,4 +184,98 @@ async fn a_mount_is_timed_from_its_first_request_on() {
             assert!(text.contains(&line), "{line} is missing in\n{text}");
         }
     }
+}
+
+/// Volumes below `root` with this API server, and what is counted of them.
+fn counted(root: &Path, replies: &Replies) -> (Volumes, Arc<Metrics>) {
+    let metrics = Metrics::new();
+    let volumes = Volumes::new(root).with_metrics(metrics.clone()).with_objects(objects(replies).0, BTreeMap::new());
+    volumes.make_pod_dirs("u-1").expect("the pod's folders");
+    (volumes, metrics)
+}
+
+/// A pod that uses the claim `data` as a device.
+fn with_device() -> Pod {
+    let mut pod = with_claim(&["v"]);
+    let container = &mut pod.spec.as_mut().expect("a spec").containers[0];
+    container.volume_mounts = None;
+    container.volume_devices = serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("devices");
+    pod
+}
+
+/// The pod with this security context.
+fn with_context(mut pod: Pod, context: Value) -> Pod {
+    pod.spec.as_mut().expect("a spec").security_context = serde_json::from_value(context).expect("a context");
+    pod
+}
+
+#[tokio::test]
+async fn a_raw_device_that_cannot_be_mapped_counts_as_no_mount() {
+    let (root, replies) = (tempfile::tempdir().expect("a folder"), Replies::default());
+    binds(&replies, json!({"local": {"path": root.path()}, "volumeMode": "Block"}));
+    let (volumes, metrics) = counted(root.path(), &replies);
+    volumes.set_up(&with_device(), None).await.expect_err("it is a directory");
+    let failed = operation("map_volume", "local-volume", "fail-unknown", 1);
+    assert_eq!(samples(&metrics, "storage_operation"), [failed]);
+}
+
+#[test]
+fn a_raw_device_is_mapped_and_unmapped() {
+    if !Path::new("/dev/loop-control").exists() {
+        return keblet_skip::skip("needs loop devices");
+    }
+    in_private_mounts(|| {
+        let (root, replies) = (tempfile::tempdir().expect("a folder"), Replies::default());
+        let device = LoopDevice::on(&root.path().join("disk"), 1 << 20);
+        binds(&replies, json!({"local": {"path": device.0}, "volumeMode": "Block"}));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let metrics = runtime.block_on(async {
+            let (volumes, metrics) = counted(root.path(), &replies);
+            for _ in 0..2 {
+                volumes.set_up(&with_device(), None).await.expect("mapped");
+            }
+            volumes.tear_down("u-1").await.expect("unmapped");
+            assert!(volumes.set_up_by_plugin().is_empty());
+            metrics
+        });
+        let once = ["map_volume", "unmap_volume"].map(|name| operation(name, "local-volume", "success", 1));
+        assert_eq!(samples(&metrics, "storage_operation"), once);
+    });
+}
+
+#[test]
+fn a_local_volume_that_has_the_group_of_its_pod_is_not_counted_as_given_to_it() {
+    in_private_mounts(|| {
+        let (root, replies) = (tempfile::tempdir().expect("a folder"), Replies::default());
+        let disk = root.path().join("disk");
+        std::fs::create_dir(&disk).expect("a folder");
+        binds(&replies, json!({"local": {"path": disk}}));
+        let pod = with_context(with_claim(&["v"]), json!({"fsGroup": 77, "fsGroupChangePolicy": "OnRootMismatch"}));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let metrics = runtime.block_on(async {
+            let (volumes, metrics) = counted(root.path(), &replies);
+            for _ in 0..2 {
+                volumes.set_up(&pod, None).await.expect("mounted");
+                volumes.tear_down("u-1").await.expect("unmounted");
+            }
+            metrics
+        });
+        let expected = [("volume_apply_access_control", 1), ("volume_mount", 2), ("volume_unmount", 2)];
+        let expected = expected.map(|(name, count)| operation(name, "local-volume", "success", count));
+        assert_eq!(samples(&metrics, "storage_operation"), expected);
+    });
+}
+
+#[tokio::test]
+async fn an_empty_dir_is_given_to_the_group_of_its_pod_once() {
+    let (_root, volumes) = make();
+    let metrics = Metrics::new();
+    let volumes = volumes.with_metrics(metrics.clone());
+    // The test's own group, which needs no privilege.
+    let pod = with_context(with_empty_dir(), json!({"fsGroup": nix::unistd::getgid().as_raw()}));
+    for _ in 0..2 {
+        volumes.set_up(&pod, None).await.expect("set up");
+    }
+    let once = ["volume_apply_access_control", "volume_mount"].map(|name| operation(name, "empty-dir", "success", 1));
+    assert_eq!(samples(&metrics, "storage_operation"), once);
 }
