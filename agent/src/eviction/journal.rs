@@ -1,7 +1,8 @@
 //! Evictions that are not finished, in the file `evictions.json`: an agent that is killed in between finishes them
 //! after its restart, and the pods' statuses have the reason. An eviction is finished when the API server has the pod's end:
 //! an agent that starts before would start the pod again. Entries that no longer say anything about their pod are ignored.
-//! Pods that are preempted by a critical one are recorded in the same way.
+//! Pods that are preempted by a critical one are recorded in the same way. One that is preempted and evicted, in either order,
+//! keeps the first reason and the shorter grace period, as its worker does.
 
 use std::fs;
 use std::io;
@@ -91,6 +92,13 @@ impl EvictionRecord {
         now.saturating_sub(self.decided_at.max(self.renewed_at))
     }
 
+    /// The entry of a pod that is being ended since `earlier` was decided: the reason for which it is ended stays, and its
+    /// grace period only gets shorter.
+    fn after(self, earlier: Self) -> Self {
+        let Self { reason, message, disruption, grace, .. } = earlier;
+        Self { reason, message, disruption, grace: grace.min(self.grace), ..self }
+    }
+
     fn renew(&mut self, now: i64) {
         self.decided_at = self.decided_at.min(now);
         self.renewed_at = now;
@@ -125,6 +133,16 @@ struct Entries {
 }
 
 impl Entries {
+    /// An inherited entry of the pod is replaced: nothing may have been done for it yet.
+    fn add(&mut self, entry: EvictionRecord) {
+        let earlier = self.own.iter().find(|known| known.uid == entry.uid).cloned();
+        self.take_out(&entry.uid);
+        self.own.push(match earlier {
+            Some(earlier) => entry.after(earlier),
+            None => entry,
+        });
+    }
+
     fn take_out(&mut self, uid: &str) -> bool {
         let before = self.inherited.len() + self.own.len();
         self.inherited.retain(|known| known.uid != uid);
@@ -213,11 +231,7 @@ impl Journal {
 
     /// Adds an eviction of this agent, before anything is done to the pod.
     pub(super) async fn add(&self, entry: EvictionRecord) {
-        {
-            let mut entries = self.lock();
-            entries.take_out(&entry.uid);
-            entries.own.push(entry);
-        }
+        self.lock().add(entry);
         self.write().await;
     }
 
@@ -397,6 +411,26 @@ mod tests {
         assert_eq!((kept[0].uid.as_str(), kept[0].grace), ("web", 20));
         assert_eq!(kept[0].termination_reason(), preemption_reason());
         assert!(kept[0].is_current(journal.boot_id(), Clock::System.wall_nanos(), Duration::from_secs(10)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_is_preempted_and_evicted_keeps_the_first_reason_and_the_shorter_grace_period() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::open(dir.path());
+        let preempt = journal.record_of_preemptions(Clock::System);
+        preempt("preempted".into(), 20).await;
+        journal.add(EvictionRecord { disruption: false, ..entry("preempted") }).await;
+        journal.add(entry("evicted")).await;
+        preempt("evicted".into(), 20).await;
+        let next = Journal::open(dir.path());
+        let kept = next.inherited();
+        assert_eq!(kept.iter().map(|entry| entry.uid.as_str()).collect::<Vec<_>>(), ["preempted", "evicted"]);
+        let reasons = [preemption_reason(), entry("evicted").termination_reason()];
+        assert_eq!(kept.iter().map(EvictionRecord::termination_reason).collect::<Vec<_>>(), reasons);
+        assert_eq!(kept.iter().map(|entry| entry.grace).collect::<Vec<_>>(), [1, 1]);
+        assert!(kept[1].decided_at > entry("evicted").decided_at, "its containers may run for longer");
+        next.add(entry("preempted")).await;
+        assert_eq!(next.own(), [entry("preempted")], "nothing was done for the reason of an earlier agent");
     }
 
     /// In real time, as a call that hangs stops a paused clock: a pipe is opened for writing when it is opened for reading.
