@@ -4,6 +4,7 @@
 //! agent; `wiring` does that.
 
 pub mod bench;
+mod closed_output;
 pub mod config;
 pub mod docs;
 pub mod doctor;

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use super::closed_output::closed;
 use super::host;
 use super::logging;
 use super::process;
@@ -160,7 +161,10 @@ async fn observe(args: &Args, options: CollectOptions, in_view: bool) -> anyhow:
                 let shown = view::terminal::run(messages, node, Settings::default(), true, shutdown.clone());
                 shown.await.context("cannot use the terminal")
             }
-            (false, json) => lines(messages, node, json.then(io::stdout), &shutdown).await,
+            (false, json) => {
+                let unread = closed(json.then(io::stdout));
+                lines(messages, node, json.then(io::stdout), unread, &shutdown).await
+            }
         }
     };
     tokio::select! {
@@ -185,12 +189,13 @@ async fn serve(
     }
 }
 
-/// Takes records until the collector ends; prints them to `out` if there is one, until it is closed. The collector ends
-/// by a signal; then what is queued is printed, within [`LAST_LINES`].
+/// Takes records until the collector ends; prints them to `out` if there is one, until it is closed, which `unread` tells
+/// before the next record. The collector ends by a signal; then what is queued is printed, within [`LAST_LINES`].
 async fn lines(
     messages: mpsc::Receiver<Message>,
     node: SharedNode,
     out: Option<impl io::Write + Send + 'static>,
+    unread: impl Future<Output = ()>,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<()> {
     let late = async {
@@ -201,6 +206,7 @@ async fn lines(
         taken = take_all(messages, node, out) => taken,
         // Not logged: the log may go to the same pipe.
         () = late => Ok(()),
+        () = unread => Ok(()),
     }
 }
 
@@ -338,6 +344,7 @@ async fn take_until(mut messages: mpsc::Receiver<Message>, node: &SharedNode, me
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::pin::pin;
     use std::sync::mpsc as blocking;
 
@@ -404,7 +411,7 @@ mod tests {
         let written = Arc::new(Mutex::new(Vec::new()));
         let out = Slow { gate: blocked, written: written.clone(), _open: open };
         let shutdown = signalled();
-        let mut printed = pin!(lines(collected(COUNT), SharedNode::default(), Some(out), &shutdown));
+        let mut printed = pin!(lines(collected(COUNT), SharedNode::default(), Some(out), pending(), &shutdown));
         assert!(futures_util::poll!(&mut printed).is_pending(), "the lines are not written yet");
         drop(gate);
         // The clock stands still while a blocking task runs.
@@ -421,7 +428,7 @@ mod tests {
         let (open, _closed) = blocking::channel();
         let out = Slow { gate: blocked, written: Arc::default(), _open: open };
         let (start, shutdown) = (tokio::time::Instant::now(), signalled());
-        let printed = lines(collected(2 * LINES), SharedNode::default(), Some(out), &shutdown);
+        let printed = lines(collected(2 * LINES), SharedNode::default(), Some(out), pending(), &shutdown);
         tokio::time::timeout(2 * LAST_LINES, printed).await.expect("the end is delayed for longer").unwrap();
         let delay = start.elapsed();
         assert!(delay >= LAST_LINES && delay < LAST_LINES + Duration::from_millis(10), "{delay:?}");
@@ -431,9 +438,20 @@ mod tests {
     async fn a_closed_output_ends_the_lines_quietly_and_a_full_disk_does_not() {
         let shutdown = CancellationToken::new();
         for (kind, quiet) in [(io::ErrorKind::BrokenPipe, true), (io::ErrorKind::StorageFull, false)] {
-            let printed = lines(collected(1), SharedNode::default(), Some(Refusing(kind)), &shutdown).await;
+            let printed = lines(collected(1), SharedNode::default(), Some(Refusing(kind)), pending(), &shutdown).await;
             assert_eq!(printed.is_ok(), quiet, "{kind}: {printed:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_closed_output_ends_the_lines_before_the_next_record() {
+        let (_collector, messages) = mpsc::channel(1);
+        let (reader, writer) = io::pipe().unwrap();
+        let (unread, shutdown) = (closed(Some(writer.try_clone().unwrap())), CancellationToken::new());
+        let mut printed = pin!(lines(messages, SharedNode::default(), Some(writer), unread, &shutdown));
+        assert!(futures_util::poll!(&mut printed).is_pending(), "the collector goes on");
+        drop(reader);
+        tokio::time::timeout(Duration::from_secs(60), printed).await.expect("it waits for a record").unwrap();
     }
 
     #[test]
