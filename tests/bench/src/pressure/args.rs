@@ -10,8 +10,10 @@ use crate::common::duration;
 
 /// Measures what agents report of OOM kills.
 ///
-/// Participants: `keblet`, every variant and every peer. All pods are static and use the host's network. Needs cgroup v2
-/// and root, and changes memory limits of the cgroups of its pods.
+/// Participants: `keblet`, every variant and every peer. In the part thrash, keblet has a pressure policy, and
+/// `keblet without policy` none: what the policy gains shows in the requests to a pod that does not thrash. Pods of the
+/// part oom are static; all use the host's network. Needs cgroup v2 and root, and changes memory limits of the cgroups of
+/// its pods.
 #[derive(clap::Args, Clone, Debug)]
 pub struct PressureArgs {
     /// Arguments of every benchmark.
@@ -29,7 +31,7 @@ pub struct PressureArgs {
     /// Also let the kernel kill for want of memory on the node, which may hit other processes of this machine
     #[arg(long)]
     pub node_oom: bool,
-    /// How long an agent may take to report a kill
+    /// How long an agent may take to report a kill, and to show that a container has ended
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub report_time: Duration,
     /// The cluster of race and thrash; without it there is neither
@@ -106,6 +108,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::participant::Participant;
 
     #[derive(Parser)]
     struct Cli {
@@ -121,5 +124,19 @@ mod tests {
         assert!(Cli::try_parse_from(["bench", "--kills", "0"]).is_err());
         assert!(Cli::try_parse_from(["bench", "--only", "none"]).is_err());
         assert!(Cli::try_parse_from(["bench", "--kubeconfig", "/k"]).is_err(), "a cluster needs a node");
+    }
+
+    #[test]
+    fn a_stalled_node_is_measured_with_a_policy_and_without() {
+        let chosen = |words: &[&str]| {
+            let args = Cli::try_parse_from(["bench"].iter().chain(words)).unwrap().pressure;
+            Participant::of_thrash(&args).unwrap()
+        };
+        let without = Participant::Keblet { name: "keblet without policy".to_owned(), configuration: None };
+        let all = chosen(&[]);
+        assert!(matches!(&all[0], Participant::Keblet { configuration: Some(text), .. } if text.contains("Enforce")));
+        assert_eq!(all.len(), 2);
+        assert_eq!(all[1], without);
+        assert_eq!(chosen(&["--participant", "keblet without policy"]), [without]);
     }
 }

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use anyhow::bail;
 use nix::libc::O_NONBLOCK;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::stamps::monotonic_now;
 
@@ -67,11 +68,17 @@ impl KernelLog {
         bail!("{DEVICE} has no record that was just written to it")
     }
 
-    /// Waits until at least one process was killed, and then until none was for a moment: a group is killed at once.
+    /// Waits until at least one process was killed, which cancels `killed`, and then until none was for a moment: a group is
+    /// killed at once.
     ///
     /// # Errors
     /// None was killed in time, or the log cannot be read.
-    pub(crate) async fn kills(&mut self, limit: Duration, settle: Duration) -> anyhow::Result<Vec<Kill>> {
+    pub(crate) async fn kills(
+        &mut self,
+        limit: Duration,
+        settle: Duration,
+        killed: &CancellationToken,
+    ) -> anyhow::Result<Vec<Kill>> {
         let deadline = Instant::now() + limit;
         let mut kills = Vec::new();
         let mut quiet_since = Instant::now();
@@ -79,6 +86,7 @@ impl KernelLog {
             while let Some(record) = self.record()? {
                 if let Some(kill) = self.kill(&record) {
                     quiet_since = Instant::now();
+                    killed.cancel();
                     // The chosen process of a group is logged once as such, and once more with its group.
                     if kills.iter().all(|known: &Kill| known.pid != kill.pid) {
                         kills.push(kill);

@@ -8,6 +8,7 @@ use anyhow::bail;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::PressureArgs;
@@ -160,7 +161,7 @@ impl RaceNode<'_> {
         let names = [name.to_owned()];
         let ended = self.observed.wait(&names, "ended", PodTimes::ended, RACE_LIMIT).await;
         // A kill is logged before anything that follows from it.
-        let kills = kernel.kills(Duration::ZERO, Duration::ZERO).await.unwrap_or_default();
+        let kills = kernel.kills(Duration::ZERO, Duration::ZERO, &CancellationToken::new()).await.unwrap_or_default();
         let times = self.observed.of(name);
         self.client.delete(&names).await?;
         self.observed.wait(&names, "gone", |times| times.gone, GONE_LIMIT).await?;

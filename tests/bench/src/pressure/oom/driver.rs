@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use anyhow::bail;
 use serde::Serialize;
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::case::Case;
 use super::case::Scope;
@@ -16,6 +17,7 @@ use super::judge;
 use super::matrix::Matrix;
 use super::reports;
 use super::reports::Log;
+use super::reports::Terminated;
 use crate::pressure::PressureArgs;
 use crate::pressure::cgroups::Cgroup;
 use crate::pressure::cgroups::Limit;
@@ -109,27 +111,27 @@ impl Driver<'_> {
     }
 
     async fn case(&mut self, case: &Case, pod: RunningPod) -> anyhow::Result<()> {
-        let mut last = None;
+        let mut terminated = None;
         for _ in 0..case.kills {
-            let kills = self.kill(case, &pod).await?;
+            let (kills, ended) = self.kill(case, &pod).await?;
             judge::as_planned(case, pod.pid, &kills).map_err(anyhow::Error::msg)?;
-            self.judge(case, &kills).await?;
-            last = kills.first().cloned();
+            self.judge(case, &kills);
+            if let (Some(kill), Some(ended)) = (kills.first(), &ended) {
+                self.outcome.to_status.push(seconds(kill.at, ended.seen));
+            }
+            terminated = ended;
         }
         if !case.victim.ends_container() {
             pod.command("exit 3").await?;
+            terminated = reports::terminated(self.node.agent(), &case.name, self.args.report_time).await?;
         }
-        let terminated = reports::terminated(self.node.agent(), &case.name, self.args.report_time).await?;
-        let reason = terminated.as_ref().map(|(reason, _)| reason.as_str());
+        let reason = terminated.as_ref().map(|ended| ended.reason.as_str());
         self.outcome.reasons.count(judge::reason(case, reason));
-        if let (Some((_, seen)), Some(kill)) = (terminated, last.filter(|_| case.victim.ends_container())) {
-            self.outcome.to_status.push(seconds(kill.at, seen));
-        }
         Ok(())
     }
 
-    /// Lets one process of the pod run out of memory.
-    async fn kill(&mut self, case: &Case, pod: &RunningPod) -> anyhow::Result<Vec<Kill>> {
+    /// Lets one process of the pod run out of memory. Returns what [`Self::observe`] does.
+    async fn kill(&mut self, case: &Case, pod: &RunningPod) -> anyhow::Result<(Vec<Kill>, Option<Terminated>)> {
         let container = Cgroup::of(pod.pid)?;
         let group = if case.victim == Victim::Group { "1" } else { "0" };
         container.write("memory.oom.group", group)?;
@@ -152,20 +154,41 @@ impl Driver<'_> {
             until_held(&container).await?;
             std::fs::write(SYSRQ, "f").with_context(|| format!("cannot write to {SYSRQ}"))?;
         }
-        let kills = self.kernel.kills(KILL_LIMIT, GROUP_SETTLE).await;
-        match limit {
-            Some(limit) => kills.with_context(|| limit.to_string()),
-            None => kills,
-        }
+        self.observe(case, limit).await
+    }
+
+    /// Waits for the kill, the agent's report of it and, if the container ends with it, the terminated state. All three are
+    /// looked for at the same time: none of them delays when another one is seen.
+    async fn observe(&mut self, case: &Case, limit: Option<Limit>) -> anyhow::Result<(Vec<Kill>, Option<Terminated>)> {
+        let Self { node, args, kernel, log, .. } = self;
+        let (killed, ended) = (CancellationToken::new(), CancellationToken::new());
+        let kills = async {
+            let kills = log.during(kernel.kills(KILL_LIMIT, GROUP_SETTLE, &killed)).await;
+            // The limit is restored here: what else is in its cgroup is to end the container unharmed.
+            let kills = match limit {
+                Some(limit) => kills.with_context(|| limit.to_string()),
+                None => kills,
+            }?;
+            log.until_reported(&kills, args.report_time, ended.cancelled()).await?;
+            anyhow::Ok(kills)
+        };
+        let terminated = async {
+            let _ended = ended.clone().drop_guard();
+            if !case.victim.ends_container() {
+                return Ok(None);
+            }
+            killed.cancelled().await;
+            reports::terminated(node.agent(), &case.name, args.report_time).await
+        };
+        tokio::try_join!(kills, terminated)
     }
 
     /// Counts what the agent reports of a kill.
-    async fn judge(&mut self, case: &Case, kills: &[Kill]) -> anyhow::Result<()> {
-        let reports = self.log.until_reported(kills, self.args.report_time).await?;
+    fn judge(&mut self, case: &Case, kills: &[Kill]) {
+        let reports = self.log.reports();
         self.outcome.verdicts.count(judge::verdict(case, kills, reports));
         let reported = kills.iter().find_map(|kill| Some((kill.at, reports.iter().find(|r| r.pid == kill.pid)?.seen)));
         self.outcome.to_report.extend(reported.map(|(at, seen)| seconds(at, seen)));
-        Ok(())
     }
 }
 
