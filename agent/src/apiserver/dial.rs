@@ -37,8 +37,12 @@ use crate::proxy::Proxies;
 
 /// TCP, proxy and TLS handshake together.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// TCP's own probes on silent connections.
+/// TCP's own probes on silent connections, with the figures of Go's dialer: after this time,
 const KEEPALIVE: Duration = Duration::from_secs(30);
+/// then in this interval,
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// and after so many without an answer the connection is dead.
+const KEEPALIVE_PROBES: u32 = 9;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Tcp = BoxCloneSyncService<Uri, TokioIo<TcpStream>, BoxError>;
@@ -146,6 +150,8 @@ fn tcp(proxy: Option<&Intercept>, resolver: Resolver) -> Tcp {
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_PROBES));
     let Some(proxy) = proxy else { return BoxCloneSyncService::new(tcp.map_err(BoxError::from)) };
     if proxy.uri().scheme_str().is_some_and(|scheme| scheme.starts_with("socks5")) {
         let socks = SocksV5::new(proxy.uri().clone(), tcp);

@@ -238,9 +238,12 @@ impl ApiServer {
         self.shared.recovery.subscribe()
     }
 
-    /// Opens new connections for further requests; those in progress keep theirs. For repeated failures of heartbeats.
+    /// Opens new connections for further requests, after repeated failures of heartbeats. Requests in progress keep theirs
+    /// with HTTP/2, which detects a dead connection. Otherwise all are aborted, as by a kubelet with `DISABLE_HTTP2`: a watch
+    /// would not notice that its connection is dead.
     pub fn retire_connections(&self) {
-        self.shared.transport.retire();
+        let transport = &self.shared.transport;
+        if transport.is_probed() { transport.retire() } else { transport.reconnect() }
     }
 }
 

@@ -23,6 +23,8 @@ use super::*;
 
 #[path = "answers_tests.rs"]
 mod answers;
+#[path = "connection_tests.rs"]
+mod connection;
 
 fn options() -> Options {
     Options {

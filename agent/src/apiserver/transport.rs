@@ -52,8 +52,8 @@ pub enum TransportError {
     /// No connection, or it broke.
     #[error("{}", causes(.0))]
     Http(#[source] legacy::Error),
-    /// The connection was closed because the client certificate has changed.
-    #[error("the connection was closed for one with the new client certificate")]
+    /// The connection was closed because the client certificate has changed, or because it may be dead.
+    #[error("the connection was closed for a new one")]
     ConnectionReplaced,
     /// The body of an answer did not end in time.
     #[error("the answer did not end in time")]
@@ -86,8 +86,16 @@ fn causes(error: &legacy::Error) -> String {
 /// All connections to one API server.
 pub struct Transport {
     dialer: Dialer,
-    pools: Mutex<Vec<Arc<ConnectionPool>>>,
+    pools: Mutex<Pools>,
     metrics: Arc<Metrics>,
+}
+
+#[derive(Default)]
+struct Pools {
+    /// For further requests.
+    current: Vec<Arc<ConnectionPool>>,
+    /// Closes these, and those that were retired.
+    closed: CancellationToken,
 }
 
 impl Drop for Transport {
@@ -109,7 +117,7 @@ impl Transport {
         Self { dialer, pools: Mutex::default(), metrics }
     }
 
-    fn pools(&self) -> MutexGuard<'_, Vec<Arc<ConnectionPool>>> {
+    fn pools(&self) -> MutexGuard<'_, Pools> {
         // The list is consistent between any two changes.
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,28 +126,32 @@ impl Transport {
     fn pool(&self) -> Arc<ConnectionPool> {
         let mut pools = self.pools();
         let mut first = true;
-        pools.retain(|pool| std::mem::take(&mut first) || Arc::strong_count(pool) > 1);
+        pools.current.retain(|pool| std::mem::take(&mut first) || Arc::strong_count(pool) > 1);
         // Every request in progress holds one reference, the list another one.
-        if let Some(pool) = pools.iter().find(|pool| Arc::strong_count(pool) <= STREAMS) {
+        if let Some(pool) = pools.current.iter().find(|pool| Arc::strong_count(pool) <= STREAMS) {
             return pool.clone();
         }
         let dialer = self.dialer.adapted();
-        let http2_only = dialer.http2_only();
-        let pool =
-            Arc::new(ConnectionPool { client: http_client(dialer), http2_only, closed: CancellationToken::new() });
-        pools.push(pool.clone());
+        let (http2_only, closed) = (dialer.http2_only(), pools.closed.clone());
+        let pool = Arc::new(ConnectionPool { client: http_client(dialer), http2_only, closed });
+        pools.current.push(pool.clone());
         pool
     }
 
     /// Opens new connections for further requests; those in progress keep theirs.
     pub fn retire(&self) {
-        self.pools().clear();
+        self.pools().current.clear();
     }
 
     /// Aborts all requests in progress and opens new connections for further ones.
     pub fn reconnect(&self) {
         let pools = std::mem::take(&mut *self.pools());
-        pools.iter().for_each(|pool| pool.closed.cancel());
+        pools.closed.cancel();
+    }
+
+    /// Whether connections are probed by the pings of HTTP/2, so that requests on a dead one end.
+    pub fn is_probed(&self) -> bool {
+        self.dialer.adapted().http2_only()
     }
 
     /// Sends a request with an absolute URL. The body of the answer may be read for any time.
@@ -152,7 +164,7 @@ impl Transport {
         match self.send_on(pool, request.clone()).await {
             // Not sent: the server supports HTTP/1.1 only.
             Err(_) if http2_only && !self.dialer.adapted().http2_only() => {
-                self.pools().retain(|pool| !pool.http2_only);
+                self.pools().current.retain(|pool| !pool.http2_only);
                 self.send_on(self.pool(), request).await
             }
             answer => answer,

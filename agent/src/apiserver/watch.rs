@@ -36,6 +36,7 @@ use super::decode::WatchLine;
 use super::recovery::Recovered;
 use super::watch_errors::WatchErrorAction;
 use super::watch_errors::action_for;
+use super::watch_errors::is_refusal;
 use super::watch_errors::lags_behind;
 use super::watch_errors::too_new;
 use crate::model::Backoff;
@@ -57,8 +58,8 @@ const END_GRACE: Duration = Duration::from_secs(15);
 /// A streaming list that sends nothing for this long is started again. A server that has just started may accept one
 /// before it can serve it.
 const LIST_SILENCE: Duration = Duration::from_secs(30);
-/// A streaming list that was refused this often, since the server lags behind, is replaced by a paginated one: some
-/// servers never catch up.
+/// A streaming list that was refused this often, since the server lags behind or fails, is replaced by a paginated one:
+/// some servers never catch up, and some cannot serve any.
 const MOST_REFUSALS: u32 = 3;
 /// The head of an answer must arrive within this time; API servers time out after a minute.
 const HEAD: Duration = Duration::from_secs(90);
@@ -169,7 +170,7 @@ struct Follower<K> {
     state: State<K>,
     /// Whether the server is assumed to support streaming lists.
     streaming: bool,
-    /// Streaming lists that were refused since the server lags behind, in a row.
+    /// Streaming lists that were refused since the server lags behind or fails, in a row.
     refusals: u32,
     /// Of the next paginated list.
     freshness: Freshness,
@@ -212,17 +213,16 @@ where
         None
     }
 
-    /// A server without streaming lists is asked for pages from now on; one that is unavailable or lags behind is waited
-    /// for.
+    /// A server without streaming lists is asked for pages from now on. One that is unavailable or lags behind is waited for;
+    /// if it refuses again and again, it is asked for pages once.
     async fn no_streaming(&mut self, error: &kube::Error) {
-        let lags = lags_behind(error);
-        if action_for(error) == WatchErrorAction::Relist && !lags {
+        if action_for(error) == WatchErrorAction::Relist && !lags_behind(error) {
             tracing::debug!(kind = kind(&self.resource), "no streaming list, listing in pages: {error}");
             self.streaming = false;
             return;
         }
         self.pause("list", error).await;
-        self.refusals += u32::from(lags);
+        self.refusals += u32::from(is_refusal(error));
         if self.refusals >= MOST_REFUSALS {
             // What its cache has may be old.
             (self.streaming, self.freshness) = (false, Freshness::Latest);

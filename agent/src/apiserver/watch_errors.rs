@@ -27,6 +27,12 @@ pub(super) fn lags_behind(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 410 || too_new(status))
 }
 
+/// True if every streaming list may fail in this way, also when a paginated one succeeds: the server lags behind, or fails,
+/// as with an etcd that does not report its progress.
+pub(super) fn is_refusal(error: &kube::Error) -> bool {
+    lags_behind(error) || matches!(error, kube::Error::Api(status) if (500..=599).contains(&status.code))
+}
+
 /// The server has not got to a resource version: its cache lags behind, or it was restored to an earlier state.
 pub(super) fn too_new(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
@@ -57,5 +63,12 @@ mod tests {
         assert_eq!(action_for(&api(504, Some("ResourceVersionTooLarge"))), WatchErrorAction::Relist);
         let reset = kube::Error::ReadEvents(std::io::Error::other("reset"));
         assert_eq!(action_for(&reset), WatchErrorAction::Resume);
+        for code in [410, 500, 503, 504] {
+            assert!(is_refusal(&api(code, None)), "{code}");
+        }
+        for code in [401, 403, 429] {
+            assert!(!is_refusal(&api(code, None)), "{code}");
+        }
+        assert!(!is_refusal(&reset));
     }
 }

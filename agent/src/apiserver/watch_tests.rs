@@ -342,6 +342,25 @@ async fn a_server_that_never_catches_up_is_asked_for_the_latest_list_in_pages() 
     client.sees("init +a done").await;
 }
 
+/// As with an etcd that does not report its progress.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_fails_at_streaming_lists_is_asked_for_pages_until_the_next_list() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    for _ in 0..3 {
+        let asked = server.next().await;
+        assert!(asked.has_parameter("sendInitialEvents=true"), "{}", asked.query);
+        send(&asked.stream(), "ERROR", status(500, "InternalError"));
+    }
+    let asked = server.next().await;
+    assert!(asked.has_parameter("limit=500") && !asked.query.contains("resourceVersion"), "{}", asked.query);
+    asked.json(200, &list(&json!([object("a", "1")]), "5", ""));
+    client.sees("init init init init +a done").await;
+    send(&server.next().await.stream(), "ERROR", status(410, "Expired"));
+    let asked = server.next().await;
+    assert!(asked.has_parameter("sendInitialEvents=true"), "{}", asked.query);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_later_list_in_pages_is_not_older_than_what_is_known() {
     let (mut server, mut client, lines) = watching().await;

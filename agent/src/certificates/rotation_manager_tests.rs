@@ -127,14 +127,16 @@ impl Signer {
             return whole(201, &object);
         }
         let last = self.last().clone();
+        // The list that checks access, before the request is followed, has no pages.
+        let follows = query.contains("watch=true") || query.contains("limit=");
+        if follows && self.away.load(Ordering::SeqCst) {
+            return whole(503, &json!({"kind": "Status", "status": "Failure", "code": 503, "reason": "x"}));
+        }
         if !query.contains("watch=true") {
             return whole(
                 200,
                 &json!({"kind": "CertificateSigningRequestList", "metadata": {"resourceVersion": "1"}, "items": [last]}),
             );
-        }
-        if self.away.load(Ordering::SeqCst) {
-            return whole(503, &json!({"kind": "Status", "status": "Failure", "code": 503, "reason": "x"}));
         }
         let mark = json!({"metadata": {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}},
                           "kind": "CertificateSigningRequest", "apiVersion": "certificates.k8s.io/v1"});

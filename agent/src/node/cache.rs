@@ -21,12 +21,19 @@ use crate::apiserver::watch::Event;
 #[derive(Clone, Debug, Default)]
 pub struct NodeCache {
     latest: Arc<channel::Sender<Option<Arc<Node>>>>,
+    synced: Arc<channel::Sender<bool>>,
 }
 
 impl NodeCache {
     /// Notifies of every change.
     pub fn subscribe(&self) -> channel::Receiver<Option<Arc<Node>>> {
         self.latest.subscribe()
+    }
+
+    /// True once the first list was complete, with the Node or without it (upstream: `nodeHasSynced`). What it had is cached by
+    /// then.
+    pub fn synced(&self) -> channel::Receiver<bool> {
+        self.synced.subscribe()
     }
 
     /// The cached Node; `None` before the first event and after its deletion.
@@ -123,12 +130,15 @@ fn take(cache: &NodeCache, listing: &mut Listing, event: Event<Node>) {
         Event::Init => *listing = Listing { before: cache.version(), ..Listing::default() },
         Event::InitApply(node) => listing.found = Some(node),
         Event::InitKeep(_) => listing.is_kept = true,
-        Event::InitDone => match listing.found.take() {
-            Some(node) => cache.listed(node, listing.before),
-            None if listing.is_kept => {}
-            // A Node created while the list was read is not in it.
-            None => cache.gone(listing.before),
-        },
+        Event::InitDone => {
+            match listing.found.take() {
+                Some(node) => cache.listed(node, listing.before),
+                None if listing.is_kept => {}
+                // A Node created while the list was read is not in it.
+                None => cache.gone(listing.before),
+            }
+            cache.synced.send_replace(true);
+        }
         Event::Apply(node) => cache.offer(node),
         Event::Delete(node) => cache.gone(number(&node.resource_version)),
     }
@@ -166,6 +176,21 @@ mod tests {
         assert_eq!(seen(vec![Apply(node(5)), Init, InitDone]), 0, "deleted during a gap of the watch");
         assert_eq!(seen(vec![Apply(node(5)), Init, InitKeep(identity(9)), InitDone]), 5, "it cannot be decoded");
         assert_eq!(seen(vec![Init, Apply(node(5)), InitDone]), 5, "created while the list was read");
+    }
+
+    #[test]
+    fn a_complete_list_is_known_with_the_node_or_without() {
+        use Event::*;
+        for listed in [Some(InitApply(node(9))), Some(InitKeep(identity(9))), None] {
+            let (cache, mut listing) = (NodeCache::default(), Listing::default());
+            let (synced, is_there) = (cache.synced(), matches!(listed, Some(InitApply(_))));
+            for event in [Apply(node(3)), Delete(identity(3)), Init].into_iter().chain(listed) {
+                take(&cache, &mut listing, event);
+                assert!(!*synced.borrow(), "the list is not complete");
+            }
+            take(&cache, &mut listing, InitDone);
+            assert_eq!((*synced.borrow(), cache.current().is_some()), (true, is_there));
+        }
     }
 
     #[test]

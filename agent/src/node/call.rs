@@ -9,7 +9,7 @@ use crate::model::Backoff;
 /// The connections to the API server.
 pub trait Connections: Send + Sync {
     /// Heartbeats failed repeatedly without a response, so that the connection may be broken: further requests get another
-    /// one (`OnHeartbeatFailure` of the kubelet, which closes all connections).
+    /// one (`OnHeartbeatFailure` of the kubelet).
     fn retire(&self);
 }
 

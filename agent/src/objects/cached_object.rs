@@ -156,17 +156,16 @@ impl<K: Kind> CachedObject<K> {
         let mut known = self.shared.known.subscribe();
         // The sender lives as long as `self`.
         let _ = tokio::time::timeout(FIRST_READ, known.wait_for(|known| known.fresh)).await;
-        let (object, failure) = {
-            let known = known.borrow();
-            (known.object.clone(), known.failure.clone())
-        };
+        let (mut object, mut failure) = (None, None);
+        // One look, so that the object cannot be stored between finding none and asking to be woken.
+        self.shared.known.send_if_modified(|known| {
+            (object, failure) = (known.object.clone(), known.failure.clone());
+            known.missed |= object.is_none();
+            false
+        });
         match object {
             Some(object) => self.shared.found(object),
             None => {
-                self.shared.known.send_if_modified(|known| {
-                    known.missed = true;
-                    false
-                });
                 let cause = failure.unwrap_or_else(|| "timed out waiting for the condition".to_owned());
                 Err(ObjectError::NotSynced { kind: K::WORD, cause })
             }
@@ -352,6 +351,8 @@ impl<K: Kind> Shared<K> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::SeqCst;
     use std::sync::mpsc;
     use std::time::SystemTime;
 
@@ -371,12 +372,17 @@ mod tests {
         Names { namespace: "ns".into(), needs: [(name.to_owned(), Need::Always)].into() }
     }
 
-    #[tokio::test]
-    async fn a_registration_waits_for_no_object_of_another_pod() {
+    /// Without watches.
+    fn store() -> Arc<Store<ConfigMap>> {
         let clock = Clock::derived(SystemTime::UNIX_EPOCH);
         let (strategy, recovered, sync_frequency) = (Strategy::Get, Recovered::default(), Duration::from_secs(60));
         let config = ObjectsConfig { strategy, recovered, sync_frequency, clock, node: None };
-        let store = Arc::new(Store::<ConfigMap>::new(Reading::new(Api::new(clock).client(), &config)));
+        Arc::new(Store::new(Reading::new(Api::new(clock).client(), &config)))
+    }
+
+    #[tokio::test]
+    async fn a_registration_waits_for_no_object_of_another_pod() {
+        let store = store();
         let (other, own) = (Registration::new("other".into()), Registration::new("own".into()));
         store.register(other.id, &names("other"), &other.counter);
         let key = ObjectKey { namespace: "ns".into(), name: "other".into() };
@@ -396,5 +402,36 @@ mod tests {
         drop(in_use);
         store.unregister(other.id);
         assert_eq!(store.len(), 0);
+    }
+
+    /// The object is stored while the read is held up by its lock. Often enough to hit the moment in which it was lost.
+    #[tokio::test]
+    async fn an_object_that_arrives_when_a_read_gives_up_is_read_or_announced() {
+        let (store, key) = (store(), ObjectKey { namespace: "ns".into(), name: "a".into() });
+        for _ in 0..20 {
+            let registration = Registration::new("u".into());
+            store.register(registration.id, &names("a"), &registration.counter);
+            let object = store.object(&key).expect("it is registered");
+            let (reader, gives_up) = (object.clone(), Arc::new(AtomicBool::new(false)));
+            let (known, giving_up) = (object.shared.known.borrow(), gives_up.clone());
+            let reading = std::thread::spawn(move || {
+                let mut builder = tokio::runtime::Builder::new_current_thread();
+                let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
+                let over = async {
+                    tokio::time::sleep(FIRST_READ).await;
+                    giving_up.store(true, SeqCst);
+                };
+                runtime.block_on(futures_util::future::join(over, reader.watched())).1
+            });
+            while !gives_up.load(SeqCst) && !reading.is_finished() {
+                std::thread::yield_now();
+            }
+            (0..1000).for_each(|_| std::thread::yield_now());
+            drop(known);
+            object.shared.store(Some(ConfigMap::default()), None);
+            let read = reading.join().expect("no panic");
+            assert!(read.is_ok() || registration.generation() == 1, "{read:?}");
+            store.unregister(registration.id);
+        }
     }
 }

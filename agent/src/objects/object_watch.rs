@@ -26,6 +26,9 @@ use crate::apiserver::recovery::Recovered;
 const LIFETIME: std::ops::Range<u64> = 1800..3600;
 /// A watch that ends sooner than this has failed.
 const SHORT: Duration = Duration::from_secs(5);
+/// Streaming lists of one watch that may fail, since the API server lags behind or fails. Then it lists: some servers cannot
+/// serve a streaming list (KEP-3157) although they accept it.
+const MOST_FAILED_LISTS: u32 = 3;
 /// How long after its timeout a watch may end.
 const OVERDUE: Duration = Duration::from_secs(15);
 /// Annotation of the bookmark that ends a streaming list.
@@ -57,20 +60,21 @@ pub(super) async fn watch<K: Kind>(
     mut listen: impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send,
 ) {
     let mut retry = Retry::default();
-    let mut seen = None;
+    let (mut seen, mut failed_lists) = (None, 0);
     loop {
         let began = Instant::now();
-        let mut progress = false;
+        let (mut progress, mut resumed) = (false, None);
         let mut hear = |news: WatchUpdate<K>| {
             progress = true;
             listen(news)
         };
-        let listed = seen.is_none() && !streaming.load(Relaxed);
+        let listed = seen.is_none() && (failed_lists >= MOST_FAILED_LISTS || !streaming.load(Relaxed));
         let result = match listed {
             true => list(&client, &key, &mut seen, &mut hear).await,
-            false => stream(&client, &key, &mut seen, &mut hear).await,
+            false => stream(&client, &key, &mut seen, &mut resumed, &mut hear).await,
         };
-        if progress {
+        // A watch from a known version is silent until something changes.
+        if progress || resumed.is_some_and(|since: Instant| since.elapsed() > SHORT) {
             retry.reset();
         }
         let delay = match result {
@@ -88,6 +92,7 @@ pub(super) async fn watch<K: Kind>(
                     }
                     continue;
                 }
+                failed_lists += u32::from(seen.is_none() && !listed && matches!(status, Some(410 | 500..=599)));
                 // 410: the resource version is too old. Other errors may mean that too: start over.
                 if status.is_some() {
                     seen = None;
@@ -102,11 +107,12 @@ pub(super) async fn watch<K: Kind>(
     }
 }
 
-/// One watch request, to its end.
+/// One watch request, to its end. `resumed`: since when it is open, if it is from a known version.
 async fn stream<K: Kind>(
     client: &Client,
     key: &ObjectKey,
     seen: &mut Option<String>,
+    resumed: &mut Option<Instant>,
     listen: &mut (impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send),
 ) -> Result<ControlFlow<()>, kube::Error> {
     let seconds = fastrand::u64(LIFETIME);
@@ -116,6 +122,7 @@ async fn stream<K: Kind>(
     };
     let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
     let mut events = pin!(client.request_events::<K>(request::<K>(key, &query)?).await?);
+    *resumed = seen.is_some().then(Instant::now);
     let mut exists = seen.is_some();
     let until = Instant::now() + Duration::from_secs(seconds) + OVERDUE;
     // A watch whose end does not arrive is abandoned.

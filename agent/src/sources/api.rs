@@ -2,7 +2,7 @@
 //! desired.
 //!
 //! Every complete list is sent as a set; watch events between lists are sent as changes, so that the cost of an event
-//! does not depend on the number of pods.
+//! does not depend on the number of pods. What is received before the Node is known is sent when it is.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use k8s_openapi::api::core::v1::Pod as ApiPod;
 use kube::Api;
 use kube::runtime::watcher::Config;
 use tokio::sync::mpsc;
+use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 
+use super::ApiPods;
 use super::SourceUpdate;
 use crate::admission::path_safety;
-use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch;
 use crate::apiserver::watch::Event;
 use crate::model::ConfigSource;
@@ -27,10 +28,8 @@ const BATCH: usize = 256;
 
 /// Settings of the API source.
 pub(super) struct ApiSource {
-    /// Client with access to pods of all namespaces.
-    pub client: kube::Client,
-    /// Signals that the API server is reachable again; ends back-off waits.
-    pub recovered: Recovered,
+    /// Access to the pods.
+    pub pods: ApiPods,
     /// This node's name.
     pub node_name: String,
 }
@@ -45,15 +44,24 @@ impl ApiSource {
     }
 
     async fn follow(self, updates: mpsc::Sender<(ConfigSource, SourceUpdate)>) {
-        let pods: Api<ApiPod> = Api::all(self.client);
+        let ApiPods { client, recovered, mut node_known } = self.pods;
+        let pods: Api<ApiPod> = Api::all(client);
         let mine = Config::default().fields(&format!("spec.nodeName={}", self.node_name));
         // Batches the events that arrive while the merger is busy.
-        let events = watch::follow(pods, mine, self.recovered).ready_chunks(BATCH);
+        let events = watch::follow(pods, mine, recovered).ready_chunks(BATCH);
         let mut events = std::pin::pin!(events);
         let mut pending = PendingChanges::default();
-        while let Some(batch) = events.next().await {
-            for event in batch {
-                pending.take(event);
+        let mut is_held = true;
+        loop {
+            tokio::select! {
+                batch = events.next() => match batch {
+                    Some(batch) => batch.into_iter().for_each(|event| pending.take(event)),
+                    None => return,
+                },
+                () = until_true(&mut node_known), if is_held => is_held = false,
+            }
+            if is_held {
+                continue;
             }
             for update in pending.drain() {
                 if updates.send((ConfigSource::Api, update)).await.is_err() {
@@ -61,6 +69,14 @@ impl ApiSource {
                 }
             }
         }
+    }
+}
+
+/// Never returns if that cannot become true any more, as the agent ends.
+async fn until_true(state: &mut Receiver<bool>) {
+    let is_true = state.wait_for(|is_true| *is_true).await.is_ok();
+    if !is_true {
+        std::future::pending().await
     }
 }
 

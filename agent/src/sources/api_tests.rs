@@ -1,8 +1,21 @@
+use std::convert::Infallible;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 use std::time::SystemTime;
 
+use bytes::Bytes;
+use http::Request;
+use http::Response;
+use http_body_util::BodyExt as _;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use kube::client::Body;
+use serde_json::Value;
 use serde_json::json;
 
 use super::*;
+use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch::Identity;
 use crate::model::PodUid;
 use crate::model::PodUpdate;
@@ -137,6 +150,36 @@ fn a_deleted_pod_that_cannot_be_decoded_ends_and_others_are_known_before_the_fir
         updates.flat_map(|update| apply(&mut map, ConfigSource::Api, update, SystemTime::UNIX_EPOCH).updates).collect();
     let [PodUpdate::Undecodable(_, spared), PodUpdate::Add(_, none)] = &updates[..] else { panic!("{updates:?}") };
     assert!(spared[..] == [PodUid::from("runs")] && none.is_empty(), "{updates:?}");
+}
+
+/// Sends these lines for each request, counted in `requests`, and then nothing.
+fn server(lines: String, requests: Arc<AtomicUsize>) -> kube::Client {
+    let service = tower::service_fn(move |_: Request<Body>| {
+        requests.fetch_add(1, SeqCst);
+        let first = futures_util::stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from(lines.clone())))]);
+        let body = StreamBody::new(first.chain(futures_util::stream::pending())).boxed_unsync();
+        async move { Ok::<_, Infallible>(Response::new(body)) }
+    });
+    kube::Client::new(service, "default")
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_watched_at_once_and_sent_when_the_node_is_known() {
+    let line = |kind: &str, object: Value| format!("{}\n", json!({"type": kind, "object": object}));
+    let mark = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"resourceVersion": "2",
+        "annotations": {"k8s.io/initial-events-end": "true"}}});
+    let pods = line("ADDED", json!(pod("a", 1))) + &line("BOOKMARK", mark) + &line("ADDED", json!(pod("b", 2)));
+    let (requests, (knows, node_known)) = (Arc::<AtomicUsize>::default(), tokio::sync::watch::channel(false));
+    let pods = ApiPods { client: server(pods, requests.clone()), recovered: Recovered::default(), node_known };
+    let (updates, mut received) = mpsc::channel(1);
+    tokio::spawn(ApiSource { pods, node_name: "n".to_owned() }.run(updates, CancellationToken::new()));
+    let early = tokio::time::timeout(Duration::from_secs(60), received.recv()).await;
+    assert!(early.is_err() && requests.load(SeqCst) == 1, "{early:?}");
+    knows.send_replace(true);
+    let list = received.recv().await;
+    assert!(matches!(&list, Some((_, SourceUpdate::List { pods, .. })) if pods.len() == 1), "{list:?}");
+    let change = received.recv().await;
+    assert!(matches!(&change, Some((_, SourceUpdate::Change { changed, .. })) if changed.len() == 1), "{change:?}");
 }
 
 #[test]

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::tasks::until;
 use crate::admission::NodeInfo;
 use crate::admission::NodeOffer;
 use crate::admission::SysctlAllowlist;
@@ -49,8 +51,52 @@ impl Host {
     }
 }
 
-/// Waits until the runtime is ready, so that no pod is rejected for a feature the runtime has not reported yet, and follows
-/// its features and the Node object until `shutdown`. `None` if `shutdown` comes first.
+/// The own Node, as it was last.
+pub(super) struct OwnNode {
+    object: watch::Receiver<Option<Arc<Node>>>,
+    synced: watch::Receiver<bool>,
+    /// Kept when it is deleted: what the node offers does not change with that.
+    last: Option<Arc<Node>>,
+    /// The API server was asked for it: as long as there is no `last` one, it does not exist.
+    is_known: bool,
+}
+
+impl OwnNode {
+    /// `synced` becomes true after `object` holds what the API server has.
+    pub(super) fn new(object: watch::Receiver<Option<Arc<Node>>>, synced: watch::Receiver<bool>) -> Self {
+        Self { object, synced, last: None, is_known: false }
+    }
+
+    /// Waits for a change; false if there will be none.
+    async fn changed(&mut self) -> bool {
+        tokio::select! {
+            Ok(()) = self.object.changed() => true,
+            Ok(()) = self.synced.changed() => true,
+            else => false,
+        }
+    }
+
+    /// Takes over what has changed.
+    fn read(&mut self) {
+        // First: the object is then not older than what made it true.
+        self.is_known = *self.synced.borrow_and_update();
+        if let Some(object) = &*self.object.borrow_and_update() {
+            self.last = Some(object.clone());
+        }
+    }
+}
+
+/// What admission decides by.
+pub(super) struct Offered {
+    /// What the node offers.
+    pub offer: watch::Receiver<NodeOffer>,
+    /// True once that is by the Node as the API server has it, or as it will be registered if there is none.
+    pub node_known: watch::Receiver<bool>,
+}
+
+/// Waits until the runtime is ready, so that no pod is rejected for a feature the runtime has not reported yet. `None` if
+/// `shutdown` comes first. The future follows the runtime's features and the Node object until `shutdown`, and is to be run
+/// in a task.
 ///
 /// # Errors
 /// `allowedUnsafeSysctls` names sysctls that are not namespaced.
@@ -59,19 +105,20 @@ pub(super) async fn follow(
     config: Arc<NodeConfig>,
     root_fs: RootFs,
     mut runtime: watch::Receiver<RuntimeState>,
-    mut node: watch::Receiver<Option<Arc<Node>>>,
+    mut node: OwnNode,
     shutdown: CancellationToken,
-) -> anyhow::Result<Option<watch::Receiver<NodeOffer>>> {
+) -> anyhow::Result<Option<(Offered, BoxFuture<'static, ()>)>> {
     let host = Host { config, root_dir: settings.flags.root_dir.clone(), root_fs };
     let offer = host_offer(settings, &host)?;
     let ready = runtime.wait_for(RuntimeState::is_ready);
     if !matches!(shutdown.run_until_cancelled(ready).await, Some(Ok(_))) {
         return Ok(None);
     }
-    let (object, state) = (node.borrow_and_update().clone(), runtime.borrow_and_update().clone());
-    let offer = with_node(with_runtime(offer, &state), &host, object).await?;
-    let (sender, offer) = watch::channel(offer);
-    tokio::spawn(shutdown.run_until_cancelled_owned(async move {
+    let state = runtime.borrow_and_update().clone();
+    node.read();
+    let offer = with_node(with_runtime(offer, &state), &host, node.last.clone()).await?;
+    let ((sender, offer), (knows, node_known)) = (watch::channel(offer), watch::channel(node.is_known));
+    let following = async move {
         loop {
             let known = sender.borrow().clone();
             let offer = tokio::select! {
@@ -79,9 +126,9 @@ pub(super) async fn follow(
                     let state = runtime.borrow_and_update().clone();
                     Ok(with_runtime(known, &state))
                 }
-                Ok(()) = node.changed() => {
-                    let object = node.borrow_and_update().clone();
-                    with_node(known, &host, object).await
+                true = node.changed() => {
+                    node.read();
+                    with_node(known, &host, node.last.clone()).await
                 }
                 else => return,
             };
@@ -89,9 +136,12 @@ pub(super) async fn follow(
                 Ok(offer) => _ = sender.send_replace(offer),
                 Err(error) => tracing::warn!(%error, "admission goes on with what it knows of the node"),
             }
+            // After the offer: pods that have waited for it are decided by it.
+            knows.send_replace(node.is_known);
         }
-    }));
-    Ok(Some(offer))
+    };
+    let following: BoxFuture<'static, ()> = Box::pin(until(shutdown, following));
+    Ok(Some((Offered { offer, node_known }, following)))
 }
 
 fn host_offer(settings: &Settings, host: &Host) -> anyhow::Result<NodeOffer> {
@@ -140,20 +190,51 @@ pub(super) fn read_node(api: &ApiServer, name: &str) -> ReadNode {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Taint;
+
     use super::*;
     use crate::cli::version::KUBERNETES;
     use crate::runtime::RuntimeOffer;
 
+    fn defaults() -> Settings {
+        crate::config::load(&std::iter::empty::<(&str, &str)>().collect()).expect("defaults")
+    }
+
+    fn ready(policy: Option<bool>) -> RuntimeState {
+        let offer = RuntimeOffer { supplemental_groups_policy: policy, ..RuntimeOffer::default() };
+        RuntimeState::Ready { network_error: None, offer: Arc::new(offer) }
+    }
+
+    #[tokio::test]
+    async fn the_node_is_known_with_the_offer_that_follows_from_it_and_stays_known() {
+        let settings = defaults();
+        let registered = NodeConfig::new(&settings, "n", KUBERNETES);
+        let startup = Taint { key: "startup".to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
+        let config = Arc::new(NodeConfig { taints: vec![startup], ..registered.clone() });
+        let (_runtime, state) = watch::channel(ready(None));
+        let ((nodes, object), (lists, synced)) = (watch::channel(None), watch::channel(false));
+        let (node, shutdown) = (OwnNode::new(object, synced), CancellationToken::new());
+        let offered = follow(&settings, config, RootFs::default(), state, node, shutdown).await.expect("an offer");
+        let (Offered { mut offer, mut node_known }, following) = offered.expect("no shutdown");
+        tokio::spawn(following);
+        let taints = |offer: &NodeOffer| offer.node.as_ref().expect("a node").taints.len();
+        assert_eq!((*node_known.borrow(), taints(&offer.borrow())), (false, 1), "as it will be registered");
+        nodes.send_replace(Some(Arc::new(initial_node(&registered))));
+        lists.send_replace(true);
+        node_known.wait_for(|known| *known).await.expect("it is followed");
+        assert_eq!(taints(&offer.borrow_and_update()), 0, "the taint was removed");
+        nodes.send_replace(None);
+        offer.changed().await.expect("an update");
+        assert_eq!((*node_known.borrow(), taints(&offer.borrow())), (true, 0), "as it was before its deletion");
+    }
+
     #[tokio::test]
     async fn features_of_the_runtime_are_awaited_and_followed() {
-        let settings = crate::config::load(&std::iter::empty::<(&str, &str)>().collect()).expect("defaults");
-        let ready = |policy| RuntimeState::Ready {
-            network_error: None,
-            offer: Arc::new(RuntimeOffer { supplemental_groups_policy: policy, ..RuntimeOffer::default() }),
-        };
+        let settings = defaults();
         let shutdown = CancellationToken::new();
         let (sender, state) = watch::channel(RuntimeState::Unknown);
-        let (nodes, node) = watch::channel(None);
+        let ((nodes, object), (lists, synced)) = (watch::channel(None), watch::channel(true));
+        let node = OwnNode::new(object, synced);
         let follower = tokio::spawn({
             let (settings, shutdown) = (settings.clone(), shutdown.clone());
             let mut config = NodeConfig::new(&settings, "n", KUBERNETES);
@@ -163,7 +244,10 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(!follower.is_finished(), "the runtime is not ready");
         sender.send_replace(ready(Some(true)));
-        let mut offer = follower.await.expect("no panic").expect("an offer").expect("no shutdown");
+        let (offered, following) = follower.await.expect("no panic").expect("an offer").expect("no shutdown");
+        tokio::spawn(following);
+        assert!(*offered.node_known.borrow(), "there is none");
+        let mut offer = offered.offer;
         assert!(offer.borrow().supplemental_groups_policy && offer.borrow().pod_level_resources);
         sender.send_replace(RuntimeState::NotReady("restarting".to_owned()));
         offer.changed().await.expect("an update");
@@ -182,7 +266,7 @@ mod tests {
         nodes.send_replace(Some(Arc::new(object)));
         offer.changed().await.expect("an update");
         assert_eq!(offer.borrow_and_update().node.as_ref().expect("a node").labels["zone"], "a");
-        drop(nodes);
+        drop((nodes, lists));
         sender.send_replace(ready(Some(true)));
         offer.changed().await.expect("an update without an API server");
         assert!(offer.borrow().supplemental_groups_policy);

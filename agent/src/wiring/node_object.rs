@@ -6,9 +6,11 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use kube::Api;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::tasks::until;
 use crate::apiserver::ApiServer;
 use crate::config::Settings;
 use crate::events::sensors::Sensor;
@@ -17,6 +19,7 @@ use crate::events::sensors::SensorStates;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pressures;
+use crate::model::named;
 use crate::model::sleep_until;
 use crate::node;
 use crate::node::Connections;
@@ -68,6 +71,8 @@ pub(super) struct Parts<'a> {
 pub(super) struct NodeHandles {
     /// The own Node as last seen; never one when standalone.
     pub node: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
+    /// True once the API server was asked for the own Node; never when standalone.
+    pub synced: watch::Receiver<bool>,
     /// Addresses of this node; none until they are known.
     pub addresses: watch::Receiver<NodeAddresses>,
 }
@@ -84,7 +89,12 @@ pub(super) fn check(settings: &Settings, root_fs: &RootFs) -> anyhow::Result<()>
 }
 
 /// Starts the tasks of the Node object. Without an API server only the node's addresses are determined.
-pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: CancellationToken) -> NodeHandles {
+pub(super) fn start(
+    parts: Parts<'_>,
+    api: Option<&ApiServer>,
+    tasks: &mut JoinSet<()>,
+    shutdown: CancellationToken,
+) -> NodeHandles {
     let config = parts.config;
     let root_dir = parts.settings.flags.root_dir.clone();
     let host = ThisHost::new(parts.runtime, root_dir, parts.root_fs.clone(), config.addresses.clone());
@@ -92,17 +102,19 @@ pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: Cancell
     let configured = config.addresses.node_ips.iter().filter(|ip| !ip.is_unspecified()).map(ToString::to_string);
     let (addresses_sender, addresses) = watch::channel(NodeAddresses { ips: configured.collect() });
     let cache = NodeCache::default();
-    let node = cache.subscribe();
+    let (node, synced) = (cache.subscribe(), cache.synced());
     let Some(api) = api else {
-        tokio::spawn(shutdown.run_until_cancelled_owned(node::standalone(config, host, addresses_sender)));
-        return NodeHandles { node, addresses };
+        let addressing = node::standalone(config, host, addresses_sender);
+        tasks.spawn(named("addresses of the node", until(shutdown, addressing)));
+        return NodeHandles { node, synced, addresses };
     };
     let nodes = Api::all(api.main.clone());
-    tokio::spawn(node::follow(nodes, config.name.clone(), api.recovered(), cache.clone(), shutdown.clone()));
+    let following = node::follow(nodes, config.name.clone(), api.recovered(), cache.clone(), shutdown.clone());
+    tasks.spawn(named("watch of the Node", following));
     let connections: Arc<dyn Connections> = Arc::new(api.clone());
     let heartbeat = api.heartbeat.clone();
     let lease = LeaseController::new(config.clone(), heartbeat, cache.clone(), Clock::System, connections.clone());
-    tokio::spawn(lease.run(shutdown.clone()));
+    tasks.spawn(named("node lease", lease.run(shutdown.clone())));
     let status = StatusLoop::new(Inputs {
         config,
         host,
@@ -110,7 +122,7 @@ pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: Cancell
         heartbeat: api.heartbeat.clone(),
         cache,
         runtime: parts.state,
-        health: health(parts.sensor_states, shutdown.clone()),
+        health: health(parts.sensor_states, tasks, shutdown.clone()),
         pressures: parts.pressures,
         volumes_in_use: parts.volumes_in_use,
         shutting_down: parts.shutting_down,
@@ -121,12 +133,16 @@ pub(super) fn start(parts: Parts<'_>, api: Option<&ApiServer>, shutdown: Cancell
         metrics: parts.metrics,
         clock: Clock::System,
     });
-    tokio::spawn(status.run(shutdown));
-    NodeHandles { node, addresses }
+    tasks.spawn(named("node status", status.run(shutdown)));
+    NodeHandles { node, synced, addresses }
 }
 
 /// What the lists of pods mean for the node's readiness.
-fn health(sensor_states: SensorStates, shutdown: CancellationToken) -> watch::Receiver<Vec<String>> {
+fn health(
+    sensor_states: SensorStates,
+    tasks: &mut JoinSet<()>,
+    shutdown: CancellationToken,
+) -> watch::Receiver<Vec<String>> {
     let listed = |sensor_states: &SensorStates| {
         sensor_states.get(Sensor::Relist).map(|state| matches!(state, SensorState::Up | SensorState::Degraded(_)))
     };
@@ -145,6 +161,6 @@ fn health(sensor_states: SensorStates, shutdown: CancellationToken) -> watch::Re
             }
         }
     };
-    tokio::spawn(shutdown.run_until_cancelled_owned(follow));
+    tasks.spawn(named("health of the PLEG", until(shutdown, follow)));
     health
 }

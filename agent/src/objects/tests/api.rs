@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub(crate) refusals: usize,
     /// Streaming lists are not supported.
     pub(crate) old: bool,
+    /// Streaming lists are accepted, and fail with this status.
+    pub(super) failing: Option<u16>,
     pub(crate) tokens: usize,
     /// The last request for a token.
     pub(crate) last_token: Value,
@@ -74,6 +76,7 @@ impl Api {
             silent: false,
             refusals: 0,
             old: false,
+            failing: None,
             tokens: 0,
             last_token: Value::Null,
             certificates: BTreeMap::new(),
@@ -267,6 +270,9 @@ impl Api {
                 "sendInitialEvents is forbidden for watch unless the feature gate is enabled",
             );
         }
+        if let Some(code) = state.failing.filter(|_| initial && key != "services") {
+            return say(&json!({"type": "ERROR", "object": failure(code, "InternalError", "scripted")}));
+        }
         let (sender, receiver) = mpsc::unbounded_channel();
         state.watchers.push((key.clone(), sender));
         if initial {
@@ -328,10 +334,13 @@ fn say(object: &Value) -> Response<Out> {
     Response::new(Full::new(Bytes::from(object.to_string())).boxed_unsync())
 }
 
+fn failure(code: u16, reason: &str, message: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "reason": reason,
+        "message": message})
+}
+
 fn status(code: u16, reason: &str, message: &str) -> Response<Out> {
-    let body = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code, "reason": reason,
-        "message": message});
-    let mut response = say(&body);
+    let mut response = say(&failure(code, reason, message));
     *response.status_mut() = http::StatusCode::from_u16(code).expect("a code");
     response
 }

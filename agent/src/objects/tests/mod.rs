@@ -4,6 +4,7 @@ pub(crate) mod api;
 mod certificates;
 mod trust_bundles;
 mod unwatched;
+mod watched;
 
 use std::time::Duration;
 use std::time::SystemTime;

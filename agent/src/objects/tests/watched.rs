@@ -1,0 +1,59 @@
+//! Watches of objects when the scripted API server fails.
+
+use std::time::Duration;
+
+use super::Fixture;
+use super::Strategy;
+use super::is_notified;
+
+#[tokio::test(start_paused = true)]
+async fn an_object_is_listed_if_its_streaming_lists_fail() {
+    for code in [410, 500, 504] {
+        let fixture = Fixture::new(Strategy::Watch);
+        fixture.put("a", "1");
+        fixture.api.state().failing = Some(code);
+        let mut registration = fixture.register("u", &["a"], &[]);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(fixture.value("a").await, "1", "{code}");
+        let streamed = |requests: Vec<String>| requests.iter().filter(|one| one.contains("sendInitialEvents")).count();
+        assert_eq!(streamed(fixture.api.take_requests()), 3, "{code}");
+        fixture.put("a", "2");
+        assert!(is_notified(&mut registration).await, "{code}");
+        // Others are not concerned: the server may serve them.
+        fixture.api.state().failing = None;
+        fixture.put("b", "1");
+        let _other = fixture.register("other", &["b"], &[]);
+        assert_eq!(fixture.value("b").await, "1", "{code}");
+        assert_eq!(streamed(fixture.api.take_requests()), 1, "{code}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_of_long_watches_do_not_grow_the_pause() {
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    let _registration = fixture.register("u", &["a"], &[]);
+    assert_eq!(fixture.value("a").await, "1");
+    for life in 0..8 {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(fixture.api.watches(), 1, "{life}");
+        fixture.api.away(true);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        fixture.api.away(false);
+        // The first pause, with its jitter.
+        tokio::time::sleep(Duration::from_millis(1600)).await;
+        assert_eq!(fixture.api.watches(), 1, "{life}: it was not resumed");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_if_the_server_is_slow_to_fail() {
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.api.state().failing = Some(429);
+    fixture.api.state().delay = Duration::from_secs(6);
+    let _registration = fixture.register("u", &["a"], &[]);
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let requests = fixture.api.take_requests().len();
+    // 0.8 + 1.6 + 3.2 + 6.4 + 12.8 + 25.6 + 30 seconds, up to as much again, and 6 seconds for each.
+    assert!((4..8).contains(&requests), "{requests}");
+}
