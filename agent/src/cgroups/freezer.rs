@@ -9,6 +9,8 @@ use cgroups_rs::FreezerState;
 use cgroups_rs::fs::error::Result as FsResult;
 use cgroups_rs::fs::freezer::FreezerController;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::CgroupError;
 use super::CgroupName;
@@ -23,6 +25,16 @@ use crate::model::QosClass;
 
 /// How often suspended processes are asked for the signals that they are to receive, for a few seconds at most.
 const SIGNAL_POLL: Duration = Duration::from_millis(20);
+/// How long the end of the agent waits for suspensions that the kernel is slow to carry out.
+const SUSPENSIONS_END: Duration = Duration::from_secs(10);
+
+/// Suspensions in progress.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Suspensions {
+    tasks: TaskTracker,
+    /// Cancelled when the agent ends: no pod is suspended from then on, and suspended ones are resumed.
+    ending: CancellationToken,
+}
 
 impl Cgroups {
     /// Suspends the pod's processes, and resumes them as soon as one of them is to receive a signal that may be the one to
@@ -35,18 +47,23 @@ impl Cgroups {
         }
         // A UID that cannot name a cgroup has none.
         if let Ok(path) = self.parent_for_runtime(class, uid) {
-            tokio::spawn(self.clone().suspend(path, longest));
+            self.suspensions.tasks.spawn(self.clone().suspend(path, longest));
         }
     }
 
     async fn suspend(self, path: String, longest: Duration) {
+        let ending = &self.suspensions.ending;
+        // What begins now is not waited for, and would stay suspended.
+        if ending.is_cancelled() {
+            return;
+        }
         let end = Instant::now() + longest;
         let freeze = |layout: &Layout, path: &str| set(layout, path, "the suspension", FreezerController::freeze);
         if let Err(error) = self.blocking(&path, freeze).await {
             return tracing::warn!(%error, "cannot suspend the processes of a pod");
         }
         // Late or not, they are resumed.
-        let _ = tokio::time::timeout_at(end, self.until_signalled(&path)).await;
+        let _ = tokio::time::timeout_at(end, ending.run_until_cancelled(self.until_signalled(&path))).await;
         // The processes may have ended meanwhile, and their cgroup with them.
         if let Err(error) = self.blocking(&path, resume).await {
             tracing::debug!(%error, "the processes of a pod are not resumed");
@@ -71,10 +88,17 @@ impl Cgroups {
         }
     }
 
-    /// Resumes all pods that are suspended: an agent may end before it has resumed one. Failures are logged.
+    /// Resumes all pods that are suspended, and suspends none any more: an agent may end before it has resumed one. Waits for
+    /// suspensions in progress, for a bounded time. Failures are logged.
     pub async fn resume_pods(&self) {
         if !self.layout().is_v2() {
             return;
+        }
+        let Suspensions { tasks, ending } = &self.suspensions;
+        ending.cancel();
+        tasks.close();
+        if tokio::time::timeout(SUSPENSIONS_END, tasks.wait()).await.is_err() {
+            tracing::warn!("a pod may stay suspended until an agent starts: the kernel is slow to suspend it");
         }
         let cgroups = self.clone();
         let resume_all = move |layout: &Layout, _: &str| {

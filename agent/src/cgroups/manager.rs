@@ -21,6 +21,7 @@ use super::QosPolicy;
 use super::arithmetic;
 use super::current::Current;
 use super::files;
+use super::freezer::Suspensions;
 use super::layout::below;
 use super::limited::LimitedPods;
 use super::limits;
@@ -58,6 +59,7 @@ pub struct Cgroups {
     pub(super) qos: Arc<Mutex<()>>,
     /// Which pods need not be limited again.
     limited: LimitedPods,
+    pub(super) suspensions: Suspensions,
     pub(super) metrics: Option<Arc<Metrics>>,
 }
 
@@ -85,6 +87,7 @@ impl Cgroups {
             policy: QosPolicy::default(),
             qos: Arc::default(),
             limited: LimitedPods::default(),
+            suspensions: Suspensions::default(),
             metrics: None,
         }
     }

@@ -68,7 +68,11 @@ impl History {
             reading.is_some_and(|reading| before.is_none_or(|before| reading.at > *before))
         };
         let mut due: Vec<Threshold> = self.acted_on.iter().filter(|threshold| is_new(threshold)).copied().collect();
-        due.sort_by_key(|threshold| (Resource::of(threshold.signal) != Resource::Memory, threshold.signal));
+        // What has to precede an eviction for a disk may take long. Upstream has no order but for memory.
+        due.sort_by_key(|threshold| {
+            let resource = Resource::of(threshold.signal);
+            (resource != Resource::Memory, resource.is_of_disk(), threshold.signal)
+        });
         self.measured = readings.signals.iter().map(|(signal, reading)| (*signal, reading.at)).collect();
         ThresholdStates { pressures, due, next_due: pending.into_iter().map(|(_, end)| end).min() }
     }

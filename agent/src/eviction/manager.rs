@@ -31,6 +31,7 @@ use super::readings::for_layout;
 use super::readings::is_met;
 use super::readings::is_of_containers;
 use super::recount::Recounts;
+use super::relief::Relief;
 use super::resume::RESUME_PERIOD;
 use crate::config::eviction::Threshold;
 use crate::config::pressure::PressurePolicy;
@@ -101,6 +102,7 @@ pub struct Manager<O> {
     /// Pods that were evicted and have not ended.
     pub(super) evicted: HashSet<PodUid>,
     pub(super) recounts: Recounts,
+    pub(super) relief: Relief,
     announced: Option<(Resource, Instant)>,
     pub(super) started: Instant,
     /// The wall clock then, in nanoseconds since the Unix epoch.
@@ -138,7 +140,8 @@ impl<O: Observe> Manager<O> {
         let (history, evicted, started) = (History::default(), HashSet::new(), Instant::now());
         let policies = Policies::new(parts.policy.pressure.clone());
         let unmeasured = Backoff::new(pace::SHORTEST, pace::LONGEST);
-        let (started_at, recounts, announced) = (parts.clock.wall_nanos(), Recounts::default(), None);
+        let (recounts, relief) = (Recounts::default(), Relief::default());
+        let (started_at, announced) = (parts.clock.wall_nanos(), None);
         let sources_ready_at = None;
         Self {
             parts,
@@ -146,6 +149,7 @@ impl<O: Observe> Manager<O> {
             policies,
             evicted,
             recounts,
+            relief,
             announced,
             started,
             started_at,
@@ -182,6 +186,7 @@ impl<O: Observe> Manager<O> {
                 Some(at) = self.parts.wake.recv() => Cause { name: "pressure", at },
                 Some(at) = self.parts.memory_events.recv() => Cause { name: "memory-events", at },
                 () = self.recounts.next() => Cause { name: "limits", at: Instant::now() },
+                () = self.relief.next() => Cause { name: "disk", at: Instant::now() },
             };
             // Waiting for the end of an evicted pod is not part of the next decision.
             cause.at = cause.at.max(free_since);
@@ -208,6 +213,10 @@ impl<O: Observe> Manager<O> {
         if step.due.is_empty() {
             self.unmeasured.succeeded();
         }
+        let of_disk = |threshold: &&Threshold| Resource::of(threshold.signal).is_of_disk();
+        if !thresholds.iter().filter(of_disk).any(|threshold| is_met(threshold, &readings, true)) {
+            self.relief.forget();
+        }
         if !step.due.is_empty() && self.relieve(&step, &thresholds, readings.clone(), candidates.clone(), cause).await {
             return Duration::ZERO;
         }
@@ -221,8 +230,12 @@ impl<O: Observe> Manager<O> {
         let now = Instant::now();
         let ends = [step.next_due, self.history.next_transition(self.parts.policy.transition, now)];
         let until = ends.into_iter().flatten().map(|end| end.saturating_duration_since(now)).min();
+        // What is done for a disk ends at any moment, and memory may run short before.
+        let awaits_relief =
+            self.relief.is_running() && step.due.first().is_some_and(|first| Resource::of(first.signal).is_of_disk());
         let pause = match self.is_resuming() {
             true => pace::SHORTEST,
+            false if awaits_relief => pace::pause(thresholds, readings, false),
             false if self.unmeasured.failures() > 0 => self.unmeasured.pause(),
             false => pace::pause(thresholds, readings, !step.due.is_empty()),
         };
@@ -249,17 +262,16 @@ impl<O: Observe> Manager<O> {
         let signal = step.due[0].signal;
         let resource = Resource::of(signal);
         let is_news = self.announce(resource);
-        let reclaim = Reclaim::of(signal, readings.disks.unwrap_or_default());
-        if reclaim.is_any() {
-            self.parts.observe.reclaim(reclaim).await;
-            let now = self.parts.observe.readings().await;
-            if !thresholds.iter().any(|threshold| is_met(threshold, &now, true)) {
-                tracing::info!(signal = signal.as_str(), "enough was reclaimed without evicting a pod");
-                return false;
-            }
-        }
-        let with_disks = matches!(resource, Resource::EphemeralStorage | Resource::Inodes);
-        let usage = match self.parts.observe.usage(&pods, with_disks).await {
+        let (pods, usage) = if resource.is_of_disk() {
+            let reclaim = Reclaim::of(signal, readings.disks.unwrap_or_default());
+            let relieved = self.relieve_disk(signal, reclaim, thresholds, pods).await;
+            let Some(measured) = relieved else { return false };
+            measured
+        } else {
+            let usage = self.parts.observe.usage(&pods, false).await;
+            (pods, usage)
+        };
+        let usage = match usage {
             Ok(usage) => usage,
             Err(error) => {
                 self.unmeasured.failed(0.0);

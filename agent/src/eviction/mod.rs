@@ -4,7 +4,7 @@
 //! ```text
 //!  cgroups · statfs · /proc ─▶ observe ─▶ readings ─▶ history ─▶ conditions of the node ─▶ Node status, admission
 //!  PSI ─▶ wake                                           └─▶ thresholds to act on
-//!                                                             ├─▶ reclaim: dead containers, unused images
+//!                                                             ├─▶ relief of a disk: dead containers, unused images
 //!  stats (only then) ─▶ usage of pods ─▶ ranking ─▶ decision ─┴─▶ one pod: event, status, termination; wait for its end
 //!  sizes of volumes, at bounded cost ─▶ local_limits ─▶ recount ─▶
 //!  counters of pressure ─▶ pressure::Tracker ─▶ policies ────────▶
@@ -26,6 +26,7 @@ mod policies;
 mod ranking;
 mod readings;
 mod recount;
+mod relief;
 mod resume;
 #[cfg(test)]
 mod tests;

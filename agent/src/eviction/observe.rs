@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use keblet_proto::cri::v1 as cri;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::decision::Reclaim;
@@ -42,6 +43,7 @@ use crate::pressure::PressureReader;
 use crate::pressure::high;
 use crate::pressure::high::Raise;
 use crate::runtime::Runtime;
+use crate::runtime::RuntimeError;
 use crate::stats::Folder;
 use crate::stats::PodUsage;
 use crate::stats::Sizes;
@@ -49,23 +51,21 @@ use crate::stats::Stats;
 use crate::volumes::MeasurableVolume;
 use crate::volumes::Volumes;
 
-/// How long the runtime may take to list the containers of a pod: no other pod is evicted meanwhile.
-const CREATED_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a pass waits for an answer of the runtime: no pod is evicted meanwhile.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the eviction manager sees of the node, and does to it.
 pub trait Observe: Send + 'static {
     /// The signals now. Reads a few files.
     fn readings(&mut self) -> impl Future<Output = Readings> + Send;
 
-    /// Usage of the pods that have any, measured now; the disks too `with_disks`.
-    ///
-    /// # Errors
-    /// Usage cannot be measured.
+    /// Usage of the pods that have any, measured now; the disks too `with_disks`, for which a runtime or a disk that hangs is
+    /// waited for. An error says why usage cannot be measured.
     fn usage(
         &mut self,
         pods: &[Pod],
         with_disks: bool,
-    ) -> impl Future<Output = Result<HashMap<PodUid, PodUsage>, String>> + Send;
+    ) -> BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>>;
 
     /// Usage of pods as far as their limits on files need it, measured at bounded cost: it may be a little old. A runtime that
     /// hangs is waited for; an error says why usage cannot be measured.
@@ -77,8 +77,8 @@ pub trait Observe: Send + 'static {
         Box::pin(async { Sizes::new() })
     }
 
-    /// Removes from the node what no pod needs.
-    fn reclaim(&mut self, what: Reclaim) -> impl Future<Output = ()> + Send;
+    /// Removes from the node what no pod needs. A runtime that hangs is waited for.
+    fn reclaim(&mut self, what: Reclaim) -> BoxFuture<'static, ()>;
 
     /// Bytes of memory that are charged to the pod's cgroup; `None` once it was removed.
     fn held(&mut self, _pod: &Pod) -> impl Future<Output = Option<u64>> + Send {
@@ -118,7 +118,7 @@ pub trait Observe: Send + 'static {
 }
 
 /// Removes what no pod needs.
-pub trait Garbage: Send + Sync + 'static {
+pub trait Garbage: Clone + Send + Sync + 'static {
     /// Removes dead containers of pods that have terminated.
     fn remove_dead_containers(&self) -> impl Future<Output = ()> + Send;
 
@@ -158,6 +158,8 @@ pub struct ThisNode<G> {
     node_fs: Disk,
     /// File systems of images and of writable layers, once the runtime has reported them.
     of_runtime: Option<(Disk, Disk)>,
+    /// The call for them; at most one.
+    asked: JoinSet<Result<cri::ImageFsInfoResponse, RuntimeError>>,
     layout: Option<DiskLayout>,
 }
 
@@ -165,19 +167,27 @@ impl<G: Garbage> ThisNode<G> {
     /// Nothing is read yet.
     pub fn new(sources: Sources<G>) -> Self {
         let node_fs = Disk::new(sources.root.clone());
-        Self { sources, node_fs, of_runtime: None, layout: None }
+        Self { sources, node_fs, of_runtime: None, asked: JoinSet::new(), layout: None }
     }
 
-    /// Asks the runtime where images and writable layers are, until it has answered.
+    /// Asks the runtime where images and writable layers are, until it has answered. Later passes do not wait for a call that
+    /// hangs.
     async fn find_disks(&mut self) {
         if self.of_runtime.is_some() {
             return;
         }
+        let mut patience = Duration::ZERO;
+        if self.asked.is_empty() {
+            let runtime = self.sources.runtime.clone();
+            self.asked.spawn(async move { runtime.image_fs_info().await });
+            patience = RUNTIME_TIMEOUT;
+        }
+        let Ok(Some(Ok(answer))) = tokio::time::timeout(patience, self.asked.join_next()).await else { return };
         let mount = |list: &[cri::FilesystemUsage]| {
             let id = list.first()?.fs_id.as_ref()?;
             Some(PathBuf::from(&id.mountpoint)).filter(|path| path.is_absolute())
         };
-        match self.sources.runtime.image_fs_info().await {
+        match answer {
             Ok(info) => {
                 let Some(images) = mount(&info.image_filesystems) else {
                     return tracing::warn!("the runtime reports no image file system: its disk cannot be observed");
@@ -263,13 +273,19 @@ impl<G: Garbage> Observe for ThisNode<G> {
         readings
     }
 
-    async fn usage(&mut self, pods: &[Pod], with_disks: bool) -> Result<HashMap<PodUid, PodUsage>, String> {
-        let mut usage = self.sources.stats.pods(with_disks).await.map_err(|error| error.to_string())?;
-        if with_disks {
-            let folders = self.folders(pods);
-            add_volumes(&mut usage, self.sources.stats.volume_sizes(folders, true).await);
-        }
-        Ok(usage)
+    fn usage(
+        &mut self,
+        pods: &[Pod],
+        with_disks: bool,
+    ) -> BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>> {
+        let (stats, folders) = (self.sources.stats.clone(), with_disks.then(|| self.folders(pods)));
+        Box::pin(async move {
+            let mut usage = stats.pods(with_disks).await.map_err(|error| error.to_string())?;
+            if let Some(folders) = folders {
+                add_volumes(&mut usage, stats.volume_sizes(folders, true).await);
+            }
+            Ok(usage)
+        })
     }
 
     fn limited(&mut self, pods: &[(Pod, Needs)]) -> BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>> {
@@ -322,8 +338,8 @@ impl<G: Garbage> Observe for ThisNode<G> {
     async fn created(&mut self, uid: &PodUid) -> Result<Vec<i64>, String> {
         let of_pod = [(runtime_keys::POD_UID.to_owned(), uid.to_string())].into();
         let filter = cri::ContainerFilter { label_selector: of_pod, ..cri::ContainerFilter::default() };
-        let listing = tokio::time::timeout(CREATED_TIMEOUT, self.sources.runtime.list_containers(filter)).await;
-        let listed = listing.map_err(|_| format!("the runtime did not answer within {CREATED_TIMEOUT:?}"))?;
+        let listing = tokio::time::timeout(RUNTIME_TIMEOUT, self.sources.runtime.list_containers(filter)).await;
+        let listed = listing.map_err(|_| format!("the runtime did not answer within {RUNTIME_TIMEOUT:?}"))?;
         let listed = listed.map_err(|error| error.to_string())?;
         Ok(listed.into_iter().map(|container| container.created_at).collect())
     }
@@ -352,13 +368,16 @@ impl<G: Garbage> Observe for ThisNode<G> {
         raising.await.unwrap_or(0)
     }
 
-    async fn reclaim(&mut self, what: Reclaim) {
-        if what.containers {
-            self.sources.garbage.remove_dead_containers().await;
-        }
-        if what.images {
-            self.sources.garbage.remove_unused_images(self.sources.min_image_age).await;
-        }
+    fn reclaim(&mut self, what: Reclaim) -> BoxFuture<'static, ()> {
+        let (garbage, min_age) = (self.sources.garbage.clone(), self.sources.min_image_age);
+        Box::pin(async move {
+            if what.containers {
+                garbage.remove_dead_containers().await;
+            }
+            if what.images {
+                garbage.remove_unused_images(min_age).await;
+            }
+        })
     }
 }
 

@@ -61,7 +61,8 @@ impl NodePods {
     /// Terminates a pod that has no worker as soon as it has one, before a container of it is started.
     pub(super) fn evict_on_creation(&self, uid: PodUid, grace: i64, reason: TerminationReason) {
         let reason = Some(Arc::new(reason));
-        let options = KillOptions { grace: Some(grace), evicted: true, termination_reason: reason, finished: None };
+        let options =
+            KillOptions { grace: Some(grace), evicted: true, termination_reason: reason, ..KillOptions::default() };
         self.registry.terminate_on_creation(uid, options);
     }
 

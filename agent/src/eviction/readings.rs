@@ -64,6 +64,11 @@ impl Resource {
         }
     }
 
+    /// What runs short is a disk.
+    pub(super) fn is_of_disk(self) -> bool {
+        matches!(self, Self::EphemeralStorage | Self::Inodes)
+    }
+
     /// Its name in events and statuses.
     pub(super) fn as_str(self) -> &'static str {
         match self {

@@ -150,8 +150,13 @@ pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>, VolumeError> {
     }
 }
 
+/// Makes the directory of a pod and those in it, as far as missing.
+pub(super) fn make_pod_dirs(pod: &Path) -> Result<(), VolumeError> {
+    [pod, &pod.join(VOLUMES), &pod.join(PLUGINS)].into_iter().try_for_each(make_dir)
+}
+
 /// Makes a directory that only the agent's user and group can enter, unless it exists.
-pub(super) fn make_dir(dir: &Path) -> Result<(), VolumeError> {
+fn make_dir(dir: &Path) -> Result<(), VolumeError> {
     match fs::DirBuilder::new().mode(PRIVATE).create(dir) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => make_dirs(dir),

@@ -7,7 +7,6 @@ use super::VolumeError;
 use super::Volumes;
 use super::error::OnPath as _;
 use super::layout;
-use super::layout::make_dir;
 use super::layout::make_dirs;
 use super::layout::set_mode;
 use super::plugin::blocking;
@@ -18,12 +17,9 @@ impl Volumes {
     ///
     /// # Errors
     /// A UID that is no file name; a directory that cannot be made.
-    pub fn make_pod_dirs(&self, uid: &str) -> Result<(), VolumeError> {
+    pub async fn make_pod_dirs(&self, uid: &str) -> Result<(), VolumeError> {
         let pod = self.dirs.pod(uid)?;
-        for dir in [pod.clone(), pod.join(layout::VOLUMES), pod.join(layout::PLUGINS)] {
-            make_dir(&dir)?;
-        }
-        Ok(())
+        blocking(move || layout::make_pod_dirs(&pod)).await
     }
 
     /// Makes an empty file for a container's termination message and returns its path. One per attempt; it stays until
@@ -60,5 +56,36 @@ impl Volumes {
             Ok(file)
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::mpsc;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_agent_goes_on_while_the_disk_takes_no_directory() {
+        // One thread for file calls, which is busy.
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().expect("a runtime");
+        runtime.block_on(async {
+            let root = tempfile::tempdir().expect("a folder");
+            let volumes = Volumes::new(root.path());
+            let (release, released) = mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || released.recv());
+            let mut making = std::pin::pin!(volumes.make_pod_dirs("u-1"));
+            assert!(making.as_mut().now_or_never().is_none() && !root.path().join("pods").exists());
+            drop(release);
+            busy.await.expect("ended").expect_err("nothing was sent");
+            making.await.expect("made");
+            for dir in ["", layout::VOLUMES, layout::PLUGINS] {
+                let made = fs::metadata(root.path().join("pods/u-1").join(dir)).expect("it exists");
+                assert_eq!(made.permissions().mode() & 0o7777, layout::PRIVATE, "{dir}");
+            }
+        });
     }
 }

@@ -22,6 +22,7 @@ use tokio::sync::watch;
 
 use super::VolumeError;
 use super::Volumes;
+use super::layout;
 use super::plugin::Attributes;
 use super::plugin::Plugins;
 use super::plugin::Ready;
@@ -33,6 +34,14 @@ use crate::model::Clock;
 use crate::objects::Objects;
 use crate::objects::ObjectsConfig;
 use crate::objects::Strategy;
+
+impl Volumes {
+    /// As [`Self::make_pod_dirs`], on this thread.
+    pub(super) fn make_pod_dirs_here(&self, uid: &str) {
+        let made = self.dirs.pod(uid).and_then(|pod| layout::make_pod_dirs(&pod));
+        made.expect("the pod's directories");
+    }
+}
 
 /// What is answered to GETs, by path.
 pub(super) type Replies = Arc<Mutex<BTreeMap<String, Value>>>;

@@ -36,7 +36,7 @@ fn mode(path: &Path) -> u32 {
 pub(super) fn make() -> (tempfile::TempDir, Volumes) {
     let root = tempfile::tempdir().expect("a folder");
     let volumes = Volumes::new(root.path());
-    volumes.make_pod_dirs("u-1").expect("the pod's folders");
+    volumes.make_pod_dirs_here("u-1");
     (root, volumes)
 }
 
@@ -167,11 +167,11 @@ async fn teardown_follows_no_link_and_removes_deep_trees() {
     assert!(outside.path().join("precious").exists());
 }
 
-#[test]
-fn names_cannot_leave_their_directory() {
+#[tokio::test]
+async fn names_cannot_leave_their_directory() {
     let (_root, volumes) = make();
     for uid in ["", "..", ".", "../u", "a/b"] {
-        assert!(matches!(volumes.make_pod_dirs(uid), Err(VolumeError::NotAFileName { .. })), "{uid:?}");
+        assert!(matches!(volumes.make_pod_dirs(uid).await, Err(VolumeError::NotAFileName { .. })), "{uid:?}");
     }
 }
 

@@ -110,6 +110,8 @@ pub struct State {
     pub unmeasurable: u32,
     /// How long it takes to read the signals.
     pub reading_takes: Duration,
+    /// How long it takes to remove what no pod needs, and to measure usage of disks.
+    pub relief_takes: Duration,
 }
 
 /// Waiting of all tasks, and pages that the node has reclaimed.
@@ -175,13 +177,17 @@ impl Shown {
     }
 }
 
+/// No sleep is shorter than a millisecond.
+async fn take(duration: Duration) {
+    if !duration.is_zero() {
+        sleep(duration).await;
+    }
+}
+
 impl Observe for Shown {
     async fn readings(&mut self) -> Readings {
         let takes = self.state().reading_takes;
-        // No sleep is shorter than a millisecond.
-        if !takes.is_zero() {
-            sleep(takes).await;
-        }
+        take(takes).await;
         let at = Instant::now();
         let signed = |number: u64| i64::try_from(number).expect("small");
         let reading = |(signal, (available, capacity)): (&Signal, &(u64, u64))| {
@@ -190,13 +196,20 @@ impl Observe for Shown {
         Readings { signals: self.state().signals.iter().map(reading).collect(), disks: Some(DiskLayout::Shared) }
     }
 
-    async fn usage(&mut self, _: &[Pod], _: bool) -> Result<HashMap<PodUid, PodUsage>, String> {
+    fn usage(&mut self, _: &[Pod], with_disks: bool) -> BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>> {
         let mut state = self.state();
-        if state.unmeasurable > 0 {
-            state.unmeasurable -= 1;
-            return Err("the runtime does not answer".to_owned());
-        }
-        Ok(state.usage.clone())
+        let takes = if with_disks { state.relief_takes } else { Duration::ZERO };
+        let usage = match state.unmeasurable.checked_sub(1) {
+            Some(left) => {
+                state.unmeasurable = left;
+                Err("the runtime does not answer".to_owned())
+            }
+            None => Ok(state.usage.clone()),
+        };
+        Box::pin(async move {
+            take(takes).await;
+            usage
+        })
     }
 
     fn limited(&mut self, _: &[(Pod, Needs)]) -> BoxFuture<'static, Result<HashMap<PodUid, PodUsage>, String>> {
@@ -219,14 +232,19 @@ impl Observe for Shown {
         })
     }
 
-    async fn reclaim(&mut self, what: Reclaim) {
+    fn reclaim(&mut self, what: Reclaim) -> BoxFuture<'static, ()> {
+        let shown = self.clone();
         let garbage = self.state().garbage.clone();
-        if let Some((garbage, left)) = garbage {
-            garbage.remove_dead_containers().await;
-            garbage.remove_unused_images(secs(120)).await;
-            self.set_available(Signal::NodeFsAvailable, left);
-        }
-        self.state().reclaimed.push(what);
+        let takes = self.state().relief_takes;
+        Box::pin(async move {
+            take(takes).await;
+            if let Some((garbage, left)) = garbage {
+                garbage.remove_dead_containers().await;
+                garbage.remove_unused_images(secs(120)).await;
+                shown.set_available(Signal::NodeFsAvailable, left);
+            }
+            shown.state().reclaimed.push(what);
+        })
     }
 
     async fn held(&mut self, pod: &Pod) -> Option<u64> {

@@ -240,7 +240,7 @@ async fn vm_a_session_is_authenticated_by_the_secret_of_a_persistent_volume() ->
     // The same disk as a device: what the file system has written is there.
     let raw = volumes("a long password", "Block");
     let using = pod("u-3", "volumeDevices", json!({ "name": "v", "devicePath": "/dev/x" }))?;
-    raw.make_pod_dirs("u-3")?;
+    raw.make_pod_dirs("u-3").await?;
     let done = raw.set_up(&using, None).await;
     ensure!(done.is_ok(), "{done:?}");
     let (device, read_only) = raw.device(&PodVolumes::of(&using), "v")?;

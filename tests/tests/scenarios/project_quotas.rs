@@ -111,7 +111,7 @@ fn with_volumes(uid: &str, host_users: bool, volumes: &[(&str, Value)]) -> ApiPo
 }
 
 async fn set_up(volumes: &Volumes, pod: &ApiPod) -> Result<()> {
-    volumes.make_pod_dirs(pod.metadata.uid.as_deref().unwrap_or_default())?;
+    volumes.make_pod_dirs(pod.metadata.uid.as_deref().unwrap_or_default()).await?;
     let done = volumes.set_up(pod, None).await;
     done.map(|_| ()).map_err(|failed| anyhow::anyhow!("{}", failed[0]))
 }
@@ -205,7 +205,7 @@ async fn each_volume_has_a_project(kind: FileSystem) -> Result<()> {
 
     // A directory that belongs to a project of its administrator stays there.
     let third = with_volumes("third", false, &[("a", json!({}))]);
-    volumes.make_pod_dirs("third")?;
+    volumes.make_pod_dirs("third").await?;
     project_quota::assign(&fixture.root().join("pods/third/volumes"), 10)?;
     set_up(&volumes, &third).await?;
     let kept = projects(&volumes, &third);
@@ -228,6 +228,7 @@ async fn vm_each_volume_has_a_project_on_xfs() -> Result<()> {
     each_volume_has_a_project(FileSystem::Xfs).await
 }
 
+#[derive(Clone)]
 struct NoGarbage;
 
 impl Garbage for NoGarbage {

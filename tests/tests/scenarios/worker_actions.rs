@@ -203,6 +203,7 @@ fn sandbox(sandbox: cri::PodSandbox) -> SandboxStatus {
         id: sandbox.id.into(),
         created_at: sandbox.created_at,
         ips: Vec::new(),
+        reports_network: true,
         host_network: false,
         shares_pid_namespace: false,
         runtime_handler: String::new(),

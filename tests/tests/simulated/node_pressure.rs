@@ -27,6 +27,7 @@ use nix::unistd::mkfifo;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio::time::sleep;
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
 #[tokio::test(start_paused = true)]
@@ -192,6 +193,38 @@ async fn a_full_disk_is_relieved_without_evicting_a_pod() {
     assert!(sim.trace(|l| l.history("done", "main").all(|instance| instance.removed.is_some())));
     assert!(sim.trace(|l| l.live("web", "main").is_some()) && !is_evicted(&agent, "web"));
     assert!(agent.pressures.borrow().disk);
+}
+
+/// The runtime is slow to remove images, and to tell how large the files of containers are.
+#[tokio::test(start_paused = true)]
+async fn what_precedes_an_eviction_for_a_disk_delays_none_for_memory() {
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let names = ["batch", "other", "full"];
+    let pods = names.map(|name| requesting(name, "run", None)).to_vec();
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
+    until(&sim, "all run", |l| l.live_count() == 3).await;
+    shown.uses("batch", 60);
+    shown.uses("other", 50);
+    let volumes = [("data".to_owned(), Used { bytes: 100 * MIB, inodes: 2 })].into();
+    shown.state().usage.insert(uid("full"), PodUsage { memory: Some(MIB), volumes, ..PodUsage::default() });
+    shown.state().relief_takes = secs(30);
+    shown.set_available(Signal::MemoryAvailable, 500);
+    shown.set_available(Signal::NodeFsAvailable, 50);
+    let hard = json!({"evictionHard": {"memory.available": "100Mi", "nodefs.available": "10%"}});
+    let _manager = agent.evict_by(policy(hard), shown.clone());
+    let begin = Instant::now();
+    for (name, moment) in [("batch", secs(10)), ("other", secs(40))] {
+        sleep_until(begin + moment).await;
+        shown.set_available(Signal::MemoryAvailable, 90);
+        until(&sim, "it has ended", |l| l.live(name, "main").is_none()).await;
+        assert!(begin.elapsed() < moment + secs(5), "{name}: {:?}", begin.elapsed());
+        shown.set_available(Signal::MemoryAvailable, 500);
+    }
+    until(&sim, "the disk is relieved", |l| l.live_count() == 0).await;
+    // Once all images were removed and all files measured.
+    assert!(begin.elapsed() >= secs(60), "{:?}", begin.elapsed());
+    assert_eq!(shown.state().reclaimed, [Reclaim { containers: true, images: true }]);
 }
 
 /// With a volume `data` that may hold a MiB.

@@ -100,6 +100,26 @@ async fn a_suspended_pod_can_be_killed() {
     assert!(!pod.cgroups.kill_pod(QosClass::Burstable, UID).await.expect("nothing is left"));
 }
 
+#[test]
+fn no_pod_is_suspended_after_the_end_of_the_agent_has_resumed_all() {
+    // One thread for file calls, which it makes in the order of their requests.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(1).build();
+    runtime.expect("a runtime").block_on(async {
+        let mount = tempfile::tempdir().expect("a folder");
+        let layout = Layout::V2 { mount: mount.path().to_owned() };
+        let cgroups = Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+        let path = cgroups.parent_for_runtime(QosClass::Burstable, UID).expect("a path");
+        let file = below(mount.path(), &path).join("cgroup.freeze");
+        std::fs::create_dir_all(file.parent().expect("a folder")).expect("folders");
+        std::fs::write(&file, "0").expect("a file");
+        // The request to suspend it comes when suspended pods are looked for already.
+        cgroups.suspend_pod(QosClass::Burstable, UID, HOUR);
+        cgroups.resume_pods().await;
+        tokio::task::spawn_blocking(|| ()).await.expect("all requests were carried out");
+        assert_eq!(std::fs::read_to_string(&file).expect("a file"), "0");
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_an_agent_left_suspended_is_resumed() {
     let Some(pod) = RunningPod::make("resumed") else { return };

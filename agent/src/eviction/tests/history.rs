@@ -93,7 +93,7 @@ async fn statistics_that_do_not_advance_cause_no_second_eviction() {
 }
 
 #[tokio::test]
-async fn memory_comes_first_of_several() {
+async fn memory_comes_first_of_several_and_disks_last() {
     let hard = json!({"evictionHard": {
         "pid.available": "10%", "nodefs.available": "10%", "memory.available": "10%", "imagefs.inodesFree": "10%",
     }});
@@ -106,7 +106,7 @@ async fn memory_comes_first_of_several() {
     ];
     let step = observed.at(0, &signals);
     let order: Vec<&str> = step.due.iter().map(|threshold| threshold.signal.as_str()).collect();
-    assert_eq!(order, ["memory.available", "nodefs.available", "imagefs.inodesFree", "pid.available"]);
+    assert_eq!(order, ["memory.available", "pid.available", "nodefs.available", "imagefs.inodesFree"]);
     assert_eq!(step.pressures, Pressures { memory: true, disk: true, pid: true });
 }
 

@@ -2,6 +2,7 @@
 
 mod history;
 mod limits;
+mod node;
 mod ranking;
 mod traces;
 

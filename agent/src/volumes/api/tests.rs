@@ -259,7 +259,7 @@ async fn a_tmpfs_volume_is_set_up_refreshed_and_torn_down() {
     }
     let dir = tempfile::tempdir().expect("a folder");
     let volumes = Volumes::new(dir.path());
-    volumes.make_pod_dirs("u-1").expect("folders");
+    volumes.make_pod_dirs_here("u-1");
     let source =
         json!({"defaultMode": 0o400, "items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]});
     let mut pod = volume_pod(json!([{"name": "d", "downwardAPI": source}]), json!({"runAsUser": 7, "fsGroup": 77}));
@@ -309,7 +309,7 @@ async fn a_volume_whose_object_is_gone_keeps_no_container_from_its_restart() {
         (Volumes::new(dir.path()).with_objects(objects, BTreeMap::new()), registration)
     };
     let (volumes, _registration) = agent();
-    volumes.make_pod_dirs("u-1").expect("folders");
+    volumes.make_pod_dirs_here("u-1");
     volumes.set_up(&pod, None).await.expect("set up");
     replies.lock().expect("unpoisoned").remove(&path);
     volumes.refresh(&pod, None).await.expect_err("it is gone");
@@ -358,7 +358,7 @@ async fn each_failed_volume_is_reported_and_the_others_are_set_up() {
     }
     let dir = tempfile::tempdir().expect("a folder");
     let volumes = Volumes::new(dir.path());
-    volumes.make_pod_dirs("u-1").expect("folders");
+    volumes.make_pod_dirs_here("u-1");
     let pod = volume_pod(
         json!([
             {"name": "map", "configMap": {"name": "m", "defaultMode": 420}},

@@ -59,7 +59,7 @@ impl Fixture {
 
     fn set_up(&self, pod: &Pod) -> Result<(), String> {
         let uid = pod.metadata.uid.as_deref().expect("a UID");
-        self.volumes.make_pod_dirs(uid).expect("the pod's folders");
+        self.volumes.make_pod_dirs_here(uid);
         let done = self.runtime.block_on(self.volumes.set_up(pod, None));
         done.map_err(|mut failed| failed.remove(0).to_string())
     }
@@ -255,7 +255,7 @@ fn a_local_device_is_formatted_once_and_mounted_until_its_last_pod_has_gone() {
         fixture.runtime.block_on(fixture.volumes.release_unused(&global)).expect("unmounted");
 
         fixture.binds(json!({"local": {"path": device.0, "fsType": "suchfs"}}));
-        fixture.volumes.make_pod_dirs("u-4").expect("the pod's folders");
+        fixture.volumes.make_pod_dirs_here("u-4");
         let done = fixture.runtime.block_on(fixture.volumes.set_up(&pod("u-4", None, false), None));
         let failed = done.expect_err("another format").remove(0);
         assert_eq!(failed.reason(), "FailedMountOnFilesystemMismatch", "{failed}");
@@ -268,7 +268,7 @@ fn a_device_that_cannot_be_mapped_is_named() {
     let fixture = Fixture::new();
     fixture.binds(json!({"local": {"path": fixture.local_dir()}, "volumeMode": "Block"}));
     let pod = using_device(pod("u-1", None, false));
-    fixture.volumes.make_pod_dirs("u-1").expect("the pod's folders");
+    fixture.volumes.make_pod_dirs_here("u-1");
     let failed = fixture.runtime.block_on(fixture.volumes.set_up(&pod, None)).expect_err("a folder").remove(0);
     let expected = format!(
         "MapVolume.MapPodDevice failed for volume \"pv\" : local volume {}: is not a block device",

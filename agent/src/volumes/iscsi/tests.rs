@@ -444,7 +444,7 @@ fn a_raw_device_is_mapped_and_detached_after_its_pod() {
         spec.containers[0].volume_mounts = None;
         spec.containers[0].volume_devices =
             serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("a device");
-        fixture.volumes.make_pod_dirs("u-1").expect("the pod's folders");
+        fixture.volumes.make_pod_dirs_here("u-1");
         fixture.set_up(&pod).expect("mapped");
         let (link, read_only) = fixture.volumes.device(&PodVolumes::of(&pod), "v").expect("a device");
         assert_eq!(link, fixture.root.path().join("pods/u-1/volumeDevices/kubernetes.io~iscsi/v"));

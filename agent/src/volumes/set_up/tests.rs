@@ -190,7 +190,7 @@ async fn a_mount_is_timed_from_its_first_request_on() {
 fn counted(root: &Path, replies: &Replies) -> (Volumes, Arc<Metrics>) {
     let metrics = Metrics::new();
     let volumes = Volumes::new(root).with_metrics(metrics.clone()).with_objects(objects(replies).0, BTreeMap::new());
-    volumes.make_pod_dirs("u-1").expect("the pod's folders");
+    volumes.make_pod_dirs_here("u-1");
     (volumes, metrics)
 }
 

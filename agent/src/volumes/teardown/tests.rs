@@ -31,7 +31,7 @@ impl Node {
             fs::write(source.join(name), "x").expect("a file");
         }
         let volumes = Volumes::new(root.path());
-        volumes.make_pod_dirs("u").expect("the pod's directories");
+        volumes.make_pod_dirs_here("u");
         Self { volumes, source, root }
     }
 

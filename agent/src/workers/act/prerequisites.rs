@@ -46,7 +46,7 @@ pub(super) async fn prepare(
     } else if may_lack_limits(ctx.cgroups.as_ref(), pass) {
         ensure_cgroup(ctx, pass).await.map_err(failed)?;
     }
-    let created = ctx.volumes.make_pod_dirs(pass.uid());
+    let created = ctx.volumes.make_pod_dirs(pass.uid()).await;
     created.map_err(|source| failed(PodError::CreatePodDirectories { source }))?;
     tokio::select! {
         biased;

@@ -1,0 +1,176 @@
+//! What precedes the eviction of a pod for a disk: what no pod needs is removed, and if that is not enough, the files of all
+//! pods are measured. Both need the runtime and the disk, which may hang. What takes long goes on beside the passes of the
+//! manager and delays no eviction for memory or process ids; no pod is evicted for a disk before it has ended.
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::decision::Reclaim;
+use super::manager::Manager;
+use super::observe::Observe;
+use super::pace;
+use super::readings::is_met;
+use crate::config::eviction::Signal;
+use crate::config::eviction::Threshold;
+use crate::model::Pod;
+use crate::model::PodUid;
+use crate::model::pod_ref;
+use crate::stats::PodUsage;
+
+/// How long the pass waits that begins a step.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Usage of pods; an error says why it cannot be measured.
+type Usage = Result<HashMap<PodUid, PodUsage>, String>;
+
+/// A step that has ended.
+#[derive(Debug)]
+enum Step {
+    Reclaimed,
+    /// The files of the pods `of` were measured, which ended `at`.
+    Measured {
+        of: HashSet<PodUid>,
+        usage: Usage,
+        at: Instant,
+    },
+}
+
+/// The steps to relieve a disk.
+#[derive(Debug, Default)]
+pub(super) struct Relief {
+    /// At most one, with what is removed from the node.
+    running: JoinSet<(Reclaim, Step)>,
+    /// The last one, until the next one follows from it.
+    ended: Option<(Reclaim, Step)>,
+}
+
+impl Relief {
+    /// A step runs beside the passes.
+    pub(super) fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// Waits until the step that runs has ended; forever if none does. Can be cancelled without a loss.
+    pub(super) async fn next(&mut self) {
+        match self.running.join_next().await {
+            Some(Ok(step)) => self.ended = Some(step),
+            Some(Err(error)) => tracing::error!(%error, "a disk that runs short was not relieved"),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Forgets what has ended: it was for a want that is over.
+    pub(super) fn forget(&mut self) {
+        self.ended = None;
+    }
+
+    /// The step that has ended, if the next one can follow from it: it was for `what`, and usage is fresh. The manager may have
+    /// waited since for the end of another pod, or for a grace period.
+    fn take(&mut self, what: Reclaim) -> Option<Step> {
+        let (of, step) = self.ended.take()?;
+        let is_old = matches!(step, Step::Measured { at, .. } if at.elapsed() > pace::LONGEST);
+        (of == what && !is_old).then_some(step)
+    }
+
+    /// Begins a step. Returns it if it ends soon.
+    async fn begin(&mut self, of: Reclaim, step: impl Future<Output = Step> + Send + 'static) -> Option<Step> {
+        self.running.spawn(async move { (of, step.await) });
+        // If it takes longer, a later pass goes on from it.
+        let _ = tokio::time::timeout(PATIENCE, self.next()).await;
+        self.ended.take().map(|(_, step)| step)
+    }
+}
+
+impl<O: Observe> Manager<O> {
+    /// Carries out the steps for a `signal` of a disk for which `what` can be removed. Returns those of the pods that can be
+    /// ranked, with their usage; `None` if enough was removed, or a step has not ended yet.
+    pub(super) async fn relieve_disk(
+        &mut self,
+        signal: Signal,
+        what: Reclaim,
+        thresholds: &[Threshold],
+        mut pods: Vec<Pod>,
+    ) -> Option<(Vec<Pod>, Usage)> {
+        if self.relief.is_running() {
+            return None;
+        }
+        let mut ended = self.relief.take(what);
+        loop {
+            let next = match ended {
+                None if !what.is_any() => Step::Reclaimed,
+                None => {
+                    let reclaiming = self.parts.observe.reclaim(what);
+                    let step = async move {
+                        reclaiming.await;
+                        Step::Reclaimed
+                    };
+                    self.relief.begin(what, step).await?
+                }
+                Some(Step::Reclaimed) => {
+                    if what.is_any() && !self.is_still_short(thresholds).await {
+                        tracing::info!(signal = signal.as_str(), "enough was reclaimed without evicting a pod");
+                        return None;
+                    }
+                    let measuring = self.parts.observe.usage(&pods, true);
+                    let of: HashSet<PodUid> = pods.iter().map(|pod| pod_ref(pod).uid).collect();
+                    let step = async move { Step::Measured { of, usage: measuring.await, at: Instant::now() } };
+                    self.relief.begin(what, step).await?
+                }
+                Some(Step::Measured { of, usage, .. }) => {
+                    // One that was started since would rank first, as a pod without usage.
+                    pods.retain(|pod| of.contains(&pod_ref(pod).uid));
+                    return Some((pods, usage));
+                }
+            };
+            ended = Some(next);
+        }
+    }
+
+    async fn is_still_short(&mut self, thresholds: &[Threshold]) -> bool {
+        let now = self.parts.observe.readings().await;
+        thresholds.iter().any(|threshold| is_met(threshold, &now, true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Reclaim = Reclaim { containers: true, images: true };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_leads_to_the_next_one_only_for_the_same_disk_and_while_it_is_fresh() {
+        let mut relief = Relief::default();
+        for (passed, what, is_used) in [
+            (PATIENCE, ALL, true),
+            (PATIENCE, Reclaim { containers: false, ..ALL }, false),
+            (pace::LONGEST + PATIENCE, ALL, false),
+        ] {
+            let slow = async {
+                tokio::time::sleep(PATIENCE * 2).await;
+                Step::Measured { of: HashSet::new(), usage: Ok(HashMap::new()), at: Instant::now() }
+            };
+            assert!(relief.begin(ALL, slow).await.is_none() && relief.is_running());
+            // The manager waits for the end of a pod, and then learns of the end of the step.
+            tokio::time::sleep(PATIENCE + passed).await;
+            relief.next().await;
+            assert_eq!(relief.take(what).is_some(), is_used, "{passed:?} {what:?}");
+            assert!(!relief.is_running() && relief.take(what).is_none());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_panics_is_begun_again() {
+        async fn panicking() -> Step {
+            panic!("as a defect would");
+        }
+        let mut relief = Relief::default();
+        assert!(relief.begin(ALL, panicking()).await.is_none() && !relief.is_running());
+        let again = relief.begin(ALL, std::future::ready(Step::Reclaimed)).await;
+        assert!(matches!(again, Some(Step::Reclaimed)), "{again:?}");
+    }
+}
