@@ -22,11 +22,13 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use keblet_proto::cri::v1 as cri;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 pub use access::AccessRecords;
 pub use access::AccountUse;
@@ -58,6 +60,9 @@ use cache::ImageCache;
 use gc::records::Records;
 use prefetch::Prefetches;
 use pull::PullLimiter;
+
+/// How long the runtime may go on with a pull after the call for it was cancelled.
+const LONGEST_PULL: Duration = Duration::from_secs(3600);
 
 /// The image service of the runtime, with a lookup cache and pull limits.
 #[derive(Debug)]
@@ -145,12 +150,13 @@ impl Images {
     }
 
     /// Writes the outcome of a pull that [`AccessRecords::begin`] was called for to the access records, if there are any.
-    pub async fn record_pull(&self, image: &str, outcome: Option<&Pulled>) {
+    pub async fn record_pull(&self, image: &str, outcome: Result<&Pulled, &PullError>) {
         let Some(access) = &self.access else { return };
         match outcome {
-            Some(pulled) => access.pulled(image, &pulled.image_ref, &pulled.source).await,
-            None => {
-                if access.is_unsettled(image).await {
+            Ok(pulled) => access.pulled(image, &pulled.image_ref, &pulled.source).await,
+            Err(PullError::Cancelled { asked: Some(asked) }) => access.cancelled(image, *asked).await,
+            Err(_) => {
+                if access.is_of_earlier_run(image).await {
                     self.settle(access, image).await;
                 }
                 access.not_pulled(image).await;
@@ -161,9 +167,38 @@ impl Images {
     /// Finds out what became of an earlier pull.
     async fn settle(&self, access: &AccessRecords, image: &str) {
         match self.find_intended(image).await {
-            Ok(image_ref) => access.settle(image, image_ref.as_deref()).await,
+            Ok(Some(image_ref)) => access.settle_present(image, &image_ref, self.seen(&image_ref)).await,
+            Ok(None) => access.settle(image, None).await,
             Err(error) => tracing::warn!(image, %error, "cannot find out what became of an earlier image pull"),
         }
+    }
+
+    /// Finds out what became of pulls that were cancelled so long ago that the runtime has ended them too.
+    async fn settle_cancelled(&self) {
+        let Some(access) = &self.access else { return };
+        for image in access.cancelled_for(LONGEST_PULL).await {
+            self.settle(access, &image).await;
+            access.remove_settled(&image).await;
+        }
+    }
+
+    /// When this agent has seen first that the image is on the node.
+    fn seen(&self, image_ref: &str) -> Option<Instant> {
+        self.records().first_detected(image_ref)
+    }
+
+    /// Whether a pod may use an image that is on the node, see [`AccessRecords::may_use`].
+    ///
+    /// # Errors
+    /// Those of `presented`.
+    pub async fn may_use<E>(
+        &self,
+        image: &str,
+        image_ref: &str,
+        presented: impl AsyncFnOnce() -> Result<Vec<CredentialSource>, E>,
+    ) -> Result<bool, E> {
+        let Some(access) = &self.access else { return Ok(true) };
+        access.may_use(image, image_ref, self.seen(image_ref), presented).await
     }
 
     /// The id of an image by the name in a pod's spec, which may differ from the names that the runtime lists.
@@ -198,8 +233,7 @@ impl Images {
     }
 
     /// PullImage for the pod of `sandbox`, once the limit on parallel pulls permits it: with one credential after the other
-    /// until one works, and without only if there is none. Removes the image from the cache. If cancelled, the runtime may
-    /// still complete the pull.
+    /// until one works, and without only if there is none. Removes the image from the cache.
     ///
     /// # Errors
     /// `registryPullQPS` is exceeded; the runtime does not answer, or answers with an error to every credential.
@@ -209,9 +243,37 @@ impl Images {
         sandbox: &cri::PodSandboxConfig,
         credentials: &[Credential],
     ) -> Result<Pulled, PullError> {
-        let _permit = self.limiter.acquire_permit().await;
+        self.pull_unless(&CancellationToken::new(), image, sandbox, credentials).await
+    }
+
+    /// As [`Self::pull`], until it is cancelled: the runtime may then still complete a pull that it was asked for.
+    ///
+    /// # Errors
+    /// As [`Self::pull`], and if it was cancelled.
+    pub async fn pull_unless(
+        &self,
+        cancelled: &CancellationToken,
+        image: &str,
+        sandbox: &cri::PodSandboxConfig,
+        credentials: &[Credential],
+    ) -> Result<Pulled, PullError> {
+        let permit = cancelled.run_until_cancelled(self.limiter.acquire_permit()).await;
+        // It may come from a pull that was cancelled in the same moment.
+        let permit = permit.filter(|_| !cancelled.is_cancelled());
+        let _permit = permit.ok_or(PullError::Cancelled { asked: None })?;
         let began = Instant::now();
         self.limiter.take_token(began)?;
+        let pull = self.pull_now(began, image, sandbox, credentials);
+        cancelled.run_until_cancelled(pull).await.unwrap_or(Err(PullError::Cancelled { asked: Some(began) }))
+    }
+
+    async fn pull_now(
+        &self,
+        began: Instant,
+        image: &str,
+        sandbox: &cri::PodSandboxConfig,
+        credentials: &[Credential],
+    ) -> Result<Pulled, PullError> {
         let result = self.try_all(image, sandbox, credentials).await;
         self.cache().remove_image(image);
         let (answer, source) = result?;

@@ -124,7 +124,7 @@ impl Images {
         let since = Instant::now();
         let pulled = self.pull(name, sandbox, &credentials).await;
         let now = Instant::now();
-        self.record_pull(image, pulled.as_ref().ok()).await;
+        self.record_pull(image, pulled.as_ref()).await;
         match pulled {
             Ok(pulled) => Progress::Pulled { took: now - pulled.began, total: now - since },
             Err(error) => {

@@ -42,7 +42,10 @@ pub enum PullError {
     Runtime(Vec<RuntimeError>),
     /// The pod was terminated meanwhile. The text is that of a kubelet, whose call to the runtime ends.
     #[error("rpc error: code = Canceled desc = context canceled")]
-    Cancelled,
+    Cancelled {
+        /// When the runtime was asked, if it was: it may have completed the pull.
+        asked: Option<Instant>,
+    },
 }
 
 /// The errors as upstream joins them: each text once, in brackets if there are several. A runtime's own message without

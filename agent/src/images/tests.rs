@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use prost::Message as _;
 use tonic::Status;
@@ -144,10 +145,10 @@ async fn an_image_is_verified_although_the_runtime_answered_its_pull_with_a_name
     let credentials = images.credentials().matching(IMAGE, &Pod::default(), &secrets).await.expect("valid");
     access.begin(IMAGE).await.expect("written");
     let pulled = images.pull(IMAGE, &cri::PodSandboxConfig::default(), &credentials).await.expect("pulled");
-    images.record_pull(IMAGE, Some(&pulled)).await;
+    images.record_pull(IMAGE, Ok(&pulled)).await;
     for (presented, expected) in [(vec![pulled.source], true), (Vec::new(), false)] {
         let asked = async || Ok::<_, Infallible>(presented);
-        assert_eq!(access.may_use(IMAGE, "id", asked).await.expect("infallible"), expected);
+        assert_eq!(access.may_use(IMAGE, "id", None, asked).await.expect("infallible"), expected);
     }
 }
 
@@ -188,7 +189,7 @@ async fn an_image_that_arrived_before_the_agent_was_killed_is_verified_whatever_
         access.begin(image).await.expect("written");
         access.not_pulled(image).await;
         let asked = async || Ok::<_, Infallible>(Vec::new());
-        assert_eq!(access.may_use(image, id, asked).await.expect("infallible"), expected, "{image}");
+        assert_eq!(access.may_use(image, id, None, asked).await.expect("infallible"), expected, "{image}");
     }
 }
 
@@ -204,9 +205,74 @@ async fn an_image_is_verified_although_the_runtime_was_not_there_when_the_agent_
     for (image, expected) in [("late:1", false), ("never:1", true)] {
         // The registry refuses a pod without credentials.
         access.begin(image).await.expect("written");
-        images.record_pull(image, None).await;
+        images.record_pull(image, Err(&PullError::RateExceeded)).await;
         let asked = async || Ok::<_, Infallible>(Vec::new());
         let id = format!("id of {image}");
-        assert_eq!(access.may_use(image, &id, asked).await.expect("infallible"), expected, "{image}");
+        assert_eq!(access.may_use(image, &id, None, asked).await.expect("infallible"), expected, "{image}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_pull_that_the_runtime_was_not_asked_for_leaves_no_intent() {
+    let (dir, socket) = (tempfile::tempdir().expect("a folder"), Socket::default());
+    socket.serve(Arc::new(|_, _| std::future::pending().boxed()));
+    let runtime =
+        Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
+    let access = AccessRecords::open(dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
+    let images = Images::new(runtime, PullLimits::default()).with_access(access);
+    let access = images.access().expect("records");
+    for image in ["first:1", "second:1"] {
+        access.begin(image).await.expect("written");
+    }
+    let (cancelled, sandbox, none) = (CancellationToken::new(), cri::PodSandboxConfig::default(), []);
+    let cancel = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        cancelled.cancel();
+    };
+    // One at a time.
+    let (first, second, ()) = tokio::join!(
+        images.pull_unless(&cancelled, "first:1", &sandbox, &none),
+        images.pull_unless(&cancelled, "second:1", &sandbox, &none),
+        cancel,
+    );
+    images.record_pull("first:1", first.as_ref()).await;
+    images.record_pull("second:1", second.as_ref()).await;
+    assert_eq!(access.unsettled().await, ["first:1"]);
+    assert_eq!(std::fs::read_dir(dir.path().join("image_manager/pulling")).expect("listed").count(), 1);
+}
+
+#[tokio::test]
+async fn an_image_is_verified_that_a_cancelled_pull_brings_after_another_one_has_failed() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let access = AccessRecords::open(dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
+    let images = having(&[]).with_access(access);
+    let access = images.access().expect("records");
+    for outcome in [PullError::Cancelled { asked: Some(Instant::now()) }, PullError::RateExceeded] {
+        access.begin("app:1").await.expect("written");
+        images.record_pull("app:1", Err(&outcome)).await;
+    }
+    let asked = async || Ok::<_, Infallible>(Vec::new());
+    assert!(!images.may_use("app:1", "arrived since", asked).await.expect("infallible"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn intents_of_cancelled_pulls_are_removed_when_the_runtime_has_ended_them() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let access = AccessRecords::open(dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
+    let images = having(&["arrived:1"]).with_access(access);
+    let access = images.access().expect("records");
+    for image in ["arrived:1", "absent:1"] {
+        access.begin(image).await.expect("written");
+        images.record_pull(image, Err(&PullError::Cancelled { asked: Some(Instant::now()) })).await;
+    }
+    images.settle_cancelled().await;
+    assert_eq!(access.unsettled().await.len(), 2, "it may go on with them");
+    tokio::time::advance(LONGEST_PULL).await;
+    images.settle_cancelled().await;
+    assert_eq!(std::fs::read_dir(dir.path().join("image_manager/pulling")).expect("listed").count(), 0);
+    for (image, expected) in [("arrived:1", false), ("absent:1", true)] {
+        let asked = async || Ok::<_, Infallible>(Vec::new());
+        let may_use = images.may_use(image, &format!("id of {image}"), asked).await.expect("infallible");
+        assert_eq!(may_use, expected, "{image}");
     }
 }

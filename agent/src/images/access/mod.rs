@@ -2,8 +2,9 @@
 //! proving to its registry that it may (KEP-2535).
 //!
 //! An intent is written before a pull and replaced by a record after it, so that an agent that is killed in between still
-//! knows that the image was not preloaded. Nothing is kept in memory but the pulls that are in progress, and those
-//! whose outcome is unknown: a check reads one or two small files.
+//! knows that the image was not preloaded. It also stays after a pull that was cancelled, since the runtime may have completed
+//! it. Nothing is kept in memory but the pulls that are in progress, and those whose outcome is unknown: a check reads one or
+//! two small files.
 //!
 //! ```text
 //!  <root>/image_manager/pulling/sha256-<hash of the image's name>   Intent
@@ -26,6 +27,7 @@ use std::time::SystemTime;
 
 use tokio::sync::Mutex;
 use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
 
 pub use policy::VerificationPolicy;
 pub use record::AccountUse;
@@ -49,13 +51,38 @@ type Pulling = HashMap<String, Pulls>;
 #[derive(Clone, Copy, Debug, Default)]
 struct Pulls {
     running: u32,
-    /// An earlier run has begun one that may have ended since: a failure of the next one does not tell.
-    is_unsettled: bool,
+    /// One whose outcome is unknown: a failure of the next one does not tell.
+    unsettled: Option<Unsettled>,
+}
+
+/// A pull that may have brought the image.
+#[derive(Clone, Copy, Debug)]
+enum Unsettled {
+    /// An earlier run has begun it.
+    OfEarlierRun,
+    /// It was cancelled after the runtime had been asked. Of several, when the first was asked for and the last cancelled.
+    Cancelled { asked: Instant, at: Instant },
 }
 
 impl Pulls {
     fn end_one(&mut self) {
         self.running = self.running.saturating_sub(1);
+    }
+
+    fn cancel_one(&mut self, asked: Instant) {
+        self.end_one();
+        let at = Instant::now();
+        self.unsettled = Some(match self.unsettled {
+            Some(Unsettled::OfEarlierRun) => Unsettled::OfEarlierRun,
+            Some(Unsettled::Cancelled { asked: before, .. }) => Unsettled::Cancelled { asked: before.min(asked), at },
+            None => Unsettled::Cancelled { asked, at },
+        });
+    }
+
+    /// None of them has brought an image that was there at `seen`.
+    fn come_after(&self, seen: Option<Instant>) -> bool {
+        let Some(Unsettled::Cancelled { asked, .. }) = self.unsettled else { return false };
+        seen.is_some_and(|seen| seen < asked)
     }
 }
 
@@ -81,7 +108,7 @@ impl AccessRecords {
     /// The folders cannot be made or read.
     pub fn open(root: &Path, policy: VerificationPolicy, metrics: Arc<Metrics>) -> io::Result<Self> {
         let files = Files::open(root)?;
-        let unsettled = Pulls { running: 0, is_unsettled: true };
+        let unsettled = Pulls { running: 0, unsettled: Some(Unsettled::OfEarlierRun) };
         let intents = files.all::<Intent>()?.into_iter();
         let pulling: Pulling = intents.map(|intent| (intent.image, unsettled)).collect();
         let records = Self { files, policy, metrics, pulling: Arc::new(Mutex::new(pulling)) };
@@ -90,7 +117,7 @@ impl AccessRecords {
     }
 
     /// True if a pod may use the image `image_ref`, which is on the node under the name `image`; false if it must be
-    /// pulled. `presented`: the pod's credentials, asked for only if they matter.
+    /// pulled. `seen`: when it was seen there first. `presented`: the pod's credentials, asked for only if they matter.
     ///
     /// # Errors
     /// Those of `presented`.
@@ -98,9 +125,10 @@ impl AccessRecords {
         &self,
         image: &str,
         image_ref: &str,
+        seen: Option<Instant>,
         presented: impl AsyncFnOnce() -> Result<Vec<CredentialSource>, E>,
     ) -> Result<bool, E> {
-        let checked = self.check(image, image_ref, presented).await;
+        let checked = self.check(image, image_ref, seen, presented).await;
         let result = checked.as_ref().map_or(MustPull::Error, |result| *result);
         self.metrics.images.checked(result);
         Ok(matches!(checked?, MustPull::Allowed | MustPull::Recorded))
@@ -110,9 +138,10 @@ impl AccessRecords {
         &self,
         image: &str,
         image_ref: &str,
+        seen: Option<Instant>,
         presented: impl AsyncFnOnce() -> Result<Vec<CredentialSource>, E>,
     ) -> Result<MustPull, E> {
-        let (record, pulled) = match self.read(image, image_ref).await {
+        let (record, pulled) = match self.read(image, image_ref, seen).await {
             Ok(read) => read,
             Err(error) => {
                 tracing::warn!(image, %error, "cannot read who may use an image; it is pulled");
@@ -139,20 +168,26 @@ impl AccessRecords {
     }
 
     /// The record of an image, and whether this agent has pulled it or tried to.
-    async fn read(&self, image: &str, image_ref: &str) -> io::Result<(Option<PulledRecord>, bool)> {
-        let is_pulling = self.pulling.lock().await.get(image).is_some_and(|pulls| pulls.running > 0);
+    async fn read(
+        &self,
+        image: &str,
+        image_ref: &str,
+        seen: Option<Instant>,
+    ) -> io::Result<(Option<PulledRecord>, bool)> {
+        let pulls = self.pulling.lock().await.get(image).copied().unwrap_or_default();
+        let (is_pulling, was_there) = (pulls.running > 0, pulls.come_after(seen));
         let (files, image, image_ref) = (self.files.clone(), image.to_owned(), image_ref.to_owned());
         filesystem::blocking(move || {
             let record = files.get::<PulledRecord>(&image_ref)?;
-            let intended = is_pulling || files.get::<Intent>(&image)?.is_some();
+            let intended = is_pulling || (files.get::<Intent>(&image)?.is_some() && !was_there);
             let pulled = intended || record.is_some();
             Ok((record, pulled))
         })
         .await
     }
 
-    /// A pull begins. To be followed by [`Self::pulled`] or [`Self::not_pulled`]. If the future is dropped, none has begun;
-    /// a file that it has written stays until the next pull of the image ends.
+    /// A pull begins. To be followed by [`Self::pulled`], [`Self::not_pulled`] or [`Self::cancelled`]. If the future is
+    /// dropped, none has begun; a file that it has written stays until the next pull of the image ends.
     ///
     /// # Errors
     /// The intent cannot be written: the image must not be pulled.
@@ -168,11 +203,17 @@ impl AccessRecords {
         self.end(image, Pulls::end_one).await;
     }
 
+    /// The pull was cancelled, which the runtime was asked for at `asked` and may have completed. The intent stays until it is
+    /// known what became of it.
+    pub async fn cancelled(&self, image: &str, asked: Instant) {
+        self.end(image, |pulls| pulls.cancel_one(asked)).await;
+    }
+
     /// The pull has succeeded with this credential. The intent stays if the record cannot be written.
     pub async fn pulled(&self, image: &str, image_ref: &str, source: &CredentialSource) {
         if self.record(image, image_ref, source, true).await {
             let ended = |pulls: &mut Pulls| {
-                pulls.is_unsettled = false;
+                pulls.unsettled = None;
                 pulls.end_one();
             };
             self.end(image, ended).await;
@@ -206,7 +247,7 @@ impl AccessRecords {
         let mut pulling = self.lock().await;
         if let Some(pulls) = pulling.get_mut(image) {
             change(pulls);
-            if pulls.running > 0 || pulls.is_unsettled {
+            if pulls.running > 0 || pulls.unsettled.is_some() {
                 return;
             }
         }
@@ -218,24 +259,49 @@ impl AccessRecords {
         }
     }
 
-    /// Whether [`Self::settle`] is to be called for this image.
-    pub async fn is_unsettled(&self, image: &str) -> bool {
-        self.lock().await.get(image).is_some_and(|pulls| pulls.is_unsettled)
+    /// Whether [`Self::settle`] is to be called when a pull of this image has failed: an earlier run has begun one. What was
+    /// cancelled may go on in the runtime.
+    pub async fn is_of_earlier_run(&self, image: &str) -> bool {
+        let pulls = self.lock().await.get(image).copied().unwrap_or_default();
+        matches!(pulls.unsettled, Some(Unsettled::OfEarlierRun))
     }
 
     /// The images that [`Self::settle`] is to be called for.
     pub async fn unsettled(&self) -> Vec<String> {
         let pulling = self.lock().await;
-        pulling.iter().filter(|(_, pulls)| pulls.is_unsettled).map(|(image, _)| image.clone()).collect()
+        pulling.iter().filter(|(_, pulls)| pulls.unsettled.is_some()).map(|(image, _)| image.clone()).collect()
     }
 
-    /// What became of a pull that an earlier run has begun: an image `image_ref` was pulled by this agent, with unknown
-    /// credentials, and gets a record unless it has one. If none is on the node, the intent stays until the next pull of
-    /// the name ends, as upstream.
+    /// The images whose pulls were cancelled at least so long ago, and that [`Self::settle`] is to be called for.
+    pub async fn cancelled_for(&self, age: Duration) -> Vec<String> {
+        let is_old =
+            |pulls: &Pulls| matches!(pulls.unsettled, Some(Unsettled::Cancelled { at, .. }) if at.elapsed() >= age);
+        let pulling = self.lock().await;
+        pulling.iter().filter(|(_, pulls)| is_old(pulls)).map(|(image, _)| image.clone()).collect()
+    }
+
+    /// Removes the intent of an image unless it is being pulled, or an outcome is unknown.
+    pub async fn remove_settled(&self, image: &str) {
+        self.end(image, |_| {}).await;
+    }
+
+    /// As [`Self::settle`] with an image that is on the node, where it was seen first at `seen`: if that was before it was
+    /// asked for, it was not brought by a pull of this name.
+    pub async fn settle_present(&self, image: &str, image_ref: &str, seen: Option<Instant>) {
+        let was_there = self.lock().await.get(image).is_some_and(|pulls| pulls.come_after(seen));
+        match was_there {
+            true => self.end(image, |pulls| pulls.unsettled = None).await,
+            false => self.settle(image, Some(image_ref)).await,
+        }
+    }
+
+    /// What became of a pull that an earlier run has begun, or that was cancelled: an image `image_ref` was pulled by this
+    /// agent, with unknown credentials, and gets a record unless it has one. If none is on the node, the intent stays until
+    /// the next pull of the name ends, as upstream.
     pub async fn settle(&self, image: &str, image_ref: Option<&str>) {
         let Some(image_ref) = image_ref else {
             if let Some(pulls) = self.lock().await.get_mut(image) {
-                pulls.is_unsettled = false;
+                pulls.unsettled = None;
             }
             return;
         };
@@ -246,7 +312,7 @@ impl AccessRecords {
             tracing::warn!(image, image_ref, %error, "cannot record that an image was pulled");
             return;
         }
-        self.end(image, |pulls| pulls.is_unsettled = false).await;
+        self.end(image, |pulls| pulls.unsettled = None).await;
     }
 
     /// Removes the records of images that are not on the node. `images`: ids of all that are, listed after `since`; later

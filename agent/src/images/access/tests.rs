@@ -24,7 +24,7 @@ impl Fixture {
 
     async fn may_use(&self, image: &str, presented: &[CredentialSource]) -> bool {
         let asked = async || Ok::<_, Infallible>(presented.to_vec());
-        self.records.may_use(image, "id", asked).await.expect("infallible")
+        self.records.may_use(image, "id", None, asked).await.expect("infallible")
     }
 
     async fn pull(&self, image: &str, source: &CredentialSource) {
@@ -89,7 +89,7 @@ async fn an_image_whose_pull_did_not_end_is_verified() {
     assert!(!fixture.may_use("a:1", &[secret("u", "ns", "s", "A")]).await);
     let again = AccessRecords::open(fixture.dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
     let asked = async || Ok::<_, Infallible>(Vec::new());
-    assert!(!again.may_use("a:1", "id", asked).await.expect("infallible"), "after a restart too");
+    assert!(!again.may_use("a:1", "id", None, asked).await.expect("infallible"), "after a restart too");
     fixture.records.not_pulled("a:1").await;
     assert_eq!(fixture.intents(), 0);
     assert!(fixture.may_use("a:1", &[]).await);
@@ -177,6 +177,35 @@ async fn an_intent_of_an_earlier_run_stays_until_it_is_known_what_became_of_it()
     fixture.records.settle("c:1", Some("id")).await;
     assert_eq!((fixture.intents(), fixture.records.unsettled().await), (0, Vec::new()));
     assert!(fixture.may_use("a:1", &[secret("u", "ns", "s", "A")]).await, "the record has not been replaced");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_a_cancelled_pull_may_have_brought_is_verified() {
+    let (fixture, before) = (Fixture::new(VerificationPolicy::default()), Instant::now());
+    tokio::time::advance(SECOND).await;
+    let asked = Instant::now();
+    let cancel = async || {
+        fixture.records.begin("a:1").await.expect("written");
+        fixture.records.cancelled("a:1", asked).await;
+    };
+    cancel().await;
+    // The registry refuses a pod without credentials.
+    fixture.records.begin("a:1").await.expect("written");
+    fixture.records.not_pulled("a:1").await;
+    assert_eq!(fixture.intents(), 1);
+    for (seen, expected) in [(None, false), (Some(asked), false), (Some(before), true)] {
+        let presented = async || Ok::<_, Infallible>(Vec::new());
+        let may_use = fixture.records.may_use("a:1", "id", seen, presented).await.expect("infallible");
+        assert_eq!(may_use, expected, "{seen:?}");
+    }
+    fixture.records.settle_present("a:1", "id", Some(before)).await;
+    assert!(fixture.intents() == 0 && fixture.record().is_none() && fixture.may_use("a:1", &[]).await, "preloaded");
+    cancel().await;
+    fixture.records.settle_present("a:1", "id", None).await;
+    assert!(fixture.intents() == 0 && !fixture.may_use("a:1", &[]).await);
+    let source = secret("u", "ns", "s", "A");
+    fixture.pull("a:1", &source).await;
+    assert!(fixture.may_use("a:1", &[source]).await);
 }
 
 #[tokio::test]

@@ -175,6 +175,7 @@ impl ImageGc {
         if let Some(access) = self.images.access() {
             let ids = usage.in_use.iter().chain(&usage.unused).map(|image| image.id.clone());
             access.prune(ids.collect(), since).await;
+            self.images.settle_cancelled().await;
         }
         for (in_use, images) in [(true, &usage.in_use), (false, &usage.unused)] {
             let bytes = images.iter().map(|image| image.size).sum();

@@ -65,6 +65,11 @@ impl Records {
         }
     }
 
+    /// When the image was seen first; `None` if it was not yet.
+    pub(crate) fn first_detected(&self, id: &str) -> Option<Instant> {
+        self.0.get(id).map(|record| record.first_detected)
+    }
+
     /// An image was removed.
     pub(crate) fn removed(&mut self, id: &str) {
         self.0.remove(id);

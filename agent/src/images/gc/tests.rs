@@ -1,6 +1,7 @@
 //! Whole passes against a scripted runtime: what is asked, what is removed, which events follow.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Mutex;
 
 use keblet_proto::cri::v1 as cri;
@@ -9,6 +10,7 @@ use tonic::Status;
 
 use super::*;
 use crate::images::AccessRecords;
+use crate::images::PullError;
 use crate::images::PullLimits;
 use crate::images::VerificationPolicy;
 use crate::recorder::testing::RecordedEvents;
@@ -208,6 +210,20 @@ async fn access_records_stay_as_long_as_their_images() {
     }
     bench.gc.remove_unused(Duration::from_secs(3600)).await.expect("nothing to remove");
     assert_eq!(["web", "new", "gone"].map(|id| file(id).exists()), [true, true, false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_was_there_before_a_cancelled_pull_of_its_name_stays_preloaded() {
+    let bench = Bench::new(GcPolicy::default(), Node { images: vec![image("old", 1)], ..Node::default() });
+    bench.gc.observe(None).await.expect("observed");
+    tokio::time::advance(MINUTE).await;
+    let images = &bench.gc.images;
+    images.access().expect("records").begin("app:1").await.expect("written");
+    images.record_pull("app:1", Err(&PullError::Cancelled { asked: Some(Instant::now()) })).await;
+    for (id, expected) in [("old", true), ("new", false)] {
+        let presented = async || Ok::<_, Infallible>(Vec::new());
+        assert_eq!(images.may_use("app:1", id, presented).await.expect("infallible"), expected, "{id}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,7 +18,6 @@ use super::pull_secrets;
 use super::report;
 use crate::images::Credential;
 use crate::images::ImageInfo;
-use crate::images::PullError;
 use crate::images::is_latest;
 use crate::images::with_default_tag;
 use crate::model::Clock;
@@ -276,12 +275,11 @@ impl Request<'_> {
 
     /// Whether the pod may use an image that is on the node.
     async fn may_use(&self, info: &ImageInfo) -> Result<bool, PodError> {
-        let Some(access) = self.of.ctx.images.access() else { return Ok(true) };
         let presented = async || {
             let credentials = self.credentials().await?;
             Ok(credentials.iter().map(|credential| credential.source().clone()).collect())
         };
-        access.may_use(self.wanted.image, &info.image_ref, presented).await
+        self.of.ctx.images.may_use(self.wanted.image, &info.image_ref, presented).await
     }
 
     async fn credentials(&self) -> Result<&[Credential], PodError> {
@@ -318,10 +316,9 @@ impl Request<'_> {
         }
         self.announce();
         let (since, began) = (ctx.clock.now(), ctx.clock.wall());
-        let pull = ctx.images.pull(&name, self.of.sandbox, credentials);
-        let pulled = self.of.terminated.run_until_cancelled(pull).await.unwrap_or(Err(PullError::Cancelled));
+        let pulled = ctx.images.pull_unless(self.of.terminated, &name, self.of.sandbox, credentials).await;
         ctx.startups.pulled(uid, began, ctx.clock.wall());
-        ctx.images.record_pull(stated, pulled.as_ref().ok()).await;
+        ctx.images.record_pull(stated, pulled.as_ref()).await;
         let pulled = pulled.map_err(|source| {
             let recheck_at = ctx.clock.wall() + BACK_OFF_SHOWN_AFTER;
             let error = PodError::PullImage { image: stated.to_owned(), source, recheck_at };

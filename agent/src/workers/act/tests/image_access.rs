@@ -89,6 +89,35 @@ async fn credentials_are_tried_in_turn_and_the_one_that_works_is_recorded() {
     assert_eq!(pulls(&node), ["PullImage r.io/app:1"]);
 }
 
+/// The runtime had pulled the image when the call was given up.
+#[tokio::test(start_paused = true)]
+async fn an_image_whose_pod_was_terminated_during_the_pull_is_verified() {
+    let mut node = Node::new();
+    published(&node);
+    node.runtime.state().pulls.insert(IMAGE.into(), Duration::from_secs(600));
+    let owner = with_secrets("uid", "IfNotPresent", &["s1"]);
+    let _registration = give_secrets(&mut node, &owner, &[("s1", "one")]);
+    let (plan, terminated) = (actions(keep(), vec![regular(0, "c")]), tokio::time::sleep(Duration::from_secs(3)));
+    let _ = execute_observed(&node.ctx, &pass(&owner, &running(&[])), &plan, &|_| {}, terminated).await;
+    assert_eq!(pulls(&node), ["PullImage r.io/app:1 as one"]);
+    node.has_image(IMAGE, "sha256:app");
+    node.runtime.state().pulls.clear();
+
+    let failure = started(&node, &with_secrets("stranger", "Never", &[])).await.expect_err("not shown to others");
+    assert_eq!(failure.token, "ErrImageNeverPull");
+    node.runtime.fail("PullImage", Status::unknown("denied"));
+    let failure = started(&node, &with_secrets("stranger", "IfNotPresent", &[])).await.expect_err("refused");
+    assert_eq!((failure.token.as_str(), failure.message.as_str()), ("ErrImagePull", "denied"));
+    assert_eq!(pulls(&node), ["PullImage r.io/app:1"]);
+    let failure = started(&node, &with_secrets("other", "Never", &[])).await.expect_err("nor when that has failed");
+    assert_eq!(failure.token, "ErrImageNeverPull");
+
+    tokio::time::advance(Duration::from_secs(60)).await;
+    started(&node, &owner).await.expect("its credentials are accepted");
+    assert_eq!(pulls(&node), ["PullImage r.io/app:1 as one"]);
+    assert_eq!(std::fs::read_dir(node.path("image_manager/pulling")).expect("listed").count(), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_secret_that_is_named_many_times_is_tried_once() {
     let mut node = Node::new();

@@ -174,6 +174,27 @@ async fn a_new_sandbox_follows_the_kill_and_the_removal_of_init_containers() {
     assert!(!log.exists());
 }
 
+/// With a negative `containerLogMaxSize` they stay until the log folder of the pod is removed.
+#[tokio::test(start_paused = true)]
+async fn logs_of_removed_instances_are_kept_if_logs_are_not_rotated() {
+    for keep_logs in [false, true] {
+        let mut node = Node::new();
+        node.ctx.settings.keep_logs = keep_logs;
+        let log = node.path("logs/ns_pod_uid/c/0.log");
+        std::fs::create_dir_all(log.parent().expect("a folder")).expect("a folder");
+        std::fs::write(&log, "x").expect("a log");
+        let removed =
+            ContainerStatus { log_path: log.to_string_lossy().into_owned(), ..status("c", 0, ContainerState::Exited) };
+        let snapshot = testing::snapshot(vec![removed.clone()]);
+        let link = crate::workers::generate::names::log_link_name(&snapshot.pod, "c", "c-0");
+        let link = node.path("links").join(link);
+        std::os::unix::fs::symlink(&log, &link).expect("a link");
+        super::super::remove::remove_with_logs(&node.ctx, &snapshot.pod, &removed).await.expect("removed");
+        assert_eq!(node.runtime.take_calls(), ["RemoveContainer c-0"]);
+        assert_eq!((log.exists(), link.is_symlink()), (keep_logs, false));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sidecar_in_a_replaced_sandbox_is_killed_once() {
     let mut node = Node::new();
