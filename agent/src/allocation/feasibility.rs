@@ -8,6 +8,22 @@ use crate::model::resources::Compute;
 use crate::model::resources::Resizable;
 use crate::model::spec;
 
+/// Feature gates of resizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResizeGates {
+    /// InPlacePodLevelResourcesVerticalScaling (KEP-5419): allocations of `spec.resources` count.
+    pub pod_level: bool,
+    /// InPlacePodVerticalScalingInitContainers: resizes cover init containers that are no sidecars.
+    pub init_containers: bool,
+}
+
+impl Default for ResizeGates {
+    /// As they are by default.
+    fn default() -> Self {
+        Self { pod_level: true, init_containers: true }
+    }
+}
+
 /// Settings of the node that rule resizes out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResizePolicy {

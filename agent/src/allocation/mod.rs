@@ -21,6 +21,7 @@ pub use checkpoint::CheckpointError;
 pub use conditions::Pending;
 pub use feasibility::Class;
 pub use feasibility::Infeasible;
+pub use feasibility::ResizeGates;
 pub use feasibility::ResizePolicy;
 pub use feasibility::infeasible;
 pub use queue::Queue;

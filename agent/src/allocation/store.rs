@@ -25,16 +25,19 @@ use tokio::sync::Notify;
 
 use super::CheckpointError;
 use super::Pending;
+use super::ResizeGates;
 use super::conditions::ResizeConditions;
 use super::records::Next;
 use super::records::Records;
 use super::records::Urgency;
+use crate::model::ContainerClass;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::resources;
 use crate::model::resources::PodResources;
+use crate::model::spec;
 
 const ALLOCATED: &str = "allocated_pods_state";
 const ACTUATED: &str = "actuated_pods_state";
@@ -74,8 +77,7 @@ struct Shared {
     applied: Notify,
     /// A task that wrote a file has ended.
     idle: Condvar,
-    /// Gate InPlacePodLevelResourcesVerticalScaling: allocations of `spec.resources` count.
-    pod_level: bool,
+    gates: ResizeGates,
 }
 
 #[derive(Debug, Default)]
@@ -97,32 +99,45 @@ type Wait = fn(&mut Records) -> &mut bool;
 impl Default for Allocations {
     /// No records, and no files.
     fn default() -> Self {
-        Self::with(State::default(), true)
+        Self::with(State::default(), ResizeGates::default())
     }
 }
 
 impl Allocations {
-    fn with(state: State, pod_level: bool) -> Self {
-        Self(Arc::new(Shared { state: Mutex::new(state), applied: Notify::new(), idle: Condvar::new(), pod_level }))
+    fn with(state: State, gates: ResizeGates) -> Self {
+        Self(Arc::new(Shared { state: Mutex::new(state), applied: Notify::new(), idle: Condvar::new(), gates }))
     }
 
-    /// Reads the records below the agent's root directory, which may be those of a kubelet. `pod_level` is the gate
-    /// InPlacePodLevelResourcesVerticalScaling. Blocks.
+    /// Reads the records below the agent's root directory, which may be those of a kubelet. Blocks.
     ///
     /// # Errors
     /// One of them cannot be read or is damaged.
-    pub fn open(root: &Path, pod_level: bool) -> Result<Self, OpenError> {
+    pub fn open(root: &Path, gates: ResizeGates) -> Result<Self, OpenError> {
         let state = State {
             allocated: Records::open(root.join(ALLOCATED)).map_err(OpenError::Allocated)?,
             actuated: Records::open(root.join(ACTUATED)).map_err(OpenError::Actuated)?,
             ..State::default()
         };
-        Ok(Self::with(state, pod_level))
+        Ok(Self::with(state, gates))
     }
 
     /// The gate InPlacePodLevelResourcesVerticalScaling is on: pods have resources of their own.
     pub fn has_pod_level(&self) -> bool {
-        self.0.pod_level
+        self.0.gates.pod_level
+    }
+
+    /// Resizes cover containers of this class.
+    pub fn resizes(&self, class: ContainerClass) -> bool {
+        self.0.gates.init_containers || class != ContainerClass::Init
+    }
+
+    /// What is allocated to the pod if it gets what its spec states.
+    fn stated(&self, pod: &Pod) -> PodResources {
+        let mut stated = PodResources::of(pod);
+        for container in spec::lasting_containers(pod).filter(|container| !self.resizes(container.class)) {
+            stated.containers.remove(container.name());
+        }
+        stated
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -135,7 +150,7 @@ impl Allocations {
     pub fn allocated_form(&self, pod: Pod) -> Pod {
         let state = self.state();
         let recorded = state.allocated.entries.get(&pod_ref(&pod).uid);
-        let changed = recorded.and_then(|recorded| recorded.put_into(&pod, self.0.pod_level));
+        let changed = recorded.and_then(|recorded| recorded.put_into(&pod, self.0.gates.pod_level));
         changed.map_or(pod, Arc::new)
     }
 
@@ -146,7 +161,7 @@ impl Allocations {
 
     /// Allocates to the pod what its spec states.
     pub fn allocate(&self, pod: &Pod) {
-        let (uid, resources) = (pod_ref(pod).uid, PodResources::of(pod));
+        let (uid, resources) = (pod_ref(pod).uid, self.stated(pod));
         let mut state = self.state();
         state.allocated.entries.insert(uid, Arc::new(resources));
         self.store(state, |state| &mut state.allocated, Urgency::AtOnce);
@@ -368,7 +383,7 @@ impl Allocations {
 
     /// Allocates to the pod what it desires now, and sets the conditions accordingly.
     pub fn accept(&self, pod: &Pod, now: SystemTime) {
-        let (uid, resources) = (pod_ref(pod).uid, PodResources::of(pod));
+        let (uid, resources) = (pod_ref(pod).uid, self.stated(pod));
         // Without a record of what the pod has, a change that the runtime does not report would count as applied.
         self.hasten(|state| &mut state.actuated);
         // The pod's worker sees both or neither: with the condition alone it would report the resize as completed.
@@ -397,7 +412,7 @@ impl Allocations {
         let uid = pod_ref(pod).uid;
         let mut state = self.state();
         // The pass may have begun with an older allocation.
-        let newest = state.allocated.entries.get(&uid).and_then(|entry| entry.put_into(pod, self.0.pod_level));
+        let newest = state.allocated.entries.get(&uid).and_then(|entry| entry.put_into(pod, self.0.gates.pod_level));
         let actuated = state.actuated.entries.get(&uid).map(Arc::as_ref);
         if is_behind || resources::is_resizing(newest.as_ref().unwrap_or(pod), snapshot, actuated) {
             state.conditions.entry(uid).or_default().begin(pod.metadata.generation, now);

@@ -27,7 +27,7 @@ fn start(allocations: &Allocations, uid: &str) {
 
 /// Of how many pods the file has what was applied.
 fn recorded(folder: &Path) -> usize {
-    let allocations = Allocations::open(folder, true).expect("opened");
+    let allocations = Allocations::open(folder, ResizeGates::default()).expect("opened");
     let state = allocations.state();
     state.actuated.entries.len()
 }
@@ -35,7 +35,7 @@ fn recorded(folder: &Path) -> usize {
 #[test]
 fn records_survive_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
-    let open = || Allocations::open(folder.path(), true).expect("opened");
+    let open = || Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
     let allocations = open();
     allocations.allocate(&pod("1", 1));
     allocations.container_actuated(&"uid".into(), "c", ResourceRequirements::default());
@@ -53,10 +53,33 @@ fn records_survive_a_restart() {
 }
 
 #[test]
+fn init_containers_get_what_they_desire_without_their_gate() {
+    for init_containers in [true, false] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let gates = ResizeGates { init_containers, ..ResizeGates::default() };
+        let allocations = Allocations::open(folder.path(), gates).expect("opened");
+        let desiring = |cpu: &str| {
+            let mut pod = testing::pod("Always", &["init", "side"], &["c"]);
+            for init in pod.spec.as_mut().expect("a spec").init_containers.iter_mut().flatten() {
+                init.resources = serde_json::from_value(json!({ "requests": { "cpu": cpu } })).expect("resources");
+            }
+            Arc::new(pod)
+        };
+        allocations.allocate(&desiring("1"));
+        let form = allocations.allocated_form(desiring("2"));
+        let cpus: Vec<String> = spec::init_containers(&form)
+            .iter()
+            .map(|init| init.resources.clone().expect("resources").requests.expect("requests")["cpu"].0.clone())
+            .collect();
+        assert_eq!(cpus, [if init_containers { "1" } else { "2" }, "1"]);
+    }
+}
+
+#[test]
 fn an_unchanged_record_is_not_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join(ALLOCATED);
-    let allocations = Allocations::open(folder.path(), true).expect("opened");
+    let allocations = Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
     allocations.allocate(&pod("1", 1));
     fs::remove_file(&path).expect("it was written");
     allocations.allocate(&pod("1", 1));
@@ -73,7 +96,7 @@ fn an_unchanged_record_is_not_written() {
 #[tokio::test(start_paused = true)]
 async fn starts_of_containers_share_a_write() {
     let folder = tempfile::tempdir().expect("a folder");
-    let allocations = Allocations::open(folder.path(), true).expect("opened");
+    let allocations = Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
     let began = Instant::now();
     start(&allocations, "first");
     until("the first is written", || recorded(folder.path()) == 1).await;
@@ -94,7 +117,7 @@ async fn starts_of_containers_share_a_write() {
 #[tokio::test(start_paused = true)]
 async fn what_another_agent_would_miss_is_written_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
-    let open = || Allocations::open(folder.path(), true).expect("opened");
+    let open = || Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
     let allocations = open();
     let other: ResourceRequirements = serde_json::from_value(json!({ "requests": { "cpu": "2" } })).expect("resources");
     let began = Instant::now();
@@ -118,7 +141,7 @@ async fn what_another_agent_would_miss_is_written_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_end_of_the_agent_leaves_nothing_unwritten() {
     let folder = tempfile::tempdir().expect("a folder");
-    let open = || Allocations::open(folder.path(), true).expect("opened");
+    let open = || Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
     let allocations = open();
     start(&allocations, "first");
     until("the first is written", || recorded(folder.path()) == 1).await;
@@ -133,7 +156,7 @@ async fn the_end_of_the_agent_leaves_nothing_unwritten() {
 #[tokio::test(start_paused = true)]
 async fn what_was_collected_is_written_after_a_failure() {
     let folder = tempfile::tempdir().expect("a folder");
-    let allocations = Allocations::open(folder.path(), true).expect("opened");
+    let allocations = Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
     start(&allocations, "first");
     until("the first is written", || recorded(folder.path()) == 1).await;
     let in_the_way = folder.path().join(format!(".{ACTUATED}"));
@@ -149,7 +172,7 @@ async fn a_write_that_failed_is_tried_again_without_another_change() {
     let folder = tempfile::tempdir().expect("a folder");
     let in_the_way = folder.path().join(format!(".{ALLOCATED}"));
     fs::create_dir(&in_the_way).expect("made");
-    let open = || Allocations::open(folder.path(), true).expect("opened");
+    let open = || Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
     let allocations = open();
     allocations.accept(&pod("2", 2), SystemTime::UNIX_EPOCH);
     until("the write fails", || {
@@ -179,7 +202,7 @@ fn a_damaged_file_is_named() {
     for (name, text) in table {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join(name), "{}").expect("written");
-        let error = Allocations::open(folder.path(), true).expect_err("damaged").to_string();
+        let error = Allocations::open(folder.path(), ResizeGates::default()).expect_err("damaged").to_string();
         assert!(error.starts_with(text) && error.contains(name), "{error}");
     }
 }

@@ -34,7 +34,7 @@ pub enum SandboxDefect {
     NotReady,
     /// The network mode of the pod is another one.
     NetworkMode,
-    /// It has a network of its own and no address.
+    /// It has a network of its own and no address, as far as the runtime reports on that.
     NoAddress,
 }
 
@@ -65,7 +65,7 @@ impl SandboxNeed {
             SandboxDefect::NotReady
         } else if newest.host_network != host_network {
             SandboxDefect::NetworkMode
-        } else if !host_network && newest.ips.is_empty() {
+        } else if !host_network && newest.reports_network && newest.ips.is_empty() {
             SandboxDefect::NoAddress
         } else {
             return Self::Keep(newest.id.clone());
@@ -97,6 +97,11 @@ mod tests {
     fn keeps_a_good_sandbox() {
         assert_eq!(need(false, |_| ()), SandboxNeed::Keep("sandbox-0".into()));
         assert_eq!(need(true, |s| s.sandboxes[0].ips.clear()), SandboxNeed::Keep("sandbox-0".into()));
+        let unreported = |s: &mut PodSnapshot| {
+            s.sandboxes[0].ips.clear();
+            s.sandboxes[0].reports_network = false;
+        };
+        assert_eq!(need(false, unreported), SandboxNeed::Keep("sandbox-0".into()), "a new one would be no better");
     }
 
     #[test]

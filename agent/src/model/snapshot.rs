@@ -77,6 +77,8 @@ pub struct SandboxStatus {
     pub created_at: i64,
     /// Primary IP first; empty with host network.
     pub ips: Vec<String>,
+    /// The runtime reports on the network of the sandbox: without addresses it has none.
+    pub reports_network: bool,
     /// The sandbox uses the node's network namespace.
     pub host_network: bool,
     /// Processes of this pod's containers may outlive their init process (host or shared PID namespace).

@@ -67,6 +67,7 @@ pub fn sandbox(attempt: u32) -> SandboxStatus {
         ready: true,
         created_at: at(i64::from(attempt)),
         ips: vec!["10.0.0.1".into()],
+        reports_network: true,
         host_network: false,
         shares_pid_namespace: false,
         runtime_handler: String::new(),

@@ -57,6 +57,7 @@ fn snapshot(main: Option<u32>, shares_pid_namespace: bool) -> PodSnapshot {
         ready: true,
         created_at: 0,
         ips: Vec::new(),
+        reports_network: true,
         host_network: false,
         shares_pid_namespace,
         runtime_handler: String::new(),

@@ -137,7 +137,7 @@ fn set_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
     status.phase = Some(phase);
     if deadline_exceeded(input) {
         status.phase = Some("Failed".to_owned());
-        status.reason = Some("DeadlineExceeded".to_owned());
+        status.reason = Some(DEADLINE_EXCEEDED.to_owned());
         status.message = Some("Pod was active on the node longer than the specified deadline".to_owned());
     }
     if let Some(phase) = terminal(input.api()) {
@@ -150,8 +150,19 @@ fn has_succeeded(input: &StatusInput<'_>, status: &PodStatus) -> bool {
     phase::of(&StatusInput { is_terminal: false, ..*input }, status) == "Succeeded"
 }
 
-/// `spec.activeDeadlineSeconds`, counted from `status.startTime`.
+/// `status.reason` of a pod that ran into `spec.activeDeadlineSeconds`.
+const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+
+/// `spec.activeDeadlineSeconds`, counted from `status.startTime`, has passed. A pod that has ended before keeps how it did:
+/// upstream gives it this reason all the same, beside phase Succeeded when the API server has that.
 fn deadline_exceeded(input: &StatusInput<'_>) -> bool {
+    let ended_otherwise = |status: &PodStatus| {
+        let has_ended = status.phase.as_deref().is_some_and(phase::is_terminal);
+        has_ended && status.reason.as_deref() != Some(DEADLINE_EXCEEDED)
+    };
+    if std::iter::once(input.old).chain(input.api()).any(ended_otherwise) {
+        return false;
+    }
     let limit = input.pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
     let now = time::of_wall(input.now).0.as_second();
     let start = input.old.start_time.as_ref().map(|start| start.0.as_second());

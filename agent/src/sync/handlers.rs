@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod as ApiPod;
-use tokio_util::sync::CancellationToken;
 
 use super::kill_requests::KillRequest;
 use super::kill_requests::bound_grace_period;
@@ -110,18 +109,16 @@ impl SyncLoop {
 
     /// Terminates a pod although its source desires it.
     pub(super) fn kill(&mut self, request: KillRequest) {
-        let KillRequest { uid, options } = request;
-        let Some(pod) = self.pods.by_uid(&uid) else {
-            return options.finished.iter().for_each(CancellationToken::cancel);
-        };
+        let KillRequest { uid, mut options } = request;
+        let Some(pod) = self.pods.by_uid(&uid) else { return options.ended() };
         if self.workers.knows(&uid) {
-            bound_grace_period(&pod, &options, &self.recorder);
+            bound_grace_period(&pod, &mut options, &self.recorder);
             self.workers.request(&pod_ref(&pod), Request::Kill(options));
         } else if self.admission.is_rejected(&uid) && self.may_run(&uid) {
-            bound_grace_period(&pod, &options, &self.recorder);
+            bound_grace_period(&pod, &mut options, &self.recorder);
             self.workers.terminate_unmanaged(pod, options);
         } else {
-            options.finished.iter().for_each(CancellationToken::cancel);
+            options.ended();
         }
     }
 

@@ -45,7 +45,7 @@ impl EvictionSender {
 
     /// Requests the eviction of a pod: its containers get `grace` seconds instead of the pod's own period, its status says
     /// Failed for this reason, and what is left of its containers is removed. `finished` is cancelled when nothing is left to
-    /// do for the pod; at once for an unknown one. A pod that is terminating already keeps its reason.
+    /// do for the pod; at once for an unknown one. A pod that is terminated for another reason already keeps that.
     ///
     /// # Errors
     /// The sync loop has ended.
@@ -56,8 +56,27 @@ impl EvictionSender {
         grace: Option<i64>,
         finished: CancellationToken,
     ) -> Result<(), SyncLoopStopped> {
-        let (termination_reason, finished) = (Some(Arc::new(reason)), Some(finished));
-        let options = KillOptions { grace, evicted: true, termination_reason, finished };
+        let termination_reason = Some(Arc::new(reason));
+        let options = KillOptions { grace, evicted: true, termination_reason, stopped: None, finished: Some(finished) };
+        self.send(uid, options).await
+    }
+
+    /// Requests the eviction of a pod with its own grace period. `stopped` is cancelled when no process of it runs, which is
+    /// before its volumes and its cgroup are released. Otherwise as [`Self::evict`].
+    ///
+    /// # Errors
+    /// The sync loop has ended.
+    pub(super) async fn preempt(
+        &self,
+        uid: PodUid,
+        reason: TerminationReason,
+        stopped: CancellationToken,
+    ) -> Result<(), SyncLoopStopped> {
+        let (termination_reason, stopped) = (Some(Arc::new(reason)), Some(stopped));
+        self.send(uid, KillOptions { evicted: true, termination_reason, stopped, ..KillOptions::default() }).await
+    }
+
+    async fn send(&self, uid: PodUid, options: KillOptions) -> Result<(), SyncLoopStopped> {
         self.0.send(KillRequest { uid, options }).await.map_err(|_| SyncLoopStopped)
     }
 }
@@ -81,14 +100,17 @@ impl SyncRequests {
     }
 }
 
-/// Records the event ExceededGracePeriod if a requested termination takes longer than max(10 s, 1.5 x grace period).
-pub(super) fn bound_grace_period(pod: &Pod, options: &KillOptions, recorder: &Recorder) {
-    let Some(finished) = options.finished.clone() else { return };
+/// Records the event ExceededGracePeriod if processes of a pod whose end is waited for outlast max(10 s, 1.5 x grace period).
+pub(super) fn bound_grace_period(pod: &Pod, options: &mut KillOptions, recorder: &Recorder) {
+    if options.stopped.is_none() && options.finished.is_none() {
+        return;
+    }
+    let stopped = options.stopped.get_or_insert_default().clone();
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
     let limit = blocking_kill_limit(options.grace.or(own).unwrap_or(0));
     let (pod, recorder) = (pod.clone(), recorder.clone());
     tokio::spawn(async move {
-        if tokio::time::timeout(limit, finished.cancelled()).await.is_err() {
+        if tokio::time::timeout(limit, stopped.cancelled()).await.is_err() {
             recorder.pod_event(&pod, "", EventType::Warning, EXCEEDED.0, EXCEEDED.1);
         }
     });
@@ -112,9 +134,9 @@ mod tests {
             let mut pod = pod("Always", &[], &["a"]);
             pod.spec.as_mut().expect("a spec").termination_grace_period_seconds = own;
             let (recorder, mut recorded) = listening();
-            let finished = CancellationToken::new();
-            let options = KillOptions { grace: requested, finished: Some(finished.clone()), ..KillOptions::default() };
-            bound_grace_period(&Arc::new(pod), &options, &recorder);
+            let finished = Some(CancellationToken::new());
+            let mut options = KillOptions { grace: requested, finished, ..KillOptions::default() };
+            bound_grace_period(&Arc::new(pod), &mut options, &recorder);
             tokio::time::sleep(Duration::from_secs(due - 1)).await;
             assert_eq!(recorded.take(), Vec::<String>::new());
             tokio::time::sleep(Duration::from_secs(2)).await;
@@ -125,13 +147,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_termination_in_time_is_not_recorded() {
         let (recorder, mut recorded) = listening();
-        let finished = CancellationToken::new();
-        let options = KillOptions { finished: Some(finished.clone()), ..KillOptions::default() };
-        bound_grace_period(&Arc::new(pod("Always", &[], &["a"])), &options, &recorder);
-        bound_grace_period(&Arc::new(pod("Always", &[], &["a"])), &KillOptions::default(), &recorder);
+        let (pod, finished) = (Arc::new(pod("Always", &[], &["a"])), CancellationToken::new());
+        let mut options = KillOptions { finished: Some(finished.clone()), ..KillOptions::default() };
+        bound_grace_period(&pod, &mut options, &recorder);
+        bound_grace_period(&pod, &mut KillOptions::default(), &recorder);
         tokio::time::sleep(Duration::from_secs(5)).await;
-        finished.cancel();
+        options.stopped.expect("a token").cancel();
         tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(!finished.is_cancelled(), "its volumes are still being released");
         assert_eq!(recorded.take(), Vec::<String>::new());
     }
 }

@@ -1,4 +1,5 @@
-//! Eviction of pods in favour of a critical one, which starts when they have ended.
+//! Eviction of pods in favour of a critical one, which starts when their processes have ended, as upstream. What they held is
+//! free then: CPU and memory, ports, and what admission counts. Their volumes and cgroups are released beside that.
 
 use std::sync::Arc;
 
@@ -47,14 +48,14 @@ pub(super) async fn evict(
 }
 
 async fn end(pod: &Arc<Pod>, evictions: &EvictionSender, record: &RecordPreemption) -> bool {
-    let (uid, finished) = (pod_ref(pod).uid, CancellationToken::new());
+    let (uid, stopped) = (pod_ref(pod).uid, CancellationToken::new());
     let grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(0);
     record(uid.clone(), grace).await;
-    if evictions.evict(uid, preemption_reason(), None, finished.clone()).await.is_err() {
+    if evictions.preempt(uid, preemption_reason(), stopped.clone()).await.is_err() {
         return false;
     }
     let limit = blocking_kill_limit(grace);
-    let has_ended = tokio::time::timeout(limit, finished.cancelled()).await.is_ok();
+    let has_ended = tokio::time::timeout(limit, stopped.cancelled()).await.is_ok();
     if !has_ended {
         tracing::warn!(pod = %pod_ref(pod), ?limit, "a preempted pod does not end");
     }

@@ -229,6 +229,11 @@ impl PodWorkers {
         self.registry.lock().values().filter(|mailbox| mailbox.state().phase() == phase).count()
     }
 
+    /// Other static pods may have the full names of those that are not in `kept`.
+    pub fn release_names(&self, kept: &HashSet<PodUid>) {
+        self.context.static_pod_starts.retain(kept);
+    }
+
     /// Every UID there is a worker for.
     pub fn uids(&self) -> Vec<PodUid> {
         self.registry.lock().keys().cloned().collect()

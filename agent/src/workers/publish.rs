@@ -178,7 +178,7 @@ impl Worker {
         let says = |status: &PodStatus| status.reason.as_deref() == Some(reason);
         let sent = &self.status.deadline_event_sent;
         let known = pass.pod.status.as_ref().is_some_and(says) || sent.load(Ordering::Relaxed);
-        if !known && self.context.statuses.get(self.uid()).as_ref().is_some_and(says) {
+        if !known && self.context.statuses.stored(self.uid()).is_some_and(|stored| says(&stored.status)) {
             sent.store(true, Ordering::Relaxed);
             self.context.recorder.pod_event(&pass.pod, "", EventType::Normal, reason, message);
         }

@@ -49,8 +49,17 @@ pub struct KillOptions {
     pub evicted: bool,
     /// Why the agent terminates it, for its status (eviction, node shutdown).
     pub termination_reason: Option<Arc<TerminationReason>>,
+    /// Cancelled when no process of the pod runs: before its volumes and its cgroup are released.
+    pub stopped: Option<CancellationToken>,
     /// Cancelled when nothing is left to do for the pod.
     pub finished: Option<CancellationToken>,
+}
+
+impl KillOptions {
+    /// There is nothing to wait for: cancels the tokens.
+    pub fn ended(&self) {
+        self.stopped.iter().chain(&self.finished).for_each(CancellationToken::cancel);
+    }
 }
 
 /// What a request leads to.
@@ -77,6 +86,8 @@ struct Termination {
     has_deadline: bool,
     /// The same UID was requested again: it is started again once finished.
     restart_requested: bool,
+    /// Cancelled when no process of the pod runs.
+    awaiting_stop: Vec<CancellationToken>,
     /// Cancelled when nothing is left to do for the pod.
     waiting: Vec<CancellationToken>,
 }
@@ -178,8 +189,8 @@ impl PodState {
     pub fn request(&mut self, request: Request) -> Reaction {
         if let Lifecycle::Finished { restart_requested } = &mut self.lifecycle {
             *restart_requested |= matches!(request, Request::Create(_));
-            if let Request::Kill(KillOptions { finished: Some(finished), .. }) = request {
-                finished.cancel();
+            if let Request::Kill(options) = request {
+                options.ended();
             }
             return Reaction::default();
         }
@@ -226,23 +237,30 @@ impl PodState {
     /// doing is out of date.
     fn terminate(&mut self, kill: Kill) -> bool {
         let mut cancel = false;
-        let KillOptions { grace, evicted, termination_reason: reason, finished } = kill.options;
+        let KillOptions { grace, evicted, termination_reason: reason, stopped, finished } = kill.options;
         if self.lifecycle.termination().is_none() {
             let deleted = kill.runtime_only || self.deletion_requested();
             if !deleted && !kill.requested && !self.pod.as_ref().is_some_and(|pod| is_terminal(pod)) {
                 return false;
             }
-            let termination = Termination { deleted, evicted, reason, ..Termination::default() };
+            let termination = Termination { deleted, evicted, ..Termination::default() };
             self.lifecycle = Lifecycle::TerminationRequested(termination);
             cancel = true;
         }
         let (terminated, pod) = (self.phase() >= Phase::Terminated, self.pod.as_ref());
         let Some(termination) = self.lifecycle.termination_mut() else { return cancel };
         termination.waiting.extend(finished);
-        if !terminated {
-            cancel |= termination.shorten_grace(pod, grace);
-            cancel |= grace.is_some() && !std::mem::replace(&mut termination.has_deadline, true);
+        if terminated {
+            stopped.iter().for_each(CancellationToken::cancel);
+            return cancel;
         }
+        termination.awaiting_stop.extend(stopped);
+        // A deletion has no reason of its own. The first reason stays, and so does the end of a pod that has ended by itself.
+        if cancel || termination.deleted {
+            termination.reason = termination.reason.take().or(reason);
+        }
+        cancel |= termination.shorten_grace(pod, grace);
+        cancel |= grace.is_some() && !std::mem::replace(&mut termination.has_deadline, true);
         cancel
     }
 
@@ -300,10 +318,10 @@ impl PodState {
     }
 
     fn enter_finished(&mut self) {
-        let Termination { restart_requested, waiting, .. } = self.lifecycle.take_termination();
+        let Termination { restart_requested, awaiting_stop, waiting, .. } = self.lifecycle.take_termination();
         self.lifecycle = Lifecycle::Finished { restart_requested };
         self.work.requested = false;
-        waiting.iter().for_each(CancellationToken::cancel);
+        awaiting_stop.iter().chain(&waiting).for_each(CancellationToken::cancel);
     }
 
     /// The worker may act from now on.
@@ -324,8 +342,11 @@ impl PodState {
         if self.pod.is_none() {
             self.enter_finished();
         } else {
-            self.lifecycle = Lifecycle::Terminated(self.lifecycle.take_termination());
+            let mut termination = self.lifecycle.take_termination();
+            let awaiting_stop = std::mem::take(&mut termination.awaiting_stop);
+            self.lifecycle = Lifecycle::Terminated(termination);
             self.work.requested = true;
+            awaiting_stop.iter().for_each(CancellationToken::cancel);
         }
     }
 

@@ -149,6 +149,76 @@ proptest! {
     }
 }
 
+fn killed_for(reason: &'static str) -> Request {
+    let reason = TerminationReason { reason, message: String::new(), disruption: None };
+    Request::Kill(KillOptions { termination_reason: Some(Arc::new(reason)), ..KillOptions::default() })
+}
+
+fn reason(state: &PodState) -> Option<&'static str> {
+    state.termination_reason().map(|reason| reason.reason)
+}
+
+#[test]
+fn the_first_reason_stays_and_a_deletion_has_none() {
+    let mut s = state();
+    s.request(Request::Create(pod(Some(30), None)));
+    s.request(Request::Update(pod(Some(30), Some(3600))));
+    assert_eq!(s.take_work(), Some(Phase::Terminating));
+    assert_eq!(reason(&s), None);
+    s.request(killed_for("Terminated"));
+    assert_eq!((reason(&s), s.take_work()), (Some("Terminated"), Some(Phase::Terminating)), "it is published");
+    s.request(killed_for("Evicted"));
+    assert_eq!(reason(&s), Some("Terminated"));
+    s.terminating_done();
+    assert_eq!(reason(&s), Some("Terminated"));
+}
+
+#[test]
+fn a_kill_is_not_why_a_pod_ended_by_itself_or_was_stopped_before() {
+    let mut s = state();
+    s.request(Request::Create(pod(None, None)));
+    s.take_work();
+    s.sync_was_terminal();
+    s.request(killed_for("Evicted"));
+    assert_eq!(reason(&s), None, "its containers have exited");
+
+    let mut s = state();
+    s.request(Request::Create(pod(None, Some(5))));
+    s.take_work();
+    s.terminating_done();
+    s.request(killed_for("Evicted"));
+    assert_eq!(reason(&s), None, "its phase is decided");
+}
+
+#[test]
+fn the_stopped_token_is_cancelled_when_the_pod_is_stopped() {
+    let kill = |stopped: &CancellationToken| {
+        Request::Kill(KillOptions { stopped: Some(stopped.clone()), ..KillOptions::default() })
+    };
+    let mut s = state();
+    let (first, second, late) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+    s.request(Request::Create(pod(None, None)));
+    s.request(kill(&first));
+    assert_eq!(s.take_work(), Some(Phase::Terminating));
+    s.request(kill(&second));
+    assert!(!first.is_cancelled() && !second.is_cancelled());
+    s.terminating_done();
+    assert!(first.is_cancelled() && second.is_cancelled(), "whatever is still to be released");
+    s.request(kill(&late));
+    assert!(late.is_cancelled());
+    s.terminated_done();
+    let finished = CancellationToken::new();
+    s.request(kill(&finished));
+    assert!(finished.is_cancelled());
+
+    let mut unstarted = state();
+    let stopped = CancellationToken::new();
+    unstarted.request(Request::Create(pod(None, None)));
+    unstarted.request(kill(&stopped));
+    unstarted.finish_unstarted();
+    assert!(stopped.is_cancelled(), "it never ran");
+}
+
 #[test]
 fn the_finished_token_is_cancelled_when_the_pod_is_finished() {
     let mut s = state();

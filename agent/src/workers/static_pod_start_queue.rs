@@ -2,6 +2,7 @@
 //! arrival. The kubelet polls for this every 10 s; here the next UID is woken when the name is released.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -61,6 +62,19 @@ impl StaticPodStartQueue {
         self.released.notify_waiters();
     }
 
+    /// Releases the names of all UIDs that are not in `kept`, and removes those from the queues: of pods whose worker panicked
+    /// and that are gone.
+    pub fn retain(&self, kept: &HashSet<PodUid>) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.retain(|_, name| {
+            name.owner.take_if(|owner| !kept.contains(&*owner));
+            name.waiting.retain(|uid| kept.contains(uid));
+            name.owner.is_some() || !name.waiting.is_empty()
+        });
+        drop(names);
+        self.released.notify_waiters();
+    }
+
     /// Waits until any name is released. Create the future before `try_acquire`, so that no release is missed.
     pub fn released(&self) -> impl Future<Output = ()> + '_ {
         self.released.notified()
@@ -84,5 +98,22 @@ mod tests {
         queue.release("web_default", &b);
         queue.release("web_default", &a);
         assert!(queue.try_acquire("web_default", &c), "a UID that left the queue is skipped");
+    }
+
+    #[tokio::test]
+    async fn pods_that_are_gone_neither_own_a_name_nor_wait_for_one() {
+        let queue = StaticPodStartQueue::default();
+        let [gone, also_gone, waiting, other] = ["gone", "also-gone", "waiting", "other"].map(PodUid::from);
+        for uid in [&gone, &also_gone, &waiting] {
+            queue.enqueue("web_default", uid);
+        }
+        queue.enqueue("db_default", &other);
+        assert!(queue.try_acquire("web_default", &gone) && queue.try_acquire("db_default", &other));
+        let released = queue.released();
+        queue.retain(&HashSet::from([waiting.clone(), other.clone()]));
+        released.await;
+        assert!(queue.try_acquire("web_default", &waiting));
+        queue.enqueue("db_default", &waiting);
+        assert!(!queue.try_acquire("db_default", &waiting), "its owner is still there");
     }
 }

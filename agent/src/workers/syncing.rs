@@ -39,6 +39,8 @@ pub(super) struct SyncState {
     event_sent: HashMap<String, Instant>,
     /// Since when back-off holds a container, by name, by a clock that is not set; until its next start.
     held: HashMap<String, Instant>,
+    /// The last start of each container if it failed, by name.
+    failed: HashMap<String, FailedStart>,
     /// When all containers were last removed to be restarted.
     restarted_all: Option<Instant>,
     /// Refresh state of the pod's volumes.
@@ -47,7 +49,35 @@ pub(super) struct SyncState {
     pub deadline: ActiveDeadline,
 }
 
+/// A start that failed.
+struct FailedStart {
+    at: Instant,
+    /// The instance that had exited last by then.
+    exited: Option<ContainerId>,
+}
+
 impl SyncState {
+    /// Keeps which starts failed, of a plan that was made from this snapshot.
+    fn remember_starts(&mut self, snapshot: &PodSnapshot, outcome: &SyncOutcome) {
+        for tried in &outcome.starts {
+            self.held.remove(&tried.name);
+            if tried.result.is_ok() {
+                self.failed.remove(&tried.name);
+            } else {
+                let exited = last_exited(snapshot, &tried.name).cloned();
+                self.failed.insert(tried.name.clone(), FailedStart { at: Instant::now(), exited });
+            }
+        }
+    }
+
+    /// For how long the status still shows why the last start of a container failed, instead of the back-off that holds the
+    /// next one; `None` if it need not, or if an instance has exited since.
+    fn failure_shown_for(&self, snapshot: &PodSnapshot, name: &str) -> Option<Duration> {
+        let failed = self.failed.get(name)?;
+        let left = FAILURE_SHOWN.saturating_sub(failed.at.elapsed());
+        (!left.is_zero() && failed.exited.as_ref() == last_exited(snapshot, name)).then_some(left)
+    }
+
     /// When the restart of all containers that is planned is due, if it is too early now.
     fn restart_all_due(&self, actions: &PodActions) -> Option<Instant> {
         let due = self.restarted_all? + RESTART_ALL_PERIOD;
@@ -126,6 +156,7 @@ impl Worker {
             probes: &self.context.probes.of_pod(self.uid()),
             actuated: self.context.act.allocations.actuated(self.uid()).as_ref(),
             pod_cgroup: self.pod_cgroup(pass),
+            resizes_init: self.context.act.allocations.resizes(ContainerClass::Init),
             restarting_all: self.context.statuses.restarting_all(self.uid()),
             gates: self.context.gates,
             now: self.context.clock.wall(),
@@ -154,9 +185,7 @@ impl Worker {
         };
         let outcome = act::execute_observed(&self.context.act, pass, actions, &before_pull, terminated).await;
         self.record_starts(&pass.pod, actions, &outcome, began_at);
-        for tried in &outcome.starts {
-            state.held.remove(&tried.name);
-        }
+        state.remember_starts(&pass.snapshot, &outcome);
         let started = self.remember(&outcome);
         self.remember_resize(pass, &outcome);
         let resized = actions.resize.iter().flat_map(|resize| resize.memory.iter().chain(&resize.cpu));
@@ -273,36 +302,44 @@ impl Worker {
         }
     }
 
-    /// Removes starts blocked by back-off from the plan, and shows them as waiting; returns when the first is due.
+    /// Removes starts blocked by back-off from the plan, and shows them as waiting; returns when the first of them is due, or is
+    /// to be shown as waiting instead of failed.
     fn take_blocked_starts(
         &mut self,
         pass: &PassContext,
         state: &mut SyncState,
         mut actions: PodActions,
     ) -> (PodActions, Option<SystemTime>) {
-        let pod = &pass.pod;
         self.bound_back_offs(&mut state.held, &mut actions);
         let blocked: Vec<StartContainer> = actions.start.extract_if(.., |start| start.blocked.is_some()).collect();
         let mut first = None;
         for start in &blocked {
-            let Some((block, error)) = start.blocked.as_ref().zip(PodError::crash_loop_back_off(pod, start)) else {
-                continue;
-            };
-            first = Some(first.map_or(block.until, |first: SystemTime| first.min(block.until)));
-            let failure = StartFailure::from(&error);
-            let known = self.status.reasons.insert(start.name.clone(), failure.clone());
-            // The runtime's own finish time moves the end of the back-off a little; the message is the same.
-            let new = known.is_none_or(|known| known.message != failure.message);
-            let sent = state.event_sent.get(&start.name);
-            if new || sent.is_none_or(|sent| sent.elapsed() >= BACK_OFF_EVENT_PERIOD) {
-                state.event_sent.insert(start.name.clone(), Instant::now());
-                if let Some(event) = error.event() {
-                    let recorder = &self.context.recorder;
-                    recorder.pod_event(pod, &field_path(start), event.kind, &event.reason, &event.message);
-                }
+            let Some(block) = &start.blocked else { continue };
+            let shown = state.failure_shown_for(&pass.snapshot, &start.name);
+            let due = shown.map_or(block.until, |left| block.until.min(self.context.clock.wall() + left));
+            first = Some(first.map_or(due, |first: SystemTime| first.min(due)));
+            if shown.is_none() {
+                self.show_back_off(&pass.pod, state, start);
             }
         }
         (actions, first)
+    }
+
+    /// Shows a blocked start as waiting, and sends the event of that.
+    fn show_back_off(&mut self, pod: &Pod, state: &mut SyncState, start: &StartContainer) {
+        let Some(error) = PodError::crash_loop_back_off(pod, start) else { return };
+        let failure = StartFailure::from(&error);
+        let known = self.status.reasons.insert(start.name.clone(), failure.clone());
+        // The runtime's own finish time moves the end of the back-off a little; the message is the same.
+        let new = known.is_none_or(|known| known.message != failure.message);
+        let sent = state.event_sent.get(&start.name);
+        if new || sent.is_none_or(|sent| sent.elapsed() >= BACK_OFF_EVENT_PERIOD) {
+            state.event_sent.insert(start.name.clone(), Instant::now());
+            if let Some(event) = error.event() {
+                let recorder = &self.context.recorder;
+                recorder.pod_event(pod, &field_path(start), event.kind, &event.reason, &event.message);
+            }
+        }
     }
 
     /// The next pass over a pod with a start blocked until `until`; at least one per sync period repeats the event.
@@ -337,8 +374,17 @@ fn failures(outcome: &SyncOutcome) -> String {
 /// applies (KEP-5532). Upstream sees an exit with its next relist, once a second.
 const RESTART_ALL_PERIOD: Duration = Duration::from_secs(1);
 
+/// The cause of a failed start is shown at least for so long: a kubelet syncs the pod again after that.
+const FAILURE_SHOWN: Duration = Duration::from_secs(10);
+
 /// The event of a blocked start is repeated after this at the earliest.
 const BACK_OFF_EVENT_PERIOD: Duration = Duration::from_secs(1);
+
+/// The instance of a container that has exited last.
+fn last_exited<'a>(snapshot: &'a PodSnapshot, name: &str) -> Option<&'a ContainerId> {
+    let mut instances = snapshot.containers.iter().filter(|instance| instance.name == name);
+    instances.find(|instance| instance.state == ContainerState::Exited).map(|instance| &instance.id)
+}
 
 fn field_path(start: &StartContainer) -> String {
     let list = match start.class {
@@ -347,4 +393,38 @@ fn field_path(start: &StartContainer) -> String {
         ContainerClass::Ephemeral => "ephemeralContainers",
     };
     format!("spec.{list}{{{}}}", start.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::StartOutcome;
+    use crate::model::testing::exited;
+    use crate::model::testing::snapshot;
+
+    fn tried(result: Result<ContainerId, StartFailure>) -> SyncOutcome {
+        let start = StartOutcome { name: "c".to_owned(), class: ContainerClass::Regular, result };
+        SyncOutcome { starts: vec![start], ..SyncOutcome::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_cause_of_a_failed_start_is_shown_until_another_start_or_exit() {
+        let refused = || {
+            let (token, message) = ("CreateContainerError".to_owned(), "refused".to_owned());
+            tried(Err(StartFailure { token, message, retry_at: None }))
+        };
+        let crashed = snapshot(vec![exited("c", 0, 1)]);
+        let mut state = SyncState::default();
+        assert_eq!(state.failure_shown_for(&crashed, "c"), None, "no start has failed");
+        state.remember_starts(&crashed, &refused());
+        assert_eq!(state.failure_shown_for(&crashed, "c"), Some(FAILURE_SHOWN));
+        assert_eq!(state.failure_shown_for(&crashed, "other"), None);
+        let again = snapshot(vec![exited("c", 1, 1), exited("c", 0, 1)]);
+        assert_eq!(state.failure_shown_for(&again, "c"), None, "it has exited once more");
+        tokio::time::advance(FAILURE_SHOWN).await;
+        assert_eq!(state.failure_shown_for(&crashed, "c"), None, "it was shown for long enough");
+        state.remember_starts(&crashed, &refused());
+        state.remember_starts(&crashed, &tried(Ok("c-1".into())));
+        assert_eq!(state.failure_shown_for(&crashed, "c"), None, "it was started");
+    }
 }

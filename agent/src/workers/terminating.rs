@@ -4,10 +4,12 @@
 //! The status says Succeeded or Failed only once no process of the pod runs, and the API object stays until the volumes are
 //! released, too. For a pod with a network of its own both wait for the end of its sandbox, which has its address and host
 //! ports. A pod on the host's network has neither, so its status and object do not wait for the runtime to tear down the
-//! sandbox.
+//! sandbox, unless that alone ends a container whose state is not known.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
@@ -20,12 +22,17 @@ use super::worker::Next;
 use super::worker::PhaseData;
 use super::worker::Worker;
 use crate::model::ContainerState;
+use crate::model::ContainerStatus;
 use crate::model::Pod;
 use crate::model::PodSnapshot;
 use crate::model::spec;
 use crate::pleg::InspectError;
 use crate::pleg::MessageSource;
 use crate::retry::Operation;
+
+/// Time between two passes over a pod that has exited with codes that the runtime does not know yet. The PLEG wakes the worker
+/// when one is known.
+const CODE_PAUSE: Duration = Duration::from_secs(2);
 
 /// A stop in progress. Dropping it abandons the stop.
 type StopTask = AbortOnDropHandle<Result<(), PodError>>;
@@ -68,9 +75,10 @@ impl Worker {
         if let Some(pass) = pass.as_ref().filter(|pass| finishes_before_sandbox(&pass.pod) && all_exited(&view)) {
             return self.processes_exited(pass, None).await;
         }
+        let leaves_sandboxes = pass.as_ref().is_some_and(|pass| can_leave_sandboxes(&pass.pod, &view));
         self.context.pleg.acting(self.uid()).await;
         let killed = match &pass {
-            Some(pass) => self.stop(pass).await,
+            Some(pass) => self.stop(pass, leaves_sandboxes).await,
             None => act::kill_orphan(&self.context.act, self.latest(&view)).await.map(|()| Killed::Answered),
         };
         self.acted();
@@ -78,7 +86,7 @@ impl Worker {
             (Ok(Killed::Exited(last, stop)), Some(pass)) => {
                 self.processes_exited(&pass.with_snapshot(last), Some(stop)).await
             }
-            (Ok(_), pass) => self.verify_stopped(pass.as_ref()).await,
+            (Ok(_), pass) => self.verify_stopped(pass.as_ref(), leaves_sandboxes).await,
             (Err(error), pass) => {
                 if let Some(pass) = pass {
                     self.context.act.report(&pass.pod, &error);
@@ -89,7 +97,7 @@ impl Worker {
     }
 
     /// The runtime has answered every stop: inspects the pod again.
-    async fn verify_stopped(&mut self, pass: Option<&PassContext>) -> Next {
+    async fn verify_stopped(&mut self, pass: Option<&PassContext>, leaves_sandboxes: bool) -> Next {
         let after = match self.view().await {
             Ok(after) => after,
             Err(error) => return self.inspection_failed(pass.map(|pass| &pass.pod), &error),
@@ -98,13 +106,22 @@ impl Worker {
             let running = after.running().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
             return self.retry(Operation::KillPod, &format!("containers run after the pod was killed: {running}"));
         }
+        if leaves_sandboxes && !after.containers.iter().all(is_state_known) {
+            return self.retry(Operation::KillPod, "containers of unknown state are stopped with their sandbox");
+        }
+        if pass.is_some() && after.containers.iter().any(lacks_code) {
+            // The PLEG holds back a code for a limited time. What the status says of the end of a pod is final.
+            return Next::Wait(Some(Instant::now() + CODE_PAUSE));
+        }
         match pass.map(|pass| pass.with_snapshot(after)) {
-            Some(pass) if finishes_before_sandbox(&pass.pod) => self.processes_exited(&pass, None).await,
+            Some(pass) if leaves_sandboxes => self.processes_exited(&pass, None).await,
             Some(pass) => {
                 self.publish(&pass, Transition::Stopped);
                 self.stopped(Stopped::WithSandboxes)
             }
             None => {
+                // It may have been a static pod whose worker panicked.
+                self.context.static_pod_starts.release(&self.pod_ref.full_name(), self.uid());
                 self.context.statuses.stopped(self.uid(), self.context.clock.wall());
                 self.remove_content().await;
                 self.stopped(Stopped::WithSandboxes)
@@ -122,15 +139,15 @@ impl Worker {
 
     /// Stops the pod. Returns before the runtime has answered if all containers have exited and the pod's object does not
     /// wait for its sandboxes.
-    async fn stop(&self, pass: &PassContext) -> Result<Killed, PodError> {
+    async fn stop(&self, pass: &PassContext, leaves_sandboxes: bool) -> Result<Killed, PodError> {
         let mut terms = pass.terms;
         loop {
-            let mut stop = self.spawn_stop(pass, terms);
+            let mut stop = self.spawn_stop(pass, terms, leaves_sandboxes);
             tokio::select! {
                 stopped = &mut stop => {
                     return stopped.unwrap_or_else(|source| Err(PodError::StopTask { source })).map(|()| Killed::Answered);
                 }
-                exited = self.all_containers_exited(), if finishes_before_sandbox(&pass.pod) => {
+                exited = self.all_containers_exited(), if leaves_sandboxes => {
                     // It keeps its permit until the runtime has removed the tasks of exited containers.
                     return Ok(Killed::Exited(exited, stop));
                 }
@@ -140,11 +157,11 @@ impl Worker {
         }
     }
 
-    /// Stops the pod, or its containers alone if nothing waits for its sandbox.
-    fn spawn_stop(&self, pass: &PassContext, terms: StopTerms) -> StopTask {
+    /// Stops the pod, or its containers alone if its sandboxes are left for later.
+    fn spawn_stop(&self, pass: &PassContext, terms: StopTerms, leaves_sandboxes: bool) -> StopTask {
         let (context, pod, latest) = (self.context.clone(), pass.pod.clone(), self.latest(&pass.snapshot));
         let stop = async move {
-            match finishes_before_sandbox(&pod) {
+            match leaves_sandboxes {
                 true => act::stop_containers(&context.act, &pod, latest, terms).await,
                 false => act::terminate_pod(&context.act, &pod, latest, terms).await,
             }
@@ -294,6 +311,22 @@ fn finishes_before_sandbox(pod: &Pod) -> bool {
     spec::host_network(pod) && !spec::shares_pid_namespace(pod)
 }
 
+/// True if stopping the pod's containers one by one ends all its processes, so that its sandboxes can be stopped later. A
+/// container that may run although the runtime does not say so ends with its sandbox alone.
+fn can_leave_sandboxes(pod: &Pod, view: &PodSnapshot) -> bool {
+    finishes_before_sandbox(pod) && view.containers.iter().all(is_state_known)
+}
+
+/// The runtime knows whether the container runs. One that is created may run: the result of its start may be lost.
+fn is_state_known(container: &ContainerStatus) -> bool {
+    matches!(container.state, ContainerState::Running | ContainerState::Exited)
+}
+
+/// The container has exited, and its exit code is not known yet.
+fn lacks_code(container: &ContainerStatus) -> bool {
+    container.state == ContainerState::Exited && container.exit_code.is_none()
+}
+
 fn has_ready_sandbox(pass: &PassContext) -> bool {
     pass.snapshot.sandboxes.iter().any(|sandbox| sandbox.ready)
 }
@@ -301,4 +334,29 @@ fn has_ready_sandbox(pass: &PassContext) -> bool {
 /// True if every container has exited with a known exit code.
 fn all_exited(view: &PodSnapshot) -> bool {
     view.containers.iter().all(|c| c.state == ContainerState::Exited && c.exit_code.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing;
+
+    #[test]
+    fn sandboxes_are_left_for_later_if_the_state_of_every_container_is_known() {
+        let rows = [
+            (ContainerState::Running, true),
+            (ContainerState::Exited, true),
+            (ContainerState::Created, false),
+            (ContainerState::Unknown, false),
+        ];
+        for (state, expected) in rows {
+            let view = testing::snapshot(vec![testing::running("a", 0), testing::status("b", 0, state)]);
+            let of = |host_network| {
+                let mut pod = testing::pod("Always", &[], &["a", "b"]);
+                pod.spec.as_mut().expect("a spec").host_network = Some(host_network);
+                can_leave_sandboxes(&Arc::new(pod), &view)
+            };
+            assert_eq!((of(true), of(false)), (expected, false), "{state:?}");
+        }
+    }
 }

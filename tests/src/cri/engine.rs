@@ -59,6 +59,8 @@ pub(super) struct State {
     pub(super) exit_report: Duration,
     /// The runtime misses OOM events.
     pub(super) misses_oom_events: bool,
+    /// The runtime reports exits without their codes.
+    pub(super) withholds_codes: bool,
     pub(super) addresses: u32,
     held: Option<v1::ContainerEventResponse>,
 }
@@ -95,6 +97,7 @@ impl Engine {
             conditions: status::healthy(),
             exit_report: options.timings.exit_report,
             misses_oom_events: false,
+            withholds_codes: false,
             addresses: 0,
             held: None,
         };

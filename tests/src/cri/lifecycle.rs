@@ -27,6 +27,8 @@ use super::store::ReportedStatus;
 
 /// Exit code of a container whose exit the runtime missed.
 const UNKNOWN_EXIT_CODE: i32 = 255;
+/// What CRI-O reports until it has read the code that its monitor of the container has written.
+const WITHHELD_EXIT_CODE: i32 = -1;
 /// Exit code of a container that could not be started.
 const START_ERROR_CODE: i32 = 128;
 
@@ -157,7 +159,7 @@ impl Engine {
     /// whether the state changed.
     pub(super) fn report_exit(&self, id: &str, exit_code_lost: Option<&str>) -> bool {
         let mut state = self.state();
-        let misses_oom_events = state.misses_oom_events;
+        let (misses_oom_events, withholds_codes) = (state.misses_oom_events, state.withholds_codes);
         let Some(container) = state.store.containers.get_mut(id) else { return false };
         let reported_running = matches!(container.status.state, ContainerRunning | ContainerUnknown);
         let Some((exit, exited_at)) = container.process.as_ref().and_then(|process| process.exit) else { return false };
@@ -172,7 +174,8 @@ impl Engine {
                 reason.clone_into(&mut status.reason);
             }
             None => {
-                (status.exit_code, status.finished_at) = (exit.code(), exited_at);
+                let code = if withholds_codes { WITHHELD_EXIT_CODE } else { exit.code() };
+                (status.exit_code, status.finished_at) = (code, exited_at);
                 let has_oom_event = (exit == Exit::Oom || container.oom_event) && !misses_oom_events;
                 status.reason = match exit {
                     _ if has_oom_event => "OOMKilled".to_owned(),
@@ -187,6 +190,19 @@ impl Engine {
         drop(state);
         self.notify_changed();
         true
+    }
+
+    /// The runtime learns the codes of exits that it has reported without.
+    pub(super) fn learn_exit_codes(&self) {
+        let mut state = self.state();
+        state.withholds_codes = false;
+        for container in state.store.containers.values_mut() {
+            if container.status.exit_code == WITHHELD_EXIT_CODE
+                && let Some((exit, _)) = container.process.as_ref().and_then(|process| process.exit)
+            {
+                container.status.exit_code = exit.code();
+            }
+        }
     }
 
     fn emit_stopped(self: &Arc<Self>, id: &str) {

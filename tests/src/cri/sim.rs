@@ -115,6 +115,16 @@ impl SimRuntime {
         self.engine.state().exit_report
     }
 
+    /// The runtime reports exits without their codes from now on, as CRI-O does at first.
+    pub fn withhold_exit_codes(&self) {
+        self.engine.state().withholds_codes = true;
+    }
+
+    /// The runtime learns the codes that it has not reported, and does not withhold any more.
+    pub fn learn_exit_codes(&self) {
+        self.engine.learn_exit_codes();
+    }
+
     /// Sets a condition of Status, such as `RuntimeReady` or `NetworkReady`.
     pub fn set_condition(&self, kind: &str, status: bool, reason: &str, message: &str) {
         let mut state = self.engine.state();
@@ -132,6 +142,16 @@ impl SimRuntime {
         let victim = self.trace(|trace| trace.live(pod, container).cloned())?;
         self.engine.exit_process(&victim.id, exit);
         Some(victim)
+    }
+
+    /// The runtime does not know the state of a container's running instance any more, as after it could not load it. Returns
+    /// the instance if there is one.
+    pub fn lose_state(&self, pod: &str, container: &str) -> Option<Instance> {
+        let running = self.trace(|trace| trace.live(pod, container).cloned())?;
+        if let Some(container) = self.engine.state().store.containers.get_mut(&running.id) {
+            container.status.state = v1::ContainerState::ContainerUnknown;
+        }
+        Some(running)
     }
 
     /// The OOM killer kills a child of a container's init process; the container keeps running.

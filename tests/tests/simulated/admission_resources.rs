@@ -248,6 +248,22 @@ async fn a_critical_pod_starts_when_the_pods_that_it_preempts_have_ended() {
     assert_eq!(sim.trace(Trace::live_count), 3, "nothing else was evicted");
 }
 
+/// What they have left is removed meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_critical_pod_starts_when_the_processes_of_its_victims_have_ended() {
+    let (sim, folder) = node();
+    let (agent, _) = start(&sim, folder.path(), vec![bound("web", "run", requests("1"), json!({}))], offer(10, 1000));
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    sleep(Duration::from_secs(5)).await;
+    let slow = FaultKind::Slow(Duration::from_secs(60));
+    sim.faults(|faults| faults.add(CallFault::on(Method::StopPodSandbox, slow).about("web")));
+    let begin = Instant::now();
+    agent.add(bound("critical", "run", requests("1"), json!({ "priority": 2_000_000_000 }))).await;
+    until(&sim, "the critical pod runs", |l| l.live("critical", "main").is_some()).await;
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert!(!is_live(&sim, "web"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn two_critical_pods_do_not_count_on_the_same_victim() {
     let (sim, folder) = node();

@@ -16,6 +16,7 @@ use keblet_tests::node::SensorSet;
 use keblet_tests::node::folder;
 use keblet_tests::node::node;
 use keblet_tests::node::pod;
+use keblet_tests::node::recorder;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio::time::sleep;
@@ -26,6 +27,10 @@ const SOON: Duration = Duration::from_secs(60);
 
 fn uid(name: &str) -> PodUid {
     PodUid::from(format!("{name}-uid").as_str())
+}
+
+fn node_shutdown() -> TerminationReason {
+    TerminationReason { reason: "Terminated", message: "node shutdown".to_owned(), disruption: None }
 }
 
 /// Thirty pods that ignore SIGTERM, terminated with five seconds: all get the signal at once, and none runs after the
@@ -42,11 +47,7 @@ async fn a_termination_with_a_deadline_does_not_wait_for_the_stop_limiter() {
     let mut terminations = JoinSet::new();
     for name in names {
         let agent = agent.clone();
-        terminations.spawn(async move {
-            let reason =
-                TerminationReason { reason: "Terminated", message: "node shutdown".to_owned(), disruption: None };
-            agent.kill(uid(&name), 5, reason).await;
-        });
+        terminations.spawn(async move { agent.kill(uid(&name), 5, node_shutdown()).await });
     }
     sim.until("all have exited", SOON, |l| l.live_count() == 0).await.unwrap_or_else(|unmet| panic!("{unmet}"));
     assert!(begin.elapsed() < Duration::from_millis(5500), "{:?}", begin.elapsed());
@@ -57,6 +58,45 @@ async fn a_termination_with_a_deadline_does_not_wait_for_the_stop_limiter() {
     assert_eq!(stops.len(), 30);
     assert!(stops.iter().all(|at| *at < Duration::from_millis(200)), "{stops:?}");
     terminations.join_all().await;
+}
+
+/// What counts is when the processes have ended, not how long the runtime then takes to remove what is left.
+#[tokio::test(start_paused = true)]
+async fn only_processes_that_outlast_their_grace_period_are_reported() {
+    for (slow, expected) in [(Method::StopPodSandbox, 0), (Method::StopContainer, 1)] {
+        let ((sim, folder), (recorder, events)) = (node(), recorder());
+        let web = pod("web").running("main", "run").build();
+        let agent = Agent::start_with_recorder(&sim, SensorSet::ALL, folder.path(), vec![web], recorder);
+        sim.until("it runs", SOON, |l| l.live("web", "main").is_some()).await.expect("it runs");
+        sleep(Duration::from_secs(5)).await;
+        sim.faults(|faults| faults.add(CallFault::on(slow, FaultKind::Slow(Duration::from_secs(60)))));
+        let begin = Instant::now();
+        agent.kill(uid("web"), 5, node_shutdown()).await;
+        assert!(begin.elapsed() >= Duration::from_secs(60), "{slow:?}: {:?}", begin.elapsed());
+        sleep(Duration::from_secs(1)).await;
+        let events = events.lock().expect("not poisoned").clone();
+        let exceeded = events.iter().filter(|(_, event)| event["reason"] == "ExceededGracePeriod");
+        assert_eq!(exceeded.count(), expected, "{slow:?}: {events:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_being_deleted_fails_for_the_shutdown_of_its_node() {
+    let ((sim, folder), api) = (node(), Api::default());
+    let web = pod("web").from_api().running("main", "term ignore");
+    let running = api.put(&web.clone().build());
+    let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![running], &api);
+    sim.until("it runs", SOON, |l| l.live("web", "main").is_some()).await.expect("it runs");
+    sleep(Duration::from_secs(5)).await;
+    let mut deleted = ApiPod::clone(&web.deleting().build());
+    deleted.metadata.deletion_grace_period_seconds = Some(3600);
+    agent.update(api.put(&Arc::new(deleted))).await;
+    sleep(Duration::from_secs(60)).await;
+    agent.kill(uid("web"), 5, node_shutdown()).await;
+    sleep(Duration::from_secs(5)).await;
+    let last = api.deleted().pop().and_then(|pod| pod.status.clone()).expect("it is gone");
+    let shown = (last.phase.as_deref(), last.reason.as_deref(), last.message.as_deref());
+    assert_eq!(shown, (Some("Failed"), Some("Terminated"), Some("node shutdown")));
 }
 
 fn with_deadline(pod: &Pod, seconds: i64) -> Pod {
@@ -214,6 +254,40 @@ async fn a_failed_pull_is_shown_as_held_back_and_repeated_when_its_back_off_ends
     for pair in shown.chunks(2) {
         assert!((1..2).contains(&(pair[1].1 - pair[0].1).as_secs()), "{shown:?}");
     }
+}
+
+/// Whatever makes the worker look at the pod again, the cause of a restart that failed is shown for ten seconds before the
+/// back-off that holds the next one.
+#[tokio::test(start_paused = true)]
+async fn why_a_restart_failed_is_shown_before_its_back_off() {
+    let (sim, folder) = node();
+    let web = pod("web").running("main", "exit 1 1s").build();
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web.clone()]);
+    let waiting = || {
+        let containers = agent.statuses.get(&uid("web"))?.container_statuses?;
+        containers.into_iter().next()?.state?.waiting?.reason
+    };
+    let crashes = |l: &Trace| l.history("web", "main").filter(|instance| instance.exited.is_some()).count();
+    sim.until("it has crashed three times", SOON, |l| crashes(l) == 3).await.expect("it crashes");
+    // The next start is due in 20 s, and the one after it 40 s after the crash.
+    let refused = CallFault::on(Method::CreateContainer, FaultKind::Fail(Code::Unknown, "refused".to_owned()));
+    sim.faults(|faults| faults.add(refused.times(1)));
+    let crashed = Instant::now();
+    while sim.trace(|l| l.count(Method::CreateContainer)) < 4 {
+        assert!(crashed.elapsed() < SOON, "{}", sim.trace(Trace::to_string));
+        sleep(Duration::from_millis(10)).await;
+    }
+    let failed = Instant::now();
+    sleep(Duration::from_secs(1)).await;
+    agent.update(web).await;
+    while failed.elapsed() < Duration::from_millis(9900) {
+        assert_eq!(waiting().as_deref(), Some("CreateContainerError"), "{:?}", failed.elapsed());
+        sleep(Duration::from_millis(100)).await;
+    }
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(waiting().as_deref(), Some("CrashLoopBackOff"), "{:?}", failed.elapsed());
+    sim.until("it is started again", SOON, |l| l.history("web", "main").count() == 4).await.expect("it starts");
+    assert!((39..42).contains(&crashed.elapsed().as_secs()), "{:?}", crashed.elapsed());
 }
 
 /// The first status that shows the end of a container carries its termination message, though the kernel proves the exit

@@ -101,3 +101,28 @@ async fn the_next_agent_tears_down_what_a_killed_one_has_not() {
     assert_eq!(sim.trace(|l| l.history("web", "main").count()), 1, "it is not started again");
     assert_eq!((status().phase, status().container_statuses), (reported.phase, reported.container_statuses));
 }
+
+/// A process that the runtime does not report ends with its sandbox: until then its pod exists, with its volumes.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_pod_exists_until_a_container_whose_state_is_not_known_has_ended() {
+    let ((sim, folder), api) = (node(), Api::default());
+    let web = || pod("web").from_api().running("main", "run");
+    let first = api.put(&web().build());
+    let agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![first], &api);
+    running(&sim, 1).await;
+    drop(agent);
+    sim.lose_state("web", "main").expect("it runs");
+    sim.faults(|f| f.add(CallFault::on(Method::StopPodSandbox, FaultKind::Slow(Duration::from_secs(30)))));
+    let deleted = api.put(&web().deleting().build());
+    let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![deleted], &api);
+    let is_requested = |l: &Trace| l.count(Method::StopPodSandbox) > 0;
+    sim.until("its sandbox is stopped", SOON, is_requested).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(sim.trace(Trace::live_count), 1, "the runtime has not done so yet");
+    assert!(api.pod("web").is_some(), "{}", sim.trace(Trace::to_string));
+    let has_ended = |l: &Trace| l.live_count() == 0;
+    sim.until("it has ended", SOON, has_ended).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
+    // The removal of the sandbox begins with another stop.
+    sleep(Duration::from_secs(60)).await;
+    assert!(api.pod("web").is_none(), "{}", sim.trace(Trace::to_string));
+}

@@ -1,5 +1,7 @@
 //! The phase table.
 
+use k8s_openapi::api::core::v1::PodStatus;
+
 use super::Situation;
 use crate::model::ContainerState;
 use crate::model::testing::*;
@@ -142,4 +144,30 @@ fn the_active_deadline_fails_a_pod() {
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("DeadlineExceeded")));
     let not_started = limited(5_000).with(|s| s.old.start_time = None);
     assert_eq!(not_started.phase(), "Running");
+}
+
+/// As after a restart of the agent, when the deadline of a pod that has ended passes, or passed before.
+#[test]
+fn the_active_deadline_does_not_concern_a_pod_that_has_ended() {
+    let ended = |phase: &str, reason: Option<&str>, code| {
+        Situation::new(pod("Never", &[], &["a"]), vec![exited("a", 0, code)]).with(|s| {
+            s.pod.spec.as_mut().expect("a spec").active_deadline_seconds = Some(10);
+            s.old = PodStatus {
+                phase: Some(phase.to_owned()),
+                reason: reason.map(str::to_owned),
+                start_time: Some(time(std::time::Duration::ZERO)),
+                ..PodStatus::default()
+            };
+            s.pod.status = Some(s.old.clone());
+        })
+    };
+    let cases = [("Succeeded", None, 0), ("Failed", None, 3), ("Failed", Some("Evicted"), 3)];
+    for (phase, reason, code) in cases {
+        let status = ended(phase, reason, code).generate();
+        assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some(phase), reason));
+        assert_eq!(status.message, None, "{phase}");
+    }
+    let exceeded = ended("Failed", Some("DeadlineExceeded"), 0).with(|s| s.pod.status = None).generate();
+    let expected = (Some("Failed"), Some("DeadlineExceeded"));
+    assert_eq!((exceeded.phase.as_deref(), exceeded.reason.as_deref()), expected, "its containers succeed as they end");
 }

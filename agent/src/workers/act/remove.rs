@@ -34,18 +34,20 @@ pub(super) async fn remove_planned(
     removed.map_err(|source| PodError::RemoveContainer { container: remove.name.clone(), source })
 }
 
-/// Removes an instance of a pod with its log file, those rotated from it, and the link to it. If a log cannot be deleted the
-/// instance stays, since only the instance still names the log.
+/// Removes an instance of a pod with its log file and those rotated from it, unless logs are kept, and the link to it. If a
+/// log cannot be deleted the instance stays, since only the instance still names the log.
 ///
 /// # Errors
 /// The log or the instance cannot be removed.
 pub(super) async fn remove_with_logs(ctx: &ActContext, pod: &PodRef, status: &ContainerStatus) -> Result<(), Cause> {
     let (id, path) = (status.id.as_str(), &status.log_path);
     if !path.is_empty() {
-        let log = PathBuf::from(path);
-        filesystem::blocking(move || remove_logs(&log))
-            .await
-            .map_err(|error| Cause::file(format!("failed to remove container {id:?} log {path:?}"), error))?;
+        if !ctx.settings.keep_logs {
+            let log = PathBuf::from(path);
+            filesystem::blocking(move || remove_logs(&log))
+                .await
+                .map_err(|error| Cause::file(format!("failed to remove container {id:?} log {path:?}"), error))?;
+        }
         if let Some(links) = &ctx.files.log_links {
             // By its name: listing the links of all pods for each container takes long on a full node.
             let link = links.join(names::log_link_name(pod, &status.name, id));

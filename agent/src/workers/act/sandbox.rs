@@ -42,6 +42,8 @@ impl Sandbox {
             ready: true,
             created_at: ctx.clock.wall_nanos(),
             ips: self.ips.clone(),
+            // As upstream, one that was just created counts as ready whatever the runtime reports.
+            reports_network: !self.ips.is_empty(),
             host_network: spec::host_network(pod),
             shares_pid_namespace: spec::shares_pid_namespace(pod),
             runtime_handler: self.runtime_handler.clone(),

@@ -14,6 +14,8 @@ use crate::status::NodeAddresses;
 pub struct NodeSettings {
     /// Where container logs go (`podLogsDir`).
     pub pod_logs_dir: PathBuf,
+    /// `containerLogMaxSize` is negative: logs of removed instances stay until the log folder of their pod is removed.
+    pub keep_logs: bool,
     /// Name lookup.
     pub dns: DnsSettings,
     /// Requests and limits.

@@ -100,7 +100,7 @@ fn init_step(draft: &mut Draft<'_>, entry: &SpecContainer<'_>, newest: &Containe
     let pod = draft.input.pod;
     match newest.state {
         ContainerState::Running => {
-            if resize::needs_restart(draft, entry, newest) {
+            if draft.input.resizes_init && resize::needs_restart(draft, entry, newest) {
                 kill_for_resize(draft, entry, newest);
             }
             InitStep::Wait

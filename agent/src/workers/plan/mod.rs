@@ -57,6 +57,8 @@ pub struct PlanInput<'a> {
     pub actuated: Option<&'a PodResources>,
     /// Whether the pod's own cgroup has what is allocated.
     pub pod_cgroup: PodCgroup,
+    /// Init containers that are no sidecars are resized (gate InPlacePodVerticalScalingInitContainers).
+    pub resizes_init: bool,
     /// Feature gates.
     pub gates: RestartGates,
     /// The wall clock, comparable with the runtime's finish times.

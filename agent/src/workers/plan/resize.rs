@@ -3,6 +3,7 @@
 
 use super::PodCgroup;
 use super::draft::Draft;
+use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::ProbeResult;
@@ -33,9 +34,10 @@ fn change(draft: &Draft<'_>, container: &SpecContainer<'_>, running: &ContainerS
 /// Plans the changes of all containers that keep running, init containers first, from the last to the first. The plan is
 /// otherwise complete.
 pub(super) fn plan(draft: &mut Draft<'_>) {
-    let (pod, snapshot) = (draft.input.pod, draft.input.snapshot);
+    let (pod, snapshot, resizes_init) = (draft.input.pod, draft.input.snapshot, draft.input.resizes_init);
     let mut resize = ResizePod::default();
-    for container in spec::classified_init(pod).rev().chain(spec::classified_regular(pod)) {
+    let init = spec::classified_init(pod).rev().filter(|init| resizes_init || init.class != ContainerClass::Init);
+    for container in init.chain(spec::classified_regular(pod)) {
         let running = snapshot.newest(container.name()).filter(|newest| newest.state == ContainerState::Running);
         if let Some(running) = running.filter(|running| is_resizable(draft, &container, running)) {
             let (from, to) = change(draft, &container, running);
@@ -81,7 +83,7 @@ fn is_resizable(draft: &Draft<'_>, container: &SpecContainer<'_>, running: &Cont
     };
     let hash = container_hash(container.name(), container.spec.image.as_deref().unwrap_or_default());
     let is_killed = draft.actions.kill.iter().any(|kill| kill.id == running.id);
-    let is_started = container.class != crate::model::ContainerClass::Sidecar
+    let is_started = container.class != ContainerClass::Sidecar
         || ((container.spec.startup_probe.is_none() || probes.startup.get(&running.id) == Some(&ProbeResult::Success))
             && (container.spec.liveness_probe.is_none() || probes.liveness.contains_key(&running.id)));
     !is_killed && is_started && running.hash == hash && !failed(&probes.liveness) && !failed(&probes.startup)

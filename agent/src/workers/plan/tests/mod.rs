@@ -41,6 +41,7 @@ struct Situation {
     restarting_all: bool,
     actuated: Option<PodResources>,
     pod_cgroup: PodCgroup,
+    resizes_init: bool,
     gates: RestartGates,
     now: SystemTime,
 }
@@ -56,6 +57,7 @@ impl Situation {
             restarting_all: false,
             actuated: None,
             pod_cgroup: PodCgroup::default(),
+            resizes_init: true,
             gates: RestartGates::default(),
             now: backoff::wall_time(testing::at(100_000)),
         }
@@ -70,6 +72,7 @@ impl Situation {
             restarting_all: self.restarting_all,
             actuated: self.actuated.as_ref(),
             pod_cgroup: self.pod_cgroup,
+            resizes_init: self.resizes_init,
             gates: self.gates,
             now: self.now,
         })

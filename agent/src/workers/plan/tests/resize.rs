@@ -88,6 +88,26 @@ fn sidecars_come_before_regular_containers_once_they_have_started() {
 }
 
 #[test]
+fn init_containers_are_resized_unless_their_gate_is_off() {
+    let mut pod = testing::pod("Always", &["init"], &["main"]);
+    init_container(&mut pod, "init").resources = Some(requirements(memory("2Mi")));
+    let mut actuated = PodResources::default();
+    actuated.containers.insert("init".to_owned(), requirements(memory("1Mi")));
+    let resized = Situation { actuated: Some(actuated), ..Situation::new(pod, vec![running("init", 0)]) };
+    assert_eq!(names(&planned(&resized).memory), ["init"]);
+    let restarted = resized.clone().with_pod(|pod| {
+        let policy =
+            ContainerResizePolicy { resource_name: "memory".into(), restart_policy: "RestartContainer".into() };
+        init_container(pod, "init").resize_policy = Some(vec![policy]);
+    });
+    assert_eq!(brief(&restarted.plan()), "kill init-0, start init");
+    for situation in [resized, restarted] {
+        let off = Situation { resizes_init: false, ..situation };
+        assert!(off.plan().is_idle(), "{:?}", off.plan());
+    }
+}
+
+#[test]
 fn a_container_is_restarted_if_its_policy_says_so() {
     let changed = situation(&[("c", memory("1Mi"), memory("2Mi")), ("d", memory("1Mi"), memory("1Mi"))]);
     let policy = |resource: &str| {
