@@ -63,14 +63,15 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// Lines of the kernel log that are read after a loss.
 const MAX_LOG_LINES: usize = 20_000;
 
-/// Loads the probes and starts forwarding their records. `None` if they cannot be loaded.
+/// Loads the probes. `None` if they cannot be loaded. The future forwards their records until `shutdown`, and is to be run
+/// in a task.
 pub async fn start(
     options: KernelOptions,
     hierarchy: Hierarchy,
     hints: mpsc::Sender<Hint>,
     sensor_states: SensorStates,
     shutdown: CancellationToken,
-) -> Option<Probes> {
+) -> Option<(Probes, impl Future<Output = ()> + Send + 'static)> {
     let loading =
         bpf::Options { btf: options.btf.clone(), hierarchy: hierarchy.clone(), exits_ring: options.exits_ring };
     let Loaded { probes, records, status } = match bpf::load(loading).await {
@@ -98,13 +99,13 @@ pub async fn start(
     };
     follower.watch_pods();
     follower.ooms.begin(&follower.index);
-    tokio::spawn(async move {
+    let forwarding = async move {
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = follower.follow() => {}
         }
-    });
-    Some(probes)
+    };
+    Some((probes, forwarding))
 }
 
 fn report(sensor_states: &SensorStates, status: &[ProbeStatus]) {

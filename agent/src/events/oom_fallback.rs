@@ -40,15 +40,15 @@ pub struct FallbackOptions {
     pub log: PathBuf,
 }
 
-/// Forwards OOM kills from now on until `shutdown`. Reads the counters of all containers first, which the kernel answers
-/// from memory.
+/// Forwards OOM kills from now on until `shutdown`, by the future, which is to be run in a task. Reads the counters of all
+/// containers first, which the kernel answers from memory.
 pub fn start(
     options: FallbackOptions,
     hierarchy: Hierarchy,
     hints: mpsc::Sender<Hint>,
     sensor_states: &SensorStates,
     shutdown: CancellationToken,
-) {
+) -> impl Future<Output = ()> + Send + use<> {
     let log = match KernelLog::open(&options.log) {
         Ok(log) => {
             sensor_states.set(Sensor::KernelLog, SensorState::Up);
@@ -64,12 +64,12 @@ pub fn start(
     fallback.walk();
     fallback.source.begin(&fallback.index);
     let sensor_states = sensor_states.clone();
-    tokio::spawn(async move {
+    async move {
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = fallback.follow(log, hints, sensor_states) => {}
         }
-    });
+    }
 }
 
 struct Fallback {

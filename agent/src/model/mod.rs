@@ -28,6 +28,7 @@ pub mod runtime_keys;
 mod sandbox;
 mod snapshot;
 pub mod spec;
+mod tasks;
 #[cfg(test)]
 pub mod testing;
 mod version;
@@ -98,4 +99,5 @@ pub use snapshot::PodSnapshot;
 pub use snapshot::ProvenExit;
 pub use snapshot::SandboxStatus;
 pub use snapshot::TerminationFile;
+pub use tasks::named;
 pub use version::KUBERNETES;

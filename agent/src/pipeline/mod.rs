@@ -45,6 +45,7 @@ use crate::model::Clock;
 use crate::model::DeadContainerPolicy;
 use crate::model::PodUpdate;
 use crate::model::Pressures;
+use crate::model::named;
 use crate::model::restart::RestartGates;
 use crate::objects::Objects;
 use crate::pacing::Pacing;
@@ -281,17 +282,20 @@ impl Services {
         let (allocations, resizes) = (self.allocations.clone(), PendingResizes::new(self.resize_policy));
         let counted = metrics.clone();
         let prober = probed_pods::prober(&self, &running);
-        tasks.spawn(prober.clone().run(shutdown.clone()));
+        tasks.spawn(named("prober", prober.clone().run(shutdown.clone())));
         let context = Arc::new(self.worker_context(&running, prober, tasks));
         let images = Arc::new(ImageGc::new(context.act.images.clone(), image_gc, recorder.clone(), metrics));
         let garbage = NodeGarbage::new(context.clone(), running.registry.clone(), images.clone());
         let collecting = shutdown.clone();
-        tasks.spawn(async move { _ = collecting.run_until_cancelled(images.run()).await });
+        let collecting = async move { _ = collecting.run_until_cancelled(images.run()).await };
+        tasks.spawn(named("image garbage collection", collecting));
         let (releasing, devices) = (shutdown.clone(), DeviceRelease::new(context.clone()));
-        tasks.spawn(async move { _ = releasing.run_until_cancelled(devices.run()).await });
+        let releasing = async move { _ = releasing.run_until_cancelled(devices.run()).await };
+        tasks.spawn(named("release of devices", releasing));
         if let Some(limits) = DeadContainerLimits::new(context.clone(), running.registry.clone(), pods.clone()) {
             let limiting = shutdown.clone();
-            tasks.spawn(async move { _ = limiting.run_until_cancelled(limits.run()).await });
+            let limiting = async move { _ = limiting.run_until_cancelled(limits.run()).await };
+            tasks.spawn(named("limits on dead containers", limiting));
         }
         let (sweep_again, leftovers_due) = mpsc::channel(1);
         let sync = SyncLoop {
@@ -337,7 +341,7 @@ impl Services {
                 clock: self.clock,
                 metrics: self.metrics.clone(),
             };
-            tasks.spawn(manager.run(shutdown.clone()));
+            tasks.spawn(named("status manager", manager.run(shutdown.clone())));
         }
         statuses
     }
@@ -389,11 +393,12 @@ impl Services {
 fn network_of(mut state: watch::Receiver<RuntimeState>, tasks: &mut JoinSet<()>) -> watch::Receiver<Option<String>> {
     let error = |state: &RuntimeState| state.network_error().map(str::to_owned);
     let (sender, network) = watch::channel(error(&state.borrow()));
-    tasks.spawn(async move {
+    let following = async move {
         while state.changed().await.is_ok() {
             let now = error(&state.borrow_and_update());
             sender.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
         }
-    });
+    };
+    tasks.spawn(named("state of the network", following));
     network
 }

@@ -93,17 +93,18 @@ fn resources(linux: v1::LinuxContainerResources) -> ContainerResources {
 /// One sandbox status. CRI-O has the runtime handler in lists only: that is `listed_handler`.
 pub(super) fn sandbox(status: v1::PodSandboxStatus, listed_handler: &str) -> SandboxStatus {
     let namespaces = status.linux.and_then(|l| l.namespaces).and_then(|n| n.options).unwrap_or_default();
-    let ips = status.network.map(|network| {
-        let more = network.additional_ips.into_iter().map(|ip| ip.ip);
-        std::iter::once(network.ip).chain(more).filter(|ip| !ip.is_empty()).collect()
-    });
+    let reports_network = status.network.is_some();
+    let network = status.network.unwrap_or_default();
+    let more = network.additional_ips.into_iter().map(|ip| ip.ip);
+    let ips = std::iter::once(network.ip).chain(more).filter(|ip| !ip.is_empty()).collect();
     let handler = Some(status.runtime_handler).filter(|handler| !handler.is_empty());
     SandboxStatus {
         id: SandboxId::from(status.id),
         attempt: status.metadata.map(|m| m.attempt).unwrap_or_default(),
         ready: status.state == v1::PodSandboxState::SandboxReady as i32,
         created_at: status.created_at,
-        ips: ips.unwrap_or_default(),
+        ips,
+        reports_network,
         host_network: namespaces.network == v1::NamespaceMode::Node as i32,
         shares_pid_namespace: namespaces.pid != v1::NamespaceMode::Container as i32,
         runtime_handler: handler.unwrap_or_else(|| listed_handler.to_owned()),
@@ -137,6 +138,19 @@ mod tests {
         let c = container(status, Some(42), SandboxId::from("s"));
         assert_eq!((c.hash, c.restart_count, c.exit_code, c.pid), (255, 7, Some(3), Some(42)));
         assert_eq!(c.termination.host_path.as_deref(), Some("/pods/x"));
+    }
+
+    #[test]
+    fn an_absent_network_is_told_from_one_without_addresses() {
+        let read = |network| {
+            let found = sandbox(v1::PodSandboxStatus { network, ..Default::default() }, "");
+            (found.reports_network, found.ips)
+        };
+        assert_eq!(read(None), (false, Vec::new()));
+        assert_eq!(read(Some(v1::PodSandboxNetworkStatus::default())), (true, Vec::new()));
+        let more = vec![v1::PodIp { ip: "fd00::1".into() }];
+        let dual = v1::PodSandboxNetworkStatus { ip: "10.0.0.1".into(), additional_ips: more };
+        assert_eq!(read(Some(dual)), (true, vec!["10.0.0.1".into(), "fd00::1".into()]));
     }
 
     #[test]

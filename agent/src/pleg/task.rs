@@ -3,10 +3,12 @@
 
 use std::collections::HashMap;
 use std::collections::HashSet;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Semaphore;
@@ -251,10 +253,13 @@ impl PlegTask {
         let now = Instant::now();
         let Some(record) = self.records.get_mut(&uid) else { return };
         record.recheck = None;
-        record.rechecks = record.rechecks.saturating_add(1);
-        if record.acting_since.is_some_and(|since| now >= since + ACTING_LIMIT) {
-            record.acting_since = None;
+        if let Some(limit) = record.acting_since.map(|since| since + ACTING_LIMIT).filter(|limit| now < *limit) {
+            // It was scheduled before the worker began to act.
+            record.recheck = Some(self.rechecks.insert_at(uid, limit));
+            return;
         }
+        record.acting_since = None;
+        record.rechecks = record.rechecks.saturating_add(1);
         record.again = Some(now);
         self.inspect_if_wanted(&uid);
     }
@@ -300,8 +305,11 @@ impl PlegTask {
             let _slot = slots.acquire().await;
             let start = Instant::now();
             let failed = |message: String| InspectError::Runtime { uid: uid.clone(), message: message.into() };
+            // Else the callers that wait for it would do so for ever.
+            let inspection = AssertUnwindSafe(inspection).catch_unwind();
             let result = match tokio::time::timeout(limit, inspection).await {
-                Ok(result) => result.map_err(|error| failed(error.to_string())),
+                Ok(Ok(result)) => result.map_err(|error| failed(error.to_string())),
+                Ok(Err(_)) => Err(failed("the inspection panicked".to_owned())),
                 Err(_) => Err(failed(format!("no answer within {limit:?}"))),
             };
             observer.inspection(start.elapsed(), result.is_ok());
@@ -314,12 +322,9 @@ impl PlegTask {
             Ok(CallResult::Inspected { uid, sampled_at, result }) => self.on_inspected(&uid, sampled_at, result),
             Ok(CallResult::Exited { uid, container }) => self.on_exited(&uid, *container),
             Ok(CallResult::Listed { began, result }) => self.on_listed(began, result),
-            // A panic in a conversion; the relist inspects the pods again.
+            // A panic in a list or in the message of an exit; the relist finds what was missed. Inspections return theirs.
             Err(error) => {
-                tracing::error!(%error, "an inspection ended abnormally");
-                for record in self.records.values_mut() {
-                    record.inflight = None;
-                }
+                tracing::error!(%error, "a task of the PLEG ended abnormally");
                 self.relists.abandon();
                 self.relists.request(crate::events::RelistReason::Dropped, Instant::now());
             }

@@ -1,5 +1,7 @@
 //! The PLEG on runtimes that know little of their containers: no exit code yet, no process on the node, a wrong one.
 
+mod faults;
+
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::sync::Arc;
@@ -42,6 +44,7 @@ use crate::model::LifecycleEvent;
 use crate::model::PodUid;
 use crate::model::runtime_keys;
 use crate::oom::OomReporter;
+use crate::runtime::CallObserver;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::tests::server::Answer;
@@ -209,10 +212,20 @@ struct Pleg {
 
 impl Pleg {
     fn on(runtime: &FakeRuntime, pin: impl Fn(u32) -> Pinned + Send + Sync + 'static) -> Self {
+        Self::observed(runtime, pin, Arc::new(()))
+    }
+
+    /// As [`Self::on`], with `calls` called for every call of the runtime.
+    fn observed(
+        runtime: &FakeRuntime,
+        pin: impl Fn(u32) -> Pinned + Send + Sync + 'static,
+        calls: Arc<dyn CallObserver>,
+    ) -> Self {
         let (socket, runtime) = (Socket::default(), runtime.clone());
         socket.serve(script(move |method, message| runtime.answer(method, message)));
         let connect = move || socket.clone().connect();
-        let runtime = Runtime::with_connector("unix:///run/fake.sock", connect, RuntimeOptions::default());
+        let options = RuntimeOptions { observer: calls, ..RuntimeOptions::default() };
+        let runtime = Runtime::with_connector("unix:///run/fake.sock", connect, options);
         let (hints, hints_in) = mpsc::channel(16);
         let inspections = Arc::new(Inspections::default());
         let sensor_states = SensorStates::default();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Event;
 use proptest::prelude::*;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::correlate::CorrelationResult;
 use super::correlate::Correlator;
@@ -30,6 +31,8 @@ fn on(pod: &str, reason: &str, message: &str, nanos: i64) -> Occurrence {
         message: message.to_owned(),
         annotations: BTreeMap::from([("note".to_owned(), "one".to_owned())]),
         nanos,
+        recorded_at: Instant::now(),
+        number: nanos,
     }
 }
 

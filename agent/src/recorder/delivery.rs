@@ -91,8 +91,7 @@ impl Queue {
     async fn due(&mut self, deferred: &mut VecDeque<Occurrence>, deferral: &impl Deferral) -> Option<Occurrence> {
         let mut is_open = true;
         while is_open || !deferred.is_empty() {
-            let age = deferred.front().map(|first| self.clock.wall_nanos().saturating_sub(first.nanos));
-            let age = age.map(|nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or_default()));
+            let age = deferred.front().map(|first| first.recorded_at.elapsed());
             let ready = async {
                 match age {
                     Some(age) => deferral.ready(age).await,

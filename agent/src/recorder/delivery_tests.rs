@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -193,6 +194,26 @@ async fn each_event_is_deferred_by_its_age() {
     assert_eq!(began.elapsed(), Duration::from_millis(3500), "b is two seconds old then");
     let messages: Vec<_> = asked.iter().map(|(_, _, body)| body["message"].clone()).collect();
     assert_eq!((messages, losses, server.asked().len()), (vec![json!("a"), json!("b")], vec![], 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_was_set_back_neither_dates_events_in_the_future_nor_defers_them_longer() {
+    let test = start_delivery();
+    let began = Instant::now();
+    // The last event before was an hour later by the clock.
+    let last = 1_700_003_600_000_000_000;
+    test.recorder.sender.as_ref().unwrap().last_number.store(last, Ordering::Relaxed);
+    test.hold.send_replace(Duration::from_secs(2));
+    test.record("a");
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    test.record("b");
+    let (asked, _) = test.end().await;
+    assert_eq!(began.elapsed(), Duration::from_millis(3500), "b is two seconds old then");
+    let times: Vec<_> =
+        asked.iter().flat_map(|(_, _, body)| [&body["firstTimestamp"], &body["lastTimestamp"]]).collect();
+    assert_eq!(times, ["2023-11-14T22:13:20Z", "2023-11-14T22:13:20Z", "2023-11-14T22:13:21Z", "2023-11-14T22:13:21Z"]);
+    let names: Vec<_> = asked.iter().map(|(_, _, body)| body["metadata"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, [format!("pod.{:x}", last + 1), format!("pod.{:x}", last + 2)], "no name is used twice");
 }
 
 #[tokio::test(start_paused = true)]

@@ -85,7 +85,7 @@ struct Sender {
     queue: mpsc::Sender<Occurrence>,
     clock: Clock,
     /// Events are named by their nanosecond: each gets its own.
-    last_nanos: AtomicI64,
+    last_number: AtomicI64,
     observer: Arc<dyn RecorderObserver>,
 }
 
@@ -98,7 +98,7 @@ impl Recorder {
     /// Events of this node as log lines and for the API server, which [`Queue::deliver`] sends them to.
     pub fn delivering(node: &str, clock: Clock, observer: Arc<dyn RecorderObserver>) -> (Self, Queue) {
         let (queue, receiver) = mpsc::channel(QUEUE);
-        let sender = Sender { queue, clock, last_nanos: AtomicI64::new(0), observer: observer.clone() };
+        let sender = Sender { queue, clock, last_number: AtomicI64::new(0), observer: observer.clone() };
         let recorder = Self { sender: Some(Arc::new(sender)), ..Self::logging(node) };
         (recorder, Queue::new(receiver, node, clock, observer))
     }
@@ -146,9 +146,10 @@ impl Recorder {
         let message = text::sanitize(message);
         log(&object, kind, reason, &message);
         let Some(sender) = &self.sender else { return };
-        let message = message.into_owned();
-        let (reason, nanos) = (reason.to_owned(), sender.next_nanos());
-        let occurrence = Occurrence { object, kind, reason, message, annotations, nanos };
+        let (reason, message) = (reason.to_owned(), message.into_owned());
+        let (nanos, recorded_at) = (sender.clock.wall_nanos(), sender.clock.now());
+        let number = sender.next_number(nanos);
+        let occurrence = Occurrence { object, kind, reason, message, annotations, nanos, recorded_at, number };
         if sender.queue.try_send(occurrence).is_err() {
             sender.observer.lost(Loss::QueueFull);
         }
@@ -156,11 +157,10 @@ impl Recorder {
 }
 
 impl Sender {
-    /// Now, in nanoseconds since the Unix epoch; later than every result before.
-    fn next_nanos(&self) -> i64 {
-        let now = self.clock.wall_nanos();
+    /// `now`, or a later nanosecond: later than every result before.
+    fn next_number(&self, now: i64) -> i64 {
         let later = |last: i64| Some(now.max(last.saturating_add(1)));
-        match self.last_nanos.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later) {
+        match self.last_number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later) {
             Ok(last) | Err(last) => now.max(last.saturating_add(1)),
         }
     }

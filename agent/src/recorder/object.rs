@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
 
 /// `source.component` and `reportingComponent`.
 pub(super) const COMPONENT: &str = "kubelet";
@@ -42,6 +43,10 @@ pub(super) struct Occurrence {
     pub(super) annotations: BTreeMap<String, String>,
     /// When, in nanoseconds since the Unix epoch.
     pub(super) nanos: i64,
+    /// When: the clock may be set before it is delivered.
+    pub(super) recorded_at: Instant,
+    /// Its number, which no other has: near `nanos`, from which it differs after the clock was set back.
+    pub(super) number: i64,
 }
 
 /// Refers to a pod, or to the container at `field_path`.
@@ -77,7 +82,7 @@ impl Occurrence {
         let at = time(self.nanos);
         Event {
             metadata: ObjectMeta {
-                name: Some(event_name(object, self.nanos)),
+                name: Some(event_name(object, self.number)),
                 namespace: Some(namespace),
                 annotations: Some(self.annotations.clone()).filter(|all| !all.is_empty()),
                 ..ObjectMeta::default()
@@ -97,9 +102,9 @@ impl Occurrence {
     }
 }
 
-/// The name of an event: its object's and the nanosecond; a random UUID where that is no name.
-pub(super) fn event_name(object: &str, nanos: i64) -> String {
-    let name = format!("{object}.{nanos:x}");
+/// The name of an event: its object's and the number, as upstream a nanosecond; a random UUID where that is no name.
+pub(super) fn event_name(object: &str, number: i64) -> String {
+    let name = format!("{object}.{number:x}");
     if is_subdomain(&name) { name } else { random_uuid() }
 }
 
@@ -144,6 +149,8 @@ mod tests {
             message: "again".to_owned(),
             annotations: BTreeMap::new(),
             nanos: NANOS,
+            recorded_at: Instant::now(),
+            number: NANOS,
         }
     }
 

@@ -6,12 +6,15 @@ use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 use tokio::sync::mpsc;
+use tokio::task::JoinError;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::SourceUpdate;
 use super::decode;
 use super::decode::MAX_MANIFEST_BYTES;
+use super::decode::Manifest;
+use super::decode::ManifestError;
 use super::static_pod::Origin;
 use crate::model::ConfigSource;
 use crate::model::Pod;
@@ -84,7 +87,7 @@ pub(super) enum FetchError {
         /// The URL that was requested.
         url: String,
         /// What is wrong.
-        source: decode::ManifestError,
+        source: ManifestError,
     },
 }
 
@@ -193,17 +196,14 @@ impl HttpSource {
         if body == *last {
             return Ok(None);
         }
-        let origin = Origin {
-            // Nothing tells when the content of a URL changed.
-            adoptions: None,
-            source: ConfigSource::Http,
-            location: &self.url,
-            node_name: &self.node_name,
-            prevent_api_references: self.prevent_api_references,
-        };
-        let manifest = decode::decode(&body, &origin);
+        let unusable = |source| FetchError::Manifest { url: url(), source };
+        let decoded = self.decode(body).await;
+        let (body, manifest) = decoded.map_err(|error| {
+            let message = format!("decoding failed: {error}");
+            unusable(ManifestError::whole(message))
+        })?;
         *last = body;
-        let manifest = manifest.map_err(|source| FetchError::Manifest { url: url(), source })?;
+        let manifest = manifest.map_err(unusable)?;
         if !manifest.unknown_fields.is_empty() {
             let fields = manifest.unknown_fields.join(", ");
             tracing::warn!(source = "http", url = self.url, fields, "manifest sets unknown fields, ignored");
@@ -212,6 +212,28 @@ impl HttpSource {
             tracing::warn!(source = "http", url = self.url, "{}", decode::FURTHER_DOCUMENTS);
         }
         Ok(Some(manifest.pods))
+    }
+
+    /// Decodes the body and returns it. A large one takes long: not on a thread of the runtime.
+    ///
+    /// # Errors
+    /// The decoder panicked.
+    async fn decode(&self, body: Vec<u8>) -> Result<(Vec<u8>, Result<Manifest, ManifestError>), JoinError> {
+        let (location, node_name) = (self.url.clone(), self.node_name.clone());
+        let prevent_api_references = self.prevent_api_references;
+        let decoding = move || {
+            let origin = Origin {
+                // Nothing tells when the content of a URL changed.
+                adoptions: None,
+                source: ConfigSource::Http,
+                location: &location,
+                node_name: &node_name,
+                prevent_api_references,
+            };
+            let manifest = decode::decode(&body, &origin);
+            (body, manifest)
+        };
+        tokio::task::spawn_blocking(decoding).await
     }
 }
 

@@ -201,6 +201,24 @@ async fn a_body_is_used_once_until_it_changes() {
     assert_eq!(requests.names().await, some(["b-n"]), "the first document counts");
 }
 
+/// The only thread for blocking work is occupied at first.
+#[test]
+fn a_body_is_not_decoded_on_a_thread_of_the_runtime() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let server = Server::with(200, &manifest("a", "1")).await;
+        let mut requests = Requests::of(source(&server.url));
+        let (free, freed) = std::sync::mpsc::channel::<()>();
+        let occupied = tokio::task::spawn_blocking(move || freed.recv());
+        let mut names = std::pin::pin!(requests.names());
+        let early = tokio::time::timeout(Duration::from_millis(300), &mut names).await;
+        assert!(early.is_err(), "decoded meanwhile: {early:?}");
+        drop(free);
+        assert_eq!(names.await, some(["a-n"]));
+        occupied.await.unwrap().expect_err("the sender is gone");
+    });
+}
+
 #[tokio::test]
 async fn a_body_must_be_smaller_than_a_manifest_may_be() {
     let limit = usize::try_from(MAX_MANIFEST_BYTES).unwrap();

@@ -25,6 +25,8 @@ pub mod merge;
 mod merge_tests;
 mod ready;
 mod references;
+#[cfg(test)]
+mod start_tests;
 pub mod static_pod;
 #[cfg(test)]
 mod test_watcher;
@@ -38,6 +40,8 @@ use std::time::Duration;
 use std::time::SystemTime;
 
 use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::adoption::Adoptions;
@@ -47,6 +51,7 @@ use crate::model::Clock;
 use crate::model::ConfigSource;
 use crate::model::Pod;
 use crate::model::PodUpdate;
+use crate::model::named;
 use crate::proxy::Proxies;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
@@ -73,8 +78,20 @@ pub struct SourcesConfig {
     pub prevent_static_pod_api_references: bool,
     /// Static pods from files that the runtime has already.
     pub adoptions: Adoptions,
-    /// Client for the pods bound to this node, and the signal that ends its back-off; `None` on a standalone node.
-    pub api: Option<(kube::Client, Recovered)>,
+    /// The pods bound to this node; `None` on a standalone node.
+    pub api: Option<ApiPods>,
+}
+
+/// Access to the pods that are bound to this node.
+#[derive(Clone)]
+pub struct ApiPods {
+    /// Client with access to pods of all namespaces.
+    pub client: kube::Client,
+    /// Signals that the API server is reachable again; ends back-off waits.
+    pub recovered: Recovered,
+    /// True once admission knows the Node, or that there is none. No pod is delivered before: one that is rejected by an
+    /// earlier state of the Node stays rejected.
+    pub node_known: watch::Receiver<bool>,
 }
 
 /// What a source sends to the merger.
@@ -98,11 +115,13 @@ pub enum SourceUpdate {
     },
 }
 
-/// Starts the configured sources. The tasks end when `cancel` is cancelled or the receiver is dropped.
+/// Starts the configured sources. Their tasks are spawned into `tasks`, which is to be watched: without one of them desired
+/// pods change unnoticed. They end when `cancel` is cancelled or the receiver is dropped.
 pub fn start(
     config: SourcesConfig,
     clock: Clock,
     recorder: Recorder,
+    tasks: &mut JoinSet<()>,
     cancel: CancellationToken,
 ) -> (mpsc::Receiver<PodUpdate>, SourcesHandle) {
     let (sets, merger_sets) = mpsc::channel(1);
@@ -124,7 +143,7 @@ pub fn start(
             adoptions: config.adoptions,
             after: awaits_mirrors.then(|| handle.clone()),
         };
-        tokio::spawn(file.run(sets.clone(), cancel.clone()));
+        tasks.spawn(named("pod source file", file.run(sets.clone(), cancel.clone())));
     }
     if let Some(url) = config.static_pod_url {
         let http = http::HttpSource {
@@ -135,19 +154,20 @@ pub fn start(
             prevent_api_references: config.prevent_static_pod_api_references,
             proxies: Proxies::from_env(),
         };
-        tokio::spawn(http.run(sets.clone(), cancel.clone()));
+        tasks.spawn(named("pod source http", http.run(sets.clone(), cancel.clone())));
     }
-    if let Some((client, recovered)) = config.api {
-        let api = api::ApiSource { client, recovered, node_name: config.node_name };
-        tokio::spawn(api.run(sets.clone(), cancel.clone()));
+    if let Some(pods) = config.api {
+        let api = api::ApiSource { pods, node_name: config.node_name };
+        tasks.spawn(named("pod source api", api.run(sets.clone(), cancel.clone())));
     }
     let merger = Merger { handle: handle.clone(), clock, recorder, _keeps_channel_open: sets };
-    tokio::spawn(async move {
+    let merging = async move {
         tokio::select! {
             () = cancel.cancelled() => {}
             () = merger.run(merger_sets, updates) => {}
         }
-    });
+    };
+    tasks.spawn(named("merger of pod sources", merging));
     (receiver, handle)
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +29,7 @@ pub(super) struct Watcher {
     /// Kinds of updates so far: "add web-n", "remove web-n", ...
     pub log: Vec<String>,
     pub cancel: CancellationToken,
+    _tasks: JoinSet<()>,
 }
 
 /// A configuration without sources.
@@ -56,8 +58,9 @@ pub(super) fn manifest(name: &str, image: &str) -> String {
 impl Watcher {
     pub(super) fn start(config: SourcesConfig) -> Self {
         let cancel = CancellationToken::new();
-        let (updates, handle) = start(config, Clock::System, Recorder::default(), cancel.clone());
-        Self { updates, handle, pods: BTreeMap::new(), log: Vec::new(), cancel }
+        let mut tasks = JoinSet::new();
+        let (updates, handle) = start(config, Clock::System, Recorder::default(), &mut tasks, cancel.clone());
+        Self { updates, handle, pods: BTreeMap::new(), log: Vec::new(), cancel, _tasks: tasks }
     }
 
     /// Takes in one update.

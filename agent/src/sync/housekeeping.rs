@@ -53,6 +53,7 @@ impl SyncLoop {
         let snapshots = self.pleg.all();
         keep.extend(snapshots.iter().filter(|s| !is_empty(s)).map(|s| s.pod.uid.clone()));
         keep.extend(self.workers.uids());
+        self.workers.release_names(&keep);
         self.statuses.retain(&keep);
         self.allocations.retain_actuated(&keep);
         if let Some(due) = self.leftovers.remove_leftovers(&keep) {

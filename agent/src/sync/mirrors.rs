@@ -4,9 +4,11 @@
 //! one call at a time. Without an API server, and before the own Node is known, no call is made.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
@@ -106,11 +108,8 @@ impl Mirrors {
         name.busy = true;
         let full_name = full_name.to_owned();
         self.calls.spawn(async move {
-            let result = match &due {
-                Call::Nothing => Ok(None),
-                Call::Create(pod) => api.create(pod).await.map(Some),
-                Call::Delete(pod) => api.delete(pod).await.map(|()| None),
-            };
+            let made = AssertUnwindSafe(make(&*api, &due)).catch_unwind().await;
+            let result = made.unwrap_or_else(|_| Err(PodApiError::Unanswered("the client panicked".to_owned())));
             (full_name, due, result)
         });
     }
@@ -192,6 +191,14 @@ impl Name {
 
     fn is_forgettable(&self) -> bool {
         self.made.is_none() && self.deleted.is_none()
+    }
+}
+
+async fn make(api: &dyn PodApi, call: &Call) -> Result<Option<ApiPod>, PodApiError> {
+    match call {
+        Call::Nothing => Ok(None),
+        Call::Create(pod) => api.create(pod).await.map(Some),
+        Call::Delete(pod) => api.delete(pod).await.map(|()| None),
     }
 }
 

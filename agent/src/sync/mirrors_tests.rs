@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use serde_json::json;
 use tokio::time::Instant;
@@ -14,11 +16,13 @@ use crate::status::manager::Answer;
 struct Api {
     calls: Mutex<Vec<String>>,
     failures: Mutex<VecDeque<PodApiError>>,
+    panics_once: AtomicBool,
 }
 
 impl Api {
     async fn call<T>(&self, what: String, answer: T) -> Result<T, PodApiError> {
         self.calls.lock().unwrap().push(what);
+        assert!(!self.panics_once.swap(false, Relaxed), "this test makes the call panic");
         match self.failures.lock().unwrap().pop_front() {
             Some(failure) => Err(failure),
             None => Ok(answer),
@@ -211,6 +215,21 @@ async fn failures_are_retried() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     setup.reconcile(&show, None);
     assert_eq!(setup.api.calls(), ["create h"; 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_panics_is_retried() {
+    let mut setup = setup(Some(node()));
+    setup.api.panics_once.store(true, Relaxed);
+    let show = MirrorAction::Ensure(static_pod("h"));
+    setup.reconcile(&show, None);
+    for _ in 0..2 {
+        let changed = tokio::time::timeout(Duration::from_secs(5), setup.mirrors.changed()).await;
+        assert_eq!(changed.expect("a failure, then the end of its pause").as_deref(), Some("web-node_default"));
+        setup.reconcile(&show, None);
+    }
+    assert_eq!(setup.mirrors.changed().await.as_deref(), Some("web-node_default"));
+    assert_eq!(setup.api.calls(), ["create h"; 2]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -91,7 +91,8 @@ pub struct SyncLoop {
 }
 
 impl SyncLoop {
-    /// Runs until `shutdown`. Containers are left as they are.
+    /// Runs until `shutdown`, or until there is nothing left that sends updates: desired pods would change unnoticed.
+    /// Containers are left as they are.
     pub async fn run(mut self, mut updates: mpsc::Receiver<PodUpdate>, shutdown: CancellationToken) {
         let (pleg, probes) = (self.pleg.clone(), self.probes.clone());
         let allocations = self.allocations.clone();
@@ -103,7 +104,10 @@ impl SyncLoop {
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 () = tokio::time::sleep(MAX_IDLE) => {}
-                Some(update) = updates.recv() => self.on_update(update),
+                update = updates.recv() => match update {
+                    Some(update) => self.on_update(update),
+                    None => break,
+                },
                 uids = pleg.changed_pods() => self.on_pleg_change(uids),
                 () = pleg.pods_inspected() => self.housekeep_soon(HOUSEKEEPING_DELAY),
                 uids = probes.changed_pods() => self.on_probe_results(uids),

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use anyhow::Context as _;
 use tokio::sync::oneshot;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
@@ -31,6 +32,7 @@ use crate::cli::version;
 use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::named;
 
 /// Clients of the API server.
 pub(super) struct Connection {
@@ -69,6 +71,7 @@ pub(super) async fn connect(
     settings: &Settings,
     node_name: &str,
     metrics: &Arc<Metrics>,
+    tasks: &mut JoinSet<()>,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<Connection> {
     tls::install_crypto();
@@ -76,11 +79,11 @@ pub(super) async fn connect(
         tracing::info!("no --kubeconfig: running standalone");
         return Ok(Connection { api: None, lost: None });
     }
-    Joining { settings, node_name, metrics, shutdown }.connect().await
+    Joining { settings, node_name, metrics, shutdown }.connect(tasks).await
 }
 
 impl Joining<'_> {
-    async fn connect(&self) -> anyhow::Result<Connection> {
+    async fn connect(&self, tasks: &mut JoinSet<()>) -> anyhow::Result<Connection> {
         let file = Path::new(&self.settings.flags.kubeconfig);
         let bootstrap = Some(&self.settings.flags.bootstrap_kubeconfig).filter(|file| !file.is_empty());
         let rotate = self.settings.kubelet.rotate_certificates;
@@ -92,7 +95,7 @@ impl Joining<'_> {
                 certificates::write_kubeconfig(file, &access, &store.current_path())?;
                 tracing::info!(kubeconfig = %file.display(), "written; the client certificate is being requested");
                 let without = Access { certificate: None, ..Access::clone(&access) };
-                return self.rotate(&without, bootstrap, store);
+                return self.rotate(&without, bootstrap, store, tasks);
             }
             FirstAccess::Bootstrap(access) => self.bootstrap(&access, file).await?,
             FirstAccess::Kubeconfig => {}
@@ -104,7 +107,7 @@ impl Joining<'_> {
             let files = pair.and_then(|pair| pair.certificate.path().zip(pair.key.path()));
             let store = self.store(files.map(|(certificate, key)| (certificate.to_owned(), key.to_owned())));
             let bootstrap = self.plain(&Access { certificate: None, ..access.clone() })?;
-            return self.rotate(&access, bootstrap, store);
+            return self.rotate(&access, bootstrap, store, tasks);
         }
         let api = ApiServer::connect(&access, &self.options(), self.metrics.clone(), self.shutdown.clone())?;
         Ok(Connection { api: Some(api), lost: None })
@@ -133,7 +136,13 @@ impl Joining<'_> {
 
     /// Clients with a rotated certificate. Tokens and passwords are used for certificate requests only, by `bootstrap`, which
     /// sends them as long as there is no certificate.
-    fn rotate(&self, access: &Access, bootstrap: ApiServer, store: Store) -> anyhow::Result<Connection> {
+    fn rotate(
+        &self,
+        access: &Access,
+        bootstrap: ApiServer,
+        store: Store,
+        tasks: &mut JoinSet<()>,
+    ) -> anyhow::Result<Connection> {
         let (first, at_once) = first_pair(access, &store)?;
         // Anonymous until there is one, as upstream: requests that the server allows without credentials work meanwhile.
         let identity = Identity::default();
@@ -152,17 +161,19 @@ impl Joining<'_> {
             server_health: server_health.clone(),
             at_once,
         };
-        tokio::spawn(manager.run(current, self.shutdown.clone()));
-        tokio::spawn(show(api.clone(), seen.clone(), self.shutdown.clone()));
+        let rotation = manager.run(current, self.shutdown.clone());
+        tasks.spawn(named("rotation of the client certificate", rotation));
+        tasks.spawn(named("client certificate", show(api.clone(), seen.clone(), self.shutdown.clone())));
         let (telling, lost) = oneshot::channel();
         let watching = certificates::wait_until_missing_too_long(seen, server_health);
         let shutdown = self.shutdown.clone();
-        tokio::spawn(async move {
+        let watching = async move {
             if shutdown.run_until_cancelled(watching).await.is_some() {
                 // The receiver is dropped if the agent is ending.
                 let _ = telling.send(());
             }
-        });
+        };
+        tasks.spawn(named("lack of a client certificate", watching));
         Ok(Connection { api: Some(api), lost: Some(lost) })
     }
 
@@ -294,10 +305,11 @@ mod tests {
             let refuse = |_: &Seen| Reply::json(403, serde_json::json!({ "kind": "Status", "code": 403 }));
             let server = TestServer::start(&authority, refuse).await;
             let settings = settings(folder.path(), &server.kubeconfig(folder.path(), &authority, &user));
-            let (metrics, shutdown) = (Metrics::new(), CancellationToken::new());
-            let connection = connect(&settings, "n", &metrics, &shutdown).await.expect("clients");
+            let (metrics, mut tasks, shutdown) = (Metrics::new(), JoinSet::new(), CancellationToken::new());
+            let connection = connect(&settings, "n", &metrics, &mut tasks, &shutdown).await.expect("clients");
             let seen = server.until(|seen| seen.iter().any(is_request)).await;
             assert_eq!(seen[0].client.as_deref(), Some("joiner"), "{user}");
+            assert_eq!(tasks.len(), 3, "the caller watches them");
             let request = http::Request::get("/version").body(Vec::new()).expect("a request");
             connection.api.expect("clients").main.request_text(request).await.expect_err("refused");
             let others: Vec<Seen> = server.seen().into_iter().filter(|seen| !is_request(seen)).collect();

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Node;
 use rustls::sign::CertifiedKey;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::ApiServer;
@@ -20,12 +21,13 @@ use crate::config::Feature;
 use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::named;
 
 /// The serving certificate; `None` until the first one is signed, and while the last one has expired.
 pub(super) type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
 
-/// Keeps the serving certificate of `serverTLSBootstrap` good; `None` if that is off. Its names follow the addresses of
-/// the Node as the API server has them. Without an API server an existing pair is served as it is.
+/// Keeps the serving certificate of `serverTLSBootstrap` good, in `tasks`; `None` if that is off. Its names follow the
+/// addresses of the Node as the API server has them. Without an API server an existing pair is served as it is.
 ///
 /// # Errors
 /// A pair is there but cannot be used.
@@ -35,6 +37,7 @@ pub(super) fn serving(
     api: Option<&ApiServer>,
     nodes: watch::Receiver<Option<Arc<Node>>>,
     metrics: &Arc<Metrics>,
+    tasks: &mut JoinSet<()>,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<Option<Serving>> {
     let kubelet = &settings.kubelet;
@@ -48,18 +51,19 @@ pub(super) fn serving(
     let expires = first.as_ref().map(|pair| pair.leaf.not_after);
     let (current, seen) = watch::channel(first);
     let (shown, serving) = watch::channel(None);
-    tokio::spawn(hand_on(seen, shown, shutdown.clone()));
+    tasks.spawn(named("serving certificate", hand_on(seen, shown, shutdown.clone())));
     let Some(api) = api else {
         metrics.certificates.serving_expires(expires, Clock::System);
         let forever = shutdown.clone();
-        tokio::spawn(async move {
+        tasks.spawn(async move {
             forever.cancelled().await;
             drop(current);
         });
         return Ok(Some(serving));
     };
     let (templates, template) = watch::channel(None);
-    tokio::spawn(follow_addresses(node_name.to_owned(), nodes, templates, shutdown.clone()));
+    let following = follow_addresses(node_name.to_owned(), nodes, templates, shutdown.clone());
+    tasks.spawn(named("names of the serving certificate", following));
     let manager = RotationManager {
         store,
         template,
@@ -69,7 +73,7 @@ pub(super) fn serving(
         server_health: ServerHealth::default(),
         at_once: false,
     };
-    tokio::spawn(manager.run(current, shutdown.clone()));
+    tasks.spawn(named("rotation of the serving certificate", manager.run(current, shutdown.clone())));
     Ok(Some(serving))
 }
 
@@ -130,9 +134,10 @@ mod tests {
         let place = folder.path().to_string_lossy();
         let flags = [("cert-dir", &*place), ("rotate-server-certificates", "true")];
         let settings = crate::config::load(&flags.into_iter().collect()).expect("valid settings");
-        let (metrics, shutdown) = (Metrics::new(), CancellationToken::new());
-        let served = serving(&settings, "n", None, watch::channel(None).1, &metrics, &shutdown).expect("a pair");
-        assert!(served.is_some());
+        let (metrics, mut tasks, shutdown) = (Metrics::new(), JoinSet::new(), CancellationToken::new());
+        let nodes = watch::channel(None).1;
+        let served = serving(&settings, "n", None, nodes, &metrics, &mut tasks, &shutdown).expect("a pair");
+        assert!(served.is_some() && tasks.len() == 2, "the caller watches {} tasks", tasks.len());
         let text = metrics.render().expect("metrics");
         let left = text.lines().find_map(|line| line.strip_prefix("kubelet_certificate_manager_server_ttl_seconds "));
         let left: f64 = left.expect("a gauge").parse().expect("a number");

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use keblet_proto::cri::v1 as cri;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::node::Node;
+use super::tasks::until;
 use crate::allocatable;
 use crate::allocatable::Enforcer;
 use crate::cgroups::CgroupName;
@@ -21,6 +23,7 @@ use crate::cgroups::ReservedMemory;
 use crate::config::Feature;
 use crate::config::Settings;
 use crate::metrics::Metrics;
+use crate::model::named;
 use crate::node::Machine;
 use crate::node::Sizes;
 use crate::node::resources::ResourceConfig;
@@ -75,7 +78,11 @@ pub(super) async fn resume_pods(settings: &Settings, layout: &Layout) {
 /// # Errors
 /// `cgroupRoot` is invalid or lacks controllers; the systemd driver without systemd; the kernel or systemd refuses; a
 /// reserved cgroup cannot be limited; the runtime returns an error instead of its driver.
-pub(super) async fn prepare(services: Services<'_>, shutdown: &CancellationToken) -> anyhow::Result<Option<Cgroups>> {
+pub(super) async fn prepare(
+    services: Services<'_>,
+    tasks: &mut JoinSet<()>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<Option<Cgroups>> {
     let Services { settings, node, runtime, metrics, layout, pods, recorder } = services;
     let kubelet = &settings.kubelet;
     let driver = driver(runtime, &kubelet.cgroup_driver, metrics).await?;
@@ -98,7 +105,7 @@ pub(super) async fn prepare(services: Services<'_>, shutdown: &CancellationToken
     };
     let retries = RetryTracker::new(recorder.clone(), Some(metrics.clone()));
     let enforcer = Enforcer { cgroups: cgroups.clone(), recorder: recorder.clone(), retries };
-    node.enforce(enforcer, shutdown).await?;
+    node.enforce(enforcer, tasks, shutdown).await?;
     Ok(kubelet.cgroups_per_qos.then_some(cgroups))
 }
 
@@ -167,7 +174,12 @@ impl ThisNode<'_> {
     }
 
     /// Limits the cgroup of all pods in the background, and reserved daemons before anything runs.
-    async fn enforce(&self, enforcer: Enforcer, shutdown: &CancellationToken) -> anyhow::Result<()> {
+    async fn enforce(
+        &self,
+        enforcer: Enforcer,
+        tasks: &mut JoinSet<()>,
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<()> {
         let Settings { kubelet, gates, .. } = self.settings;
         // On v1 a cgroup has the CPUs of its parent, and cannot have more.
         let is_v2 = enforcer.cgroups.layout().is_v2();
@@ -181,14 +193,14 @@ impl ThisNode<'_> {
         if self.sizes != Sizes::default() && !all_pods.components().is_empty() {
             let values = allocatable::kubepods(&self.sizes, kubelet, &self.resource_config(), cpus);
             let enforcing = enforcer.clone().enforce_on_pods(all_pods, values);
-            tokio::spawn(shutdown.clone().run_until_cancelled_owned(enforcing));
+            tasks.spawn(named("node allocatable", until(shutdown.clone(), enforcing)));
         }
         enforcer.enforce_reservations(&reservations).await.context("enforcing node allocatable")
     }
 }
 
 /// Keeps the QoS classes at what their pods request, until `shutdown`.
-pub(super) fn start_qos_loop(cgroups: &Cgroups, shutdown: &CancellationToken) {
+pub(super) fn start_qos_loop(cgroups: &Cgroups, tasks: &mut JoinSet<()>, shutdown: &CancellationToken) {
     let cgroups = cgroups.clone();
     let update = async move {
         loop {
@@ -196,7 +208,7 @@ pub(super) fn start_qos_loop(cgroups: &Cgroups, shutdown: &CancellationToken) {
             tokio::time::sleep(if is_complete { QOS_PERIOD } else { QOS_START_PERIOD }).await;
         }
     };
-    tokio::spawn(shutdown.clone().run_until_cancelled_owned(update));
+    tasks.spawn(named("QoS loop", until(shutdown.clone(), update)));
 }
 
 #[cfg(test)]

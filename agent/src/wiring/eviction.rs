@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::pressure;
@@ -22,6 +23,7 @@ use crate::eviction::ThisNode;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pressures;
+use crate::model::named;
 use crate::pipeline::NodeGarbage;
 use crate::pipeline::Running;
 use crate::pressure::PressureReader;
@@ -67,9 +69,9 @@ pub(super) struct Watched {
     pub stalls: Option<ReclaimStalls>,
 }
 
-/// Starts the manager. Completes when evictions that an earlier agent has not finished are in effect; until then no pod may
-/// be started.
-pub(super) async fn start(services: Services<'_>, shutdown: CancellationToken) {
+/// Starts the manager in `tasks`. Completes when evictions that an earlier agent has not finished are in effect; until then
+/// no pod may be started.
+pub(super) async fn start(services: Services<'_>, tasks: &mut JoinSet<()>, shutdown: CancellationToken) {
     let settings = services.settings;
     warn_of_scopes(settings, services.layout.is_v2());
     let Watched { cgroups, stalls } = services.watched;
@@ -83,7 +85,7 @@ pub(super) async fn start(services: Services<'_>, shutdown: CancellationToken) {
         sensor_states: services.sensor_states,
         metrics: &services.metrics,
     };
-    let Wakes { triggers, memory_events } = pressure::start(pressure, &shutdown);
+    let Wakes { triggers, memory_events } = pressure::start(pressure, tasks, &shutdown);
     let sources = Sources {
         pressure: PressureReader::new(services.layout.clone(), kubepods.clone(), stalls),
         layout: services.layout,
@@ -116,7 +118,7 @@ pub(super) async fn start(services: Services<'_>, shutdown: CancellationToken) {
         metrics: services.metrics,
     });
     let Some(manager) = shutdown.run_until_cancelled(preparing).await else { return };
-    tokio::spawn(manager.run(shutdown));
+    tasks.spawn(named("eviction manager", manager.run(shutdown)));
 }
 
 /// Names policies that this node has no pressure for.

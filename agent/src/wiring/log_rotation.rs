@@ -13,6 +13,7 @@ use crate::log_rotation::Parts;
 use crate::log_rotation::Policy;
 use crate::model::Amount;
 use crate::model::Clock;
+use crate::model::named;
 use crate::pleg::PlegHandle;
 use crate::runtime::Runtime;
 
@@ -30,7 +31,7 @@ pub(super) fn start(
     let Some(policy) = policy(settings)? else { return Ok(()) };
     let pods = Arc::new(move || pleg.all());
     let parts = Parts { policy, pods, runtime, clock: Clock::System, local_time: local_time::now };
-    tasks.spawn(log_rotation::run(parts, shutdown.clone()));
+    tasks.spawn(named("log rotation", log_rotation::run(parts, shutdown.clone())));
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use crate::kernel::memory;
+use crate::model::named;
 use crate::pacing::Priority;
 
 /// How long no container was started and no pod stopped. Longer than the pauses of a rollout, so that its pods find the
@@ -13,7 +14,7 @@ const REST: Duration = Duration::from_secs(30);
 
 /// Returns memory at each such moment, of which the first is that after the start of the agent.
 pub(super) fn return_at_rest(priority: Priority, tasks: &mut JoinSet<()>) {
-    tasks.spawn(async move {
+    let returning = async move {
         let return_memory = || {
             // Walking the allocator's arenas takes milliseconds.
             tokio::task::spawn_blocking(|| {
@@ -22,5 +23,6 @@ pub(super) fn return_at_rest(priority: Priority, tasks: &mut JoinSet<()>) {
             });
         };
         priority.after_bursts(REST, return_memory).await;
-    });
+    };
+    tasks.spawn(named("return of memory", returning));
 }

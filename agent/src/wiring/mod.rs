@@ -29,6 +29,7 @@ mod sensors;
 mod server;
 mod spans;
 mod streams;
+mod tasks;
 mod user_namespaces;
 mod volumes;
 
@@ -40,12 +41,10 @@ use futures_util::FutureExt as _;
 use futures_util::TryFutureExt as _;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
-use tokio::task::JoinError;
 use tokio::task::JoinHandle;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::NodeOffer;
 use crate::allocation::Allocations;
 use crate::apiserver::ApiServer;
 use crate::cgroups::Cgroups;
@@ -61,6 +60,7 @@ use crate::kernel::bpf::Probes;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pressures;
+use crate::model::named;
 use crate::objects::Objects;
 use crate::oom::OomReporter;
 use crate::pacing::Pacing;
@@ -79,6 +79,7 @@ use crate::runtime::RuntimeOptions;
 use crate::runtime::RuntimeState;
 use crate::runtime::watch_runtime;
 use crate::sources;
+use crate::sources::ApiPods;
 use crate::sources::SourcesConfig;
 use crate::sources::adoption::Adoptions;
 use crate::startup::Startups;
@@ -93,6 +94,9 @@ use node_object::NodeHandles;
 pub use observers::Observers;
 use recording::Recording;
 pub use spans::spans;
+use tasks::panicked;
+use tasks::sync_ended;
+use tasks::unless_panicked;
 
 /// What exists from the start, whether the runtime answers or not.
 struct Bootstrap {
@@ -130,7 +134,7 @@ struct Prepared {
     volumes: Volumes,
     user_namespaces: UserNamespaces,
     cgroups: Option<Cgroups>,
-    offer: watch::Receiver<NodeOffer>,
+    offered: admission::Offered,
     runtime_name: String,
 }
 
@@ -142,34 +146,39 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let watchdog = notify::watchdog()?;
     let locked = shutdown.run_until_cancelled(lock_file::hold(&settings, &shutdown)).await;
     let Some(_lock) = locked.transpose()? else { return Ok(()) };
-    let (bootstrap, mut connection) = Bootstrap::prepare(settings, shutdown.clone()).await?;
+    // Aborted when the agent ends.
+    let mut tasks = JoinSet::new();
+    let (bootstrap, mut connection) = Bootstrap::prepare(settings, &mut tasks, shutdown.clone()).await?;
     let user_namespaces = user_namespaces::open(&bootstrap.settings).await?;
     let images = images::prepare(&bootstrap.settings, bootstrap.runtime.clone(), &bootstrap.metrics).await?;
-    let own_node = bootstrap.join_cluster(&images);
+    let own_node = bootstrap.join_cluster(&images, &mut tasks);
     let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()));
     let credentials = images::credentials(&bootstrap.settings, &objects, &bootstrap.metrics).await?;
     let images = images.with_credentials(credentials);
     let (started, later) = watch::channel(None);
     let stats = bootstrap.stats(&later)?;
-    let serving = bootstrap.serve(verbosity, &own_node, &later, stats.clone())?;
+    let serving = bootstrap.serve(verbosity, &own_node, &later, stats.clone(), &mut tasks)?;
     notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &shutdown);
 
     let (runtime, node) = (bootstrap.runtime.endpoint(), &bootstrap.node.name);
     let (config, root_fs) = (bootstrap.node.config.clone(), bootstrap.node.root_fs.clone());
     tracing::info!(runtime, node, "waiting for the container runtime");
-    let Some(version) = shutdown.run_until_cancelled(bootstrap.runtime.until_ready()).await else {
+    let ready = shutdown.run_until_cancelled(bootstrap.runtime.until_ready());
+    let Some(version) = unless_panicked(&mut tasks, ready).await? else {
         return serving.await.context("ending the servers")?;
     };
     let state = bootstrap.state.clone();
-    let object = own_node.node.clone();
-    let offer = admission::follow(&bootstrap.settings, config, root_fs, state, object, shutdown.clone()).await?;
-    let Some(offer) = offer else {
-        return serving.await.context("ending the servers")?;
+    let object = admission::OwnNode::new(own_node.node.clone(), own_node.synced.clone());
+    let offered = admission::follow(&bootstrap.settings, config, root_fs, state, object, shutdown.clone());
+    let Some((offered, following)) = unless_panicked(&mut tasks, offered).await?? else {
+        // Also if the state of the runtime is not followed any more.
+        return unless_panicked(&mut tasks, serving).await?.context("ending the servers")?;
     };
+    tasks.spawn(named("offer of the node", following));
     images.recover().await;
-    let cgroups = bootstrap.cgroups(&shutdown).await?;
+    let cgroups = bootstrap.cgroups(&mut tasks, &shutdown).await?;
     // Loading BPF programs takes seconds on a slow machine. What is loaded after the end is dropped with the process.
-    let observing = shutdown.run_until_cancelled(bootstrap.observe(cgroups.as_ref()));
+    let observing = shutdown.run_until_cancelled(bootstrap.observe(cgroups.as_ref(), &mut tasks));
     let Some((probes, (pleg, pleg_task))) = observing.await else {
         return serving.await.context("ending the servers")?;
     };
@@ -179,30 +188,28 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let pod_cgroups = cgroups.clone();
     let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
     let runtime_name = version.runtime_name;
-    let prepared = Prepared { images, objects, volumes, user_namespaces, cgroups, offer, runtime_name };
-    // Aborted when the agent ends.
-    let mut tasks = JoinSet::new();
+    let prepared = Prepared { images, objects, volumes, user_namespaces, cgroups, offered, runtime_name };
     log_rotation::start(&bootstrap.settings, pleg.clone(), bootstrap.runtime.clone(), &mut tasks, &shutdown)?;
-    let adoptions = adoption::find(&bootstrap.settings, &bootstrap.runtime);
-    let Some(adoptions) = shutdown.run_until_cancelled(adoptions).await else {
+    let adoptions = shutdown.run_until_cancelled(adoption::find(&bootstrap.settings, &bootstrap.runtime));
+    let Some(adoptions) = unless_panicked(&mut tasks, adoptions).await? else {
         pleg_task.await.context("ending the PLEG")?;
         return serving.await.context("ending the servers")?;
     };
     let Started { running, garbage, sync } = bootstrap.start_pipeline(own_node, prepared, pleg, adoptions?, &mut tasks);
     memory::return_at_rest(bootstrap.pacing.priority.clone(), &mut tasks);
-    bootstrap.await_node_shutdown(&running);
+    bootstrap.await_node_shutdown(&running, &mut tasks);
     // Before the sync loop runs, which would start pods whose eviction is not finished.
-    bootstrap.watch_resources(&running, garbage, watched, stats).await;
+    bootstrap.watch_resources(&running, garbage, watched, stats, &mut tasks).await;
     started.send_replace(Some(running));
     tracing::info!(node, runtime = %version.runtime_version, "node agent started");
     let ended = tokio::select! {
-        () = sync => Ok(()),
+        () = sync => sync_ended(&mut tasks, &shutdown).await,
         () = connection.lost() => Err(anyhow::anyhow!(
             "no client certificate for too long although the API server works; a new start may bootstrap"
         )),
         // Without one of them the agent would manage its pods by half.
         Err(error) = pleg_task.clone() => Err(error).context("running the PLEG"),
-        error = panicked(&mut tasks) => Err(error).context("running a task of the agent"),
+        error = panicked(&mut tasks) => Err(error),
     };
     // The task that would resume a pod that is being evicted ends with the agent.
     if let Some(cgroups) = pod_cgroups {
@@ -214,19 +221,12 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     serving.await.context("ending the servers")?
 }
 
-/// Waits until one of the tasks panics. Tasks may end otherwise.
-async fn panicked(tasks: &mut JoinSet<()>) -> JoinError {
-    loop {
-        match tasks.join_next().await {
-            Some(Err(error)) if error.is_panic() => return error,
-            Some(_) => {}
-            None => std::future::pending().await,
-        }
-    }
-}
-
 impl Bootstrap {
-    async fn prepare(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<(Self, apiserver::Connection)> {
+    async fn prepare(
+        settings: Settings,
+        tasks: &mut JoinSet<()>,
+        shutdown: CancellationToken,
+    ) -> anyhow::Result<(Self, apiserver::Connection)> {
         let metrics = Metrics::new();
         let observers = Arc::new(Observers(metrics.clone()));
         let node = node::describe(&settings)?;
@@ -239,18 +239,20 @@ impl Bootstrap {
         daemon_cgroups::keep(&settings, &hierarchies.layout, &shutdown);
         let cgroup_version = if hierarchies.layout.is_v2() { 2 } else { 1 };
         observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
-        let connection = apiserver::connect(&settings, &node.name, &metrics, &shutdown).await?;
+        let connection = apiserver::connect(&settings, &node.name, &metrics, tasks, &shutdown).await?;
         let api = connection.api.clone();
         let events_client = api.as_ref().map(|api| api.events.clone());
         let pacing = Pacing::for_this_machine(policies::pacing(&settings));
-        let recording = recording::start(&node.name, events_client, &pacing.events, &observers, &shutdown);
+        let recording = recording::start(&node.name, events_client, &pacing.events, &observers, tasks, &shutdown);
         let recorder = recording.recorder.clone();
         recording::announce(&recorder, &settings, cgroup_version);
         let runtime = connect(&settings, &observers)?;
         let sensor_states = SensorStates::default();
-        tokio::spawn(observers::follow_sensors(sensor_states.clone(), metrics.clone(), shutdown.clone()));
+        let following = observers::follow_sensors(sensor_states.clone(), metrics.clone(), shutdown.clone());
+        tasks.spawn(named("metrics of the sensors", following));
         let (state_sender, state) = watch::channel(RuntimeState::Unknown);
-        tokio::spawn(watch_runtime(runtime.clone(), state_sender, sensor_states.subscribe(), shutdown.clone()));
+        let following = watch_runtime(runtime.clone(), state_sender, sensor_states.subscribe(), shutdown.clone());
+        tasks.spawn(named("state of the runtime", following));
         let (shared, down) = (SharedPods::default(), watch::Sender::new(false));
         let pressures = watch::Sender::new(Pressures::default());
         let desired = shared.clone();
@@ -280,7 +282,7 @@ impl Bootstrap {
     }
 
     /// The Node object, its Lease and the node's addresses.
-    fn join_cluster(&self, images: &Images) -> NodeHandles {
+    fn join_cluster(&self, images: &Images, tasks: &mut JoinSet<()>) -> NodeHandles {
         let parts = node_object::Parts {
             settings: &self.settings,
             config: self.node.config.clone(),
@@ -295,7 +297,7 @@ impl Bootstrap {
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),
         };
-        node_object::start(parts, self.api.as_ref(), self.shutdown.clone())
+        node_object::start(parts, self.api.as_ref(), tasks, self.shutdown.clone())
     }
 
     /// Usage of the node and of its pods.
@@ -313,6 +315,7 @@ impl Bootstrap {
         own_node: &NodeHandles,
         later: &pods::Later,
         stats: Stats,
+        tasks: &mut JoinSet<()>,
     ) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
         let Self { settings, shutdown, metrics, shared, sensor_states, .. } = self;
         let (node, api) = (&self.node.name, self.api.as_ref());
@@ -323,13 +326,13 @@ impl Bootstrap {
             mounted: streams::mounted(settings, stats, shared, later, &self.runtime, metrics),
             handles: read.handles(self.node.configz.clone(), self.state.clone(), later.clone()),
             reviews: api.map(|api| api.reviews.clone()),
-            serving: certificates::serving(settings, node, api, own_node.node.clone(), metrics, shutdown)?,
+            serving: certificates::serving(settings, node, api, own_node.node.clone(), metrics, tasks, shutdown)?,
         };
         Ok(server::start(settings, parts, shutdown.clone()))
     }
 
     /// The cgroups of pods, and the QoS loop. A failure is recorded on the node.
-    async fn cgroups(&self, shutdown: &CancellationToken) -> anyhow::Result<Option<Cgroups>> {
+    async fn cgroups(&self, tasks: &mut JoinSet<()>, shutdown: &CancellationToken) -> anyhow::Result<Option<Cgroups>> {
         let services = cgroups::Services {
             settings: &self.settings,
             node: &self.node,
@@ -339,9 +342,9 @@ impl Bootstrap {
             pods: &self.shared,
             recorder: &self.recorder,
         };
-        let prepared = cgroups::prepare(services, shutdown).await;
+        let prepared = cgroups::prepare(services, tasks, shutdown).await;
         match &prepared {
-            Ok(Some(cgroups)) => cgroups::start_qos_loop(cgroups, shutdown),
+            Ok(Some(cgroups)) => cgroups::start_qos_loop(cgroups, tasks, shutdown),
             Ok(None) => {}
             Err(error) => self.recording.setup_failed(error, shutdown).await,
         }
@@ -349,13 +352,16 @@ impl Bootstrap {
     }
 
     /// The sensors with their probes, and the PLEG that they feed.
-    async fn observe(&self, cgroups: Option<&Cgroups>) -> (Option<Probes>, (PlegHandle, JoinHandle<()>)) {
+    async fn observe(
+        &self,
+        cgroups: Option<&Cgroups>,
+        tasks: &mut JoinSet<()>,
+    ) -> (Option<Probes>, (PlegHandle, JoinHandle<()>)) {
         let (hints, hint_receiver) = mpsc::channel(events::HINT_CAPACITY);
-        let (settings, runtime, shutdown) = (&self.settings, &self.runtime, &self.shutdown);
+        let Self { settings, runtime, hierarchies, metrics, shutdown, .. } = self;
         let sensor_states = self.sensor_states.clone();
-        let reports = sensors::Reports { sensor_states, metrics: &self.metrics };
-        let sensing =
-            sensors::start(settings, runtime, &self.hierarchies, cgroups, reports, hints, shutdown.clone()).await;
+        let parts = sensors::Parts { settings, runtime, hierarchies, cgroups, sensor_states, metrics };
+        let sensing = sensors::start(parts, hints, tasks, shutdown.clone()).await;
         let observation = Observation {
             hints: hint_receiver,
             watch: sensing.watch,
@@ -384,8 +390,10 @@ impl Bootstrap {
     ) -> Started<impl Future<Output = ()> + use<>> {
         let Self { settings, shutdown, metrics, recorder, shared, state, .. } = self;
         let api = self.api.as_ref();
-        let config = SourcesConfig { adoptions, ..sources_config(settings, &self.node.name, api) };
-        let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), shutdown.clone());
+        let node_known = prepared.offered.node_known;
+        let pods = api.map(|api| ApiPods { client: api.main.clone(), recovered: api.recovered(), node_known });
+        let config = SourcesConfig { adoptions, api: pods, ..sources_config(settings, &self.node.name) };
+        let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), tasks, shutdown.clone());
         let node = self.node.settings(settings, &self.hierarchies, own_node.addresses.clone(), state.clone());
         let services = Services {
             allocations: self.allocations.clone(),
@@ -406,7 +414,7 @@ impl Bootstrap {
             pods: shared.clone(),
             closed: self.down.subscribe(),
             pressures: self.pressures.subscribe(),
-            offer: prepared.offer,
+            offer: prepared.offered.offer,
             read_node: api.map(|api| admission::read_node(api, &self.node.name)),
             recorder: recorder.clone(),
             observer: self.observers.clone(),
@@ -421,7 +429,7 @@ impl Bootstrap {
     }
 
     /// The graceful shutdown of the machine, which terminates pods through the pipeline.
-    fn await_node_shutdown(&self, running: &Running) {
+    fn await_node_shutdown(&self, running: &Running, tasks: &mut JoinSet<()>) {
         let parts = node_shutdown::Parts {
             settings: &self.settings,
             pods: self.shared.clone(),
@@ -431,11 +439,18 @@ impl Bootstrap {
             metrics: self.metrics.clone(),
             down: self.down.clone(),
         };
-        node_shutdown::start(parts, self.shutdown.clone());
+        node_shutdown::start(parts, tasks, self.shutdown.clone());
     }
 
     /// The eviction manager, which terminates pods through the pipeline.
-    async fn watch_resources(&self, running: &Running, garbage: NodeGarbage, watched: eviction::Watched, stats: Stats) {
+    async fn watch_resources(
+        &self,
+        running: &Running,
+        garbage: NodeGarbage,
+        watched: eviction::Watched,
+        stats: Stats,
+        tasks: &mut JoinSet<()>,
+    ) {
         let services = eviction::Services {
             settings: &self.settings,
             layout: self.hierarchies.layout.clone(),
@@ -450,7 +465,7 @@ impl Bootstrap {
             recorder: self.recorder.clone(),
             metrics: self.metrics.clone(),
         };
-        eviction::start(services, self.shutdown.clone()).await;
+        eviction::start(services, tasks, self.shutdown.clone()).await;
     }
 }
 
@@ -461,7 +476,8 @@ fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Ru
     Ok(Runtime::new(&endpoints.runtime, endpoints.images.as_ref(), options))
 }
 
-fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>) -> SourcesConfig {
+/// Without the pods of an API server.
+fn sources_config(settings: &Settings, node_name: &str) -> SourcesConfig {
     let kubelet = &settings.kubelet;
     let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     SourcesConfig {
@@ -473,6 +489,6 @@ fn sources_config(settings: &Settings, node_name: &str, api: Option<&ApiServer>)
         node_name: node_name.to_owned(),
         prevent_static_pod_api_references: settings.gates.enabled(Feature::PreventStaticPodAPIReferences),
         adoptions: Adoptions::default(),
-        api: api.map(|api| (api.main.clone(), api.recovered())),
+        api: None,
     }
 }

@@ -20,6 +20,7 @@ use crate::filesystem::Sharing;
 use crate::images::GcPolicy;
 use crate::images::PullLimits;
 use crate::kernel::selinux;
+use crate::model::Amount;
 use crate::model::DeadContainerPolicy;
 use crate::node::Machine;
 use crate::node::NodeConfig;
@@ -160,6 +161,7 @@ impl Node {
         let cluster_dns = kubelet.cluster_dns.iter().filter(|ip| ip.parse::<IpAddr>().is_ok()).cloned().collect();
         NodeSettings {
             pod_logs_dir: PathBuf::from(&kubelet.pod_logs_dir),
+            keep_logs: kubelet.container_log_max_size.parse::<Amount>().is_ok_and(Amount::is_negative),
             dns: DnsSettings {
                 cluster_dns,
                 cluster_domain: kubelet.cluster_domain.clone(),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Feature;
@@ -11,6 +12,7 @@ use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pod;
+use crate::model::named;
 use crate::model::pod_ref;
 use crate::node::shutdown::Group;
 use crate::node::shutdown::Logind;
@@ -46,7 +48,7 @@ pub(super) struct Parts<'a> {
 }
 
 /// Starts waiting for shutdowns, if the configuration gives pods a grace period for it.
-pub(super) fn start(parts: Parts<'_>, shutdown: CancellationToken) {
+pub(super) fn start(parts: Parts<'_>, tasks: &mut JoinSet<()>, shutdown: CancellationToken) {
     let groups = configured(parts.settings);
     if groups.is_empty() {
         return;
@@ -61,7 +63,7 @@ pub(super) fn start(parts: Parts<'_>, shutdown: CancellationToken) {
         metrics: parts.metrics,
         clock: Clock::System,
     };
-    tokio::spawn(graceful.run(Logind::connect, shutdown));
+    tasks.spawn(named("graceful node shutdown", graceful.run(Logind::connect, shutdown)));
 }
 
 fn configured(settings: &Settings) -> Vec<Group> {
@@ -97,9 +99,9 @@ impl PodTerminator for Ender {
             TerminationReason { reason: REASON, message: MESSAGE.to_owned(), disruption: Some(MESSAGE.to_owned()) };
         let options = KillOptions {
             grace: Some(grace),
-            evicted: false,
             termination_reason: Some(Arc::new(ending)),
             finished: Some(finished.clone()),
+            ..KillOptions::default()
         };
         let request = KillRequest { uid: pod_ref(pod).uid, options };
         if self.kills.send(request).await.is_ok() {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +23,7 @@ use crate::metrics::PodStalls;
 use crate::metrics::ReadStalls;
 use crate::model::PodRef;
 use crate::model::QosClass;
+use crate::model::named;
 use crate::model::pod_ref;
 use crate::model::qos::qos_class;
 use crate::pressure::ReclaimStalls;
@@ -55,8 +57,8 @@ pub(super) struct Wakes {
     pub memory_events: mpsc::Receiver<Instant>,
 }
 
-/// Starts the sensors.
-pub(super) fn start(parts: Parts<'_>, shutdown: &CancellationToken) -> Wakes {
+/// Starts the sensors, in `tasks`.
+pub(super) fn start(parts: Parts<'_>, tasks: &mut JoinSet<()>, shutdown: &CancellationToken) -> Wakes {
     let Parts { triggers, layout, cgroups, stalls, registry, sensor_states, metrics } = parts;
     if let (Some(stalls), Some(cgroups)) = (stalls, cgroups) {
         metrics.pressure.read_stalls_by(read_stalls(stalls, cgroups.clone(), registry.clone()));
@@ -69,10 +71,10 @@ pub(super) fn start(parts: Parts<'_>, shutdown: &CancellationToken) -> Wakes {
         throttled: throttled(layout.clone(), cgroups.cloned(), registry.clone()),
         shutdown: shutdown.clone(),
     };
-    pressure::start(files.collect(), &sensor, wake);
+    pressure::start(files.collect(), &sensor, wake, tasks);
     let (memory_wake, memory_events) = mpsc::channel(1);
     let folder = cgroups.and_then(|cgroups| memory_folder(layout, &cgroups.kubepods_path()));
-    tokio::spawn(pods_memory::follow(folder, sensor_states, memory_wake));
+    tasks.spawn(named("memory of all pods", pods_memory::follow(folder, sensor_states, memory_wake)));
     Wakes { triggers: woken, memory_events }
 }
 

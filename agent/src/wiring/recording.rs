@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::observers::Observers;
 use crate::config::Settings;
 use crate::model::Clock;
+use crate::model::named;
 use crate::pacing::EventDeferral;
 use crate::recorder::Deferral;
 use crate::recorder::EventType;
@@ -46,6 +48,7 @@ pub(super) fn start(
     client: Option<kube::Client>,
     deferral: &EventDeferral,
     observers: &Arc<Observers>,
+    tasks: &mut JoinSet<()>,
     shutdown: &CancellationToken,
 ) -> Recording {
     let over = CancellationToken::new();
@@ -55,10 +58,11 @@ pub(super) fn start(
     };
     let (recorder, queue) = Recorder::delivering(node, Clock::System, observers.clone());
     let (delivery, ended) = (queue.deliver(client, deferral.clone(), shutdown.clone()), over.clone().drop_guard());
-    tokio::spawn(async move {
+    let delivering = async move {
         delivery.await;
         drop(ended);
-    });
+    };
+    tasks.spawn(named("delivery of events", delivering));
     Recording { recorder, over }
 }
 
@@ -130,10 +134,11 @@ mod tests {
             }
         });
         let (client, shutdown) = (kube::Client::new(service, "default"), CancellationToken::new());
-        let recording = start("n", Some(client), &no_deferral(), &Arc::new(Observers(Metrics::new())), &shutdown);
+        let (observers, mut tasks) = (Arc::new(Observers(Metrics::new())), JoinSet::new());
+        let recording = start("n", Some(client), &no_deferral(), &observers, &mut tasks, &shutdown);
         let error = anyhow::anyhow!("no such controller").context("making the cgroups of pods");
         recording.setup_failed(&error, &shutdown).await;
-        assert!(shutdown.is_cancelled());
+        assert!(shutdown.is_cancelled() && tasks.len() == 1, "the caller watches {} tasks", tasks.len());
         let event: serde_json::Value = serde_json::from_str(&recorded.try_recv().expect("an event")).expect("JSON");
         assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"KubeletSetupFailed".into()));
         assert_eq!(event["message"], "making the cgroups of pods: no such controller");
@@ -142,7 +147,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_standalone_agent_waits_for_no_delivery() {
         let shutdown = CancellationToken::new();
-        let recording = start("n", None, &no_deferral(), &Arc::new(Observers(Metrics::new())), &shutdown);
+        let (observers, mut tasks) = (Arc::new(Observers(Metrics::new())), JoinSet::new());
+        let recording = start("n", None, &no_deferral(), &observers, &mut tasks, &shutdown);
         let began = tokio::time::Instant::now();
         recording.setup_failed(&anyhow::anyhow!("no"), &shutdown).await;
         assert_eq!(began.elapsed(), Duration::ZERO);

@@ -2,6 +2,7 @@
 
 use crate::allocation::Allocations;
 use crate::allocation::OpenError;
+use crate::allocation::ResizeGates;
 use crate::allocation::ResizePolicy;
 use crate::config::Feature;
 use crate::config::Settings;
@@ -12,8 +13,11 @@ use crate::workers::generate::Swap;
 /// # Errors
 /// A record is damaged.
 pub(super) fn open(settings: &Settings) -> Result<Allocations, OpenError> {
-    let pod_level = settings.gates.enabled(Feature::InPlacePodLevelResourcesVerticalScaling);
-    Allocations::open(&settings.flags.root_dir, pod_level)
+    let gates = ResizeGates {
+        pod_level: settings.gates.enabled(Feature::InPlacePodLevelResourcesVerticalScaling),
+        init_containers: settings.gates.enabled(Feature::InPlacePodVerticalScalingInitContainers),
+    };
+    Allocations::open(&settings.flags.root_dir, gates)
 }
 
 /// Resizes that this node never does.

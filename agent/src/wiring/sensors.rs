@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cgroups::Cgroups;
@@ -26,6 +27,7 @@ use crate::kernel::btf;
 use crate::kernel::kmsg::KMSG;
 use crate::metrics::Metrics;
 use crate::model::Clock;
+use crate::model::named;
 use crate::runtime::Runtime;
 
 /// Running sensors.
@@ -36,35 +38,45 @@ pub(super) struct Sensing {
     pub probes: Option<Probes>,
 }
 
-/// Where sensors report what is no hint.
-pub(super) struct Reports<'a> {
+/// What the sensors need.
+pub(super) struct Parts<'a> {
+    /// The configuration.
+    pub settings: &'a Settings,
+    /// The container runtime.
+    pub runtime: &'a Runtime,
+    /// The machine's cgroup hierarchies.
+    pub hierarchies: &'a Hierarchies,
+    /// The cgroups of pods; `None` with `cgroupsPerQOS: false`.
+    pub cgroups: Option<&'a Cgroups>,
     /// State of every sensor.
     pub sensor_states: SensorStates,
     /// Metrics.
     pub metrics: &'a Arc<Metrics>,
 }
 
-/// Starts the sensors that are enabled. One that cannot start is reported in its state.
+/// Starts the sensors that are enabled, in `tasks`. One that cannot start is reported in its state.
 pub(super) async fn start(
-    settings: &Settings,
-    runtime: &Runtime,
-    hierarchies: &Hierarchies,
-    cgroups: Option<&Cgroups>,
-    reports: Reports<'_>,
+    parts: Parts<'_>,
     hints: mpsc::Sender<Hint>,
+    tasks: &mut JoinSet<()>,
     shutdown: CancellationToken,
 ) -> Sensing {
+    let Parts { settings, runtime, hierarchies, cgroups, sensor_states, metrics } = parts;
     let sensors = &settings.keblet.sensors;
-    let sensor_states = reports.sensor_states;
     let hierarchy = hierarchies.containers.clone().ok_or(HierarchyError::None);
     let probes = match &hierarchy {
         Ok(hierarchy) if sensors.bpf => {
             let cgroup_root = root(cgroups);
-            let metrics = reports.metrics.clone();
+            let metrics = metrics.clone();
             let (btf, log) = (btf::VMLINUX.into(), KMSG.into());
             let (exits_ring, announce_containers) = (None, false);
             let options = KernelOptions { cgroup_root, btf, log, exits_ring, announce_containers, metrics };
-            kernel::start(options, hierarchy.clone(), hints.clone(), sensor_states.clone(), shutdown.clone()).await
+            let states = sensor_states.clone();
+            let loaded = kernel::start(options, hierarchy.clone(), hints.clone(), states, shutdown.clone()).await;
+            loaded.map(|(probes, forwarding)| {
+                tasks.spawn(named("records of the probes", forwarding));
+                probes
+            })
         }
         Ok(_) => {
             without_probes(&sensor_states, &SensorState::Off);
@@ -79,7 +91,8 @@ pub(super) async fn start(
         && sensor_states.get(Sensor::Oom) != Some(SensorState::Up)
     {
         let options = FallbackOptions { cgroup_root: root(cgroups), log: KMSG.into() };
-        oom_fallback::start(options, hierarchy.clone(), hints.clone(), &sensor_states, shutdown.clone());
+        let kills = oom_fallback::start(options, hierarchy.clone(), hints.clone(), &sensor_states, shutdown.clone());
+        tasks.spawn(named("OOM kills without probes", kills));
     }
     let watch: Arc<dyn ProcessWatch> = match hierarchy {
         Ok(hierarchy) if sensors.pidfd => Arc::new(PidfdWatch::new(hierarchy, sensor_states.clone(), probes.is_some())),
@@ -93,14 +106,8 @@ pub(super) async fn start(
         }
     };
     if sensors.runtime_events {
-        tokio::spawn(cri::follow(
-            runtime.clone(),
-            hints,
-            sensor_states,
-            Clock::System,
-            reports.metrics.clone(),
-            shutdown,
-        ));
+        let events = cri::follow(runtime.clone(), hints, sensor_states, Clock::System, metrics.clone(), shutdown);
+        tasks.spawn(named("events of the runtime", events));
     } else {
         sensor_states.set(Sensor::RuntimeEvents, SensorState::Off);
     }

@@ -33,26 +33,32 @@ pub(super) struct Parts {
 }
 
 /// Opens the ports and answers until `shutdown`, all in tasks of its own: keys may have to be made first, and the rest
-/// of the agent need not wait for them. If the main or the read-only port cannot be opened, `shutdown` is cancelled,
-/// and the task's result says why.
+/// of the agent need not wait for them. If the main or the read-only port cannot be opened, or the task panics, `shutdown`
+/// is cancelled, and the task's result says why.
 pub(super) fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> JoinHandle<anyhow::Result<()>> {
     let options = server::Options::new(&settings.kubelet, &settings.gates);
     let plain = server::run(options.clone(), parts.handles.clone(), parts.mounted.clone(), shutdown.clone());
     let settings = settings.clone();
-    tokio::spawn(async move {
+    let ending = shutdown.clone();
+    let serving = async move {
         let plain = async { plain.await.context("starting the servers") };
         let main = async {
             match settings.kubelet.enable_server {
-                true => main(&settings, options, parts, shutdown.clone()).await,
+                true => main(&settings, options, parts, shutdown).await,
                 false => Ok(()),
             }
         };
-        let served = tokio::try_join!(plain, main).map(drop);
-        if served.is_err() {
-            shutdown.cancel();
-        }
-        served
-    })
+        tokio::try_join!(plain, main).map(drop)
+    };
+    tokio::spawn(or_end(serving, ending))
+}
+
+/// Cancels `shutdown` if this fails or panics: without its servers the agent only looks healthy.
+async fn or_end(serving: impl Future<Output = anyhow::Result<()>>, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let ending = shutdown.drop_guard();
+    serving.await?;
+    ending.disarm();
+    Ok(())
 }
 
 async fn main(
@@ -91,4 +97,25 @@ fn show_pair(configz: &Configz, source: &ServingSource) {
     let ServingSource::Files { certificate, key, .. } = source else { return };
     configz.set("tlsCertFile", certificate.to_string_lossy());
     configz.set("tlsPrivateKeyFile", key.to_string_lossy());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn panics() -> anyhow::Result<()> {
+        panic!("this test makes it panic")
+    }
+
+    #[tokio::test]
+    async fn the_agent_ends_with_servers_that_fail_or_panic() {
+        let shutdown = CancellationToken::new();
+        tokio::spawn(or_end(async { Ok(()) }, shutdown.clone())).await.expect("no panic").expect("served");
+        assert!(!shutdown.is_cancelled(), "there may be none");
+        tokio::spawn(or_end(panics(), shutdown.clone())).await.expect_err("it panics");
+        assert!(shutdown.is_cancelled());
+        let shutdown = CancellationToken::new();
+        or_end(async { anyhow::bail!("address in use") }, shutdown.clone()).await.expect_err("it fails");
+        assert!(shutdown.is_cancelled());
+    }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use keblet::admission::NodeOffer;
 use keblet::allocation::Allocations;
+use keblet::allocation::ResizeGates;
 use keblet::allocation::ResizePolicy;
 use keblet::cgroups::Cgroups;
 use keblet::images::GcPolicy;
@@ -192,18 +193,20 @@ impl Agent {
         // The first set of pods is in the channel before the loop begins.
         let first = if static_pods.is_some() { ConfigSource::Api } else { ConfigSource::File };
         let _ = updates.try_send(PodUpdate::Add(first, pods));
-        let (delivered, sources) = sources::start(only(static_pods), clock(sim), Recorder::default(), aside.clone());
+        let (delivered, sources) =
+            sources::start(only(static_pods), clock(sim), Recorder::default(), &mut tasks, aside.clone());
         let (closed, pressures) = (watch::Sender::new(false), watch::Sender::new(Pressures::default()));
         let security =
             SecuritySettings { handlers: HandlerFeatures::new(state.clone()), ..SecuritySettings::default() };
         let user_namespaces = volumes.as_ref().map(|_| ranges(root)).unwrap_or_default();
+        let gates = ResizeGates { pod_level: resizes.pod_level, ..ResizeGates::default() };
         let services = Services {
             node: NodeSettings { pod_logs_dir: root.join("logs"), resources, security, ..NodeSettings::default() },
             volumes: volumes.unwrap_or_else(|| Volumes::new(root)),
             objects,
             user_namespaces,
             cgroups,
-            allocations: Allocations::open(root, resizes.pod_level).expect("records of an earlier agent"),
+            allocations: Allocations::open(root, gates).expect("records of an earlier agent"),
             resize_policy: resizes,
             files: NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: Some(root.join("links")) },
             api: api.map(|api| Arc::new(api) as Arc<dyn PodApi>),
@@ -301,6 +304,14 @@ impl Agent {
     pub async fn shut_down(mut self) {
         self.shutdown.cancel();
         let ended = self.sync_loop.join_next().await;
+        assert!(ended.is_none_or(|ended| ended.is_ok()), "the sync loop panicked");
+    }
+
+    /// Ends the stream of desired pods, and waits for the end of the sync loop.
+    pub async fn lose_sources(self) {
+        let Self { updates, mut sync_loop, .. } = self;
+        drop(updates);
+        let ended = sync_loop.join_next().await;
         assert!(ended.is_none_or(|ended| ended.is_ok()), "the sync loop panicked");
     }
 

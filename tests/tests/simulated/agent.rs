@@ -1,6 +1,7 @@
 //! The whole agent on the simulated node, checked against the runtime's trace.
 
 mod faults;
+mod panics;
 
 use std::path::Path;
 use std::time::Duration;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +22,7 @@ use crate::config::pressure::StallKind;
 use crate::config::pressure::Trigger;
 use crate::kernel::psi::PsiTrigger;
 use crate::metrics::Metrics;
+use crate::model::named;
 use crate::pressure::Crossing;
 use crate::pressure::Level;
 use crate::pressure::own_limit::Throttled;
@@ -45,9 +47,15 @@ pub struct Parts {
     pub shutdown: CancellationToken,
 }
 
-/// Registers the triggers, each on its file, and follows them. Those that the kernel refuses, and those without a file, are
-/// named in its state. `wake` gets the time whenever tasks wait for memory; if no trigger of memory is followed, it is closed.
-pub fn start(triggers: Vec<(Trigger, Option<PathBuf>)>, parts: &Parts, wake: mpsc::Sender<Instant>) {
+/// Registers the triggers, each on its file, and follows them in `tasks`. Those that the kernel refuses, and those without a
+/// file, are named in its state. `wake` gets the time whenever tasks wait for memory; if no trigger of memory is followed, it
+/// is closed.
+pub fn start(
+    triggers: Vec<(Trigger, Option<PathBuf>)>,
+    parts: &Parts,
+    wake: mpsc::Sender<Instant>,
+    tasks: &mut JoinSet<()>,
+) {
     if triggers.is_empty() {
         return parts.sensor_states.set(Sensor::Pressure, SensorState::Off);
     }
@@ -63,8 +71,9 @@ pub fn start(triggers: Vec<(Trigger, Option<PathBuf>)>, parts: &Parts, wake: mps
                 lacks.extend(opened.lack);
                 let wake = (trigger.resource == PressureResource::Memory).then(|| wake.clone());
                 let follower = Follower { wake, ..Follower::new(file, opened.trigger) };
-                let following = follower.follow(opened.psi, parts.clone());
-                tokio::spawn(parts.shutdown.clone().run_until_cancelled_owned(following));
+                let (following, shutdown) = (follower.follow(opened.psi, parts.clone()), parts.shutdown.clone());
+                let following = async move { _ = shutdown.run_until_cancelled(following).await };
+                tasks.spawn(named("trigger of pressure", following));
             }
             Err(error) => lacks.push(format!("{}: {error}", file.display())),
         }
@@ -196,7 +205,8 @@ mod tests {
     async fn a_kernel_without_notifications_is_reported() {
         let (parts, (wake, mut woken)) = (parts(), mpsc::channel(1));
         let triggers = PressureSettings::default().triggers();
-        start(triggers.into_iter().map(|trigger| (trigger, Some("/no/such/file".into()))).collect(), &parts, wake);
+        let triggers = triggers.into_iter().map(|trigger| (trigger, Some("/no/such/file".into()))).collect();
+        start(triggers, &parts, wake, &mut JoinSet::new());
         let reason = down(&parts.sensor_states);
         assert!(reason.starts_with("/no/such/file: "), "{reason}");
         assert_eq!(woken.recv().await, None, "nothing is followed");
@@ -206,9 +216,9 @@ mod tests {
     async fn version_1_has_no_levels_of_classes() {
         let parts = parts();
         let trigger = Trigger { scope: PressureScope::Burstable, ..PressureSettings::default().triggers()[0] };
-        start(vec![(trigger, None)], &parts, mpsc::channel(1).0);
+        start(vec![(trigger, None)], &parts, mpsc::channel(1).0, &mut JoinSet::new());
         assert_eq!(down(&parts.sensor_states), "memory some of burstable: only cgroup v2 has it");
-        start(Vec::new(), &parts, mpsc::channel(1).0);
+        start(Vec::new(), &parts, mpsc::channel(1).0, &mut JoinSet::new());
         assert_eq!(parts.sensor_states.get(Sensor::Pressure), Some(SensorState::Off));
     }
 
@@ -227,7 +237,7 @@ mod tests {
             [("ns/limited".to_owned(), Duration::from_secs(call * 2))].into()
         });
         let trigger = PressureSettings::default().triggers()[3];
-        start(vec![(trigger, Some(file.clone()))], &parts, wake);
+        start(vec![(trigger, Some(file.clone()))], &parts, wake, &mut JoinSet::new());
         let mut follower = Follower::new(file.clone(), trigger);
         total(&file, 5_000_000);
         assert!(follower.fired(&parts).await);

@@ -193,13 +193,17 @@ impl Sensing<'_> {
             metrics: self.metrics.clone(),
         };
         let (hints, sensor_states, shutdown) = (hints.clone(), self.sensor_states.clone(), shutdown.clone());
-        let probes =
+        let loaded =
             events::kernel::start(options, hierarchy.clone(), hints.clone(), sensor_states, shutdown.clone()).await;
+        let probes = loaded.map(|(probes, forwarding)| {
+            tokio::spawn(forwarding);
+            probes
+        });
         if self.sensor_states.get(Sensor::Oom) != Some(SensorState::Up) {
             match KernelLog::open(Path::new(KMSG)) {
                 Ok(_) => {
                     let options = FallbackOptions { cgroup_root: self.root.to_owned(), log: KMSG.into() };
-                    oom_fallback::start(options, hierarchy, hints, self.sensor_states, shutdown);
+                    tokio::spawn(oom_fallback::start(options, hierarchy, hints, self.sensor_states, shutdown));
                 }
                 Err(error) => self.sensor_states.set(Sensor::KernelLog, SensorState::Down(format!("{KMSG}: {error}"))),
             }

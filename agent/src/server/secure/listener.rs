@@ -68,12 +68,7 @@ impl Handshakes {
     }
 
     fn current(&mut self) -> Arc<ServerConfig> {
-        let changed = self.changes.as_mut().is_some_and(|changes| {
-            let changed = changes.has_changed().unwrap_or(false);
-            changes.mark_unchanged();
-            changed
-        });
-        if changed {
+        if self.changes.as_mut().is_some_and(take_change) {
             let hints = self.client_ca.as_ref().map(|client_ca| client_ca.hints());
             match self.settings.server(self.serving.clone(), hints, self.http2) {
                 Ok(config) => self.current = Arc::new(config),
@@ -82,6 +77,16 @@ impl Handshakes {
         }
         self.current.clone()
     }
+}
+
+/// True if the value has changed since the last call. It is to be read afterwards. A change after the check is one for the
+/// next call.
+fn take_change<T>(changes: &mut watch::Receiver<T>) -> bool {
+    let has_changed = changes.has_changed().unwrap_or(false);
+    if has_changed {
+        changes.mark_unchanged();
+    }
+    has_changed
 }
 
 /// Serves until `shutdown`.
@@ -163,4 +168,35 @@ where
         () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
     }
     connection.await.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The change falls between any two instructions of the check.
+    #[test]
+    fn a_change_during_the_check_is_not_missed() {
+        let (sender, mut changes) = watch::channel(0);
+        for value in 1..=500 {
+            let mut is_seen = false;
+            std::thread::scope(|scope| {
+                let sending = scope.spawn(|| sender.send_replace(value));
+                while !sending.is_finished() {
+                    is_seen |= take_change(&mut changes);
+                }
+            });
+            assert!(is_seen || take_change(&mut changes), "change {value}");
+        }
+    }
+
+    #[test]
+    fn a_change_is_taken_once() {
+        let (sender, mut changes) = watch::channel(0);
+        assert!(!take_change(&mut changes));
+        sender.send_replace(1);
+        assert!(take_change(&mut changes) && !take_change(&mut changes));
+        drop(sender);
+        assert!(!take_change(&mut changes), "nothing follows");
+    }
 }

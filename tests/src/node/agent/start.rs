@@ -17,6 +17,7 @@ use keblet::sync::ReadNode;
 use keblet::volumes::Volumes;
 use keblet::wiring::Observers;
 use keblet::workers::generate::ResourceSettings;
+use keblet::workers::worker::WorkerObserver;
 
 use super::Agent;
 use super::Listeners;
@@ -34,6 +35,17 @@ impl Agent {
     /// As [`Agent::start`], with reports of the PLEG recorded in `seen`.
     pub fn start_observed(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, seen: Seen) -> Self {
         Self::begin(sim, sensors, root, pods, Listeners { seen, ..Listeners::default() })
+    }
+
+    /// As [`Agent::start`], with `observer` called by the workers.
+    pub fn start_with_observer(
+        sim: &SimRuntime,
+        sensors: SensorSet,
+        root: &Path,
+        pods: Vec<Pod>,
+        observer: Arc<dyn WorkerObserver>,
+    ) -> Self {
+        Self::begin(sim, sensors, root, pods, Listeners { observer, ..Listeners::default() })
     }
 
     /// As [`Agent::start`], with events sent to `recorder`.

@@ -87,9 +87,10 @@ impl Sensors {
             metrics: metrics.clone(),
         };
         let hierarchy = tree.root.hierarchy.clone();
-        let probes = kernel::start(options, hierarchy, sender.clone(), sensor_states.clone(), shutdown.clone()).await;
+        let loaded = kernel::start(options, hierarchy, sender.clone(), sensor_states.clone(), shutdown.clone()).await;
+        let forwarding = loaded.map(|(_, forwarding)| tokio::spawn(forwarding));
         assert!(
-            probes.is_some() && sensor_states.get(Sensor::Oom) == Some(SensorState::Up),
+            forwarding.is_some() && sensor_states.get(Sensor::Oom) == Some(SensorState::Up),
             "{:?}",
             sensor_states.report()
         );
@@ -301,7 +302,7 @@ async fn without_bpf_the_log_and_counters_are_evidence() {
         let (sensor_states, shutdown) = (SensorStates::default(), CancellationToken::new());
         let guard = shutdown.clone().drop_guard();
         let options = FallbackOptions { cgroup_root: tree.root.path.clone(), log: Path::new(log).to_owned() };
-        oom_fallback::start(options, tree.root.hierarchy.clone(), sender, &sensor_states, shutdown);
+        tokio::spawn(oom_fallback::start(options, tree.root.hierarchy.clone(), sender, &sensor_states, shutdown));
         let mut shell = tree.container.shell(&format!("{HOG}; exit 0"));
         shell.go();
         let record = loop {

@@ -1,5 +1,7 @@
 //! The agent while calls fail or hang, events are late or lost, and agent, sandboxes or runtime end.
 
+use keblet::model::PodUid;
+use keblet::status::TerminationReason;
 use keblet_proto::cri::v1;
 use keblet_tests::cri::*;
 use keblet_tests::node::SensorSet;
@@ -203,6 +205,29 @@ async fn exit_during_container_cleanup_is_handled() {
     assert!(reported, "the removal ended at the wrong moment: {}", node.sim.trace(Trace::to_string));
     let fourth = |l: &Trace| l.live("web", "main").is_some_and(|i| i.attempt == 3);
     node.sim.until("the fourth instance", secs(60), fourth).await.unwrap_or_else(|u| panic!("{u}"));
+}
+
+/// CRI-O reports an exit before it knows its code. What the status of a terminated pod says is final.
+#[tokio::test(start_paused = true)]
+async fn terminated_pod_shows_the_code_that_the_runtime_learns_late() {
+    for web in [pod("web"), pod("web").own_network()] {
+        let node = Node::new();
+        let agent = node.start(SensorSet::EVENTS, [web.running("main", "term 1s")]);
+        node.running("web", "main").await;
+        node.sim.withhold_exit_codes();
+        let uid = PodUid::from("web-uid");
+        let ending = TerminationReason { reason: "Terminated", message: "shutdown".to_owned(), disruption: None };
+        let learning = async {
+            sleep(secs(4)).await;
+            node.sim.learn_exit_codes();
+        };
+        tokio::join!(agent.kill(uid.clone(), 5, ending), learning);
+        let status = agent.statuses.get(&uid).expect("a status");
+        let containers = status.container_statuses.iter().flatten();
+        let ends = containers.map(|of| of.state.as_ref()?.terminated.as_ref()).collect::<Option<Vec<_>>>();
+        let codes: Vec<i32> = ends.expect("it has ended").iter().map(|end| end.exit_code).collect();
+        assert_eq!(codes, [0]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
