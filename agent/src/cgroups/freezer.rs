@@ -25,8 +25,9 @@ use crate::model::QosClass;
 
 /// How often suspended processes are asked for the signals that they are to receive, for a few seconds at most.
 const SIGNAL_POLL: Duration = Duration::from_millis(20);
-/// How long the end of the agent waits for suspensions that the kernel is slow to carry out.
-const SUSPENSIONS_END: Duration = Duration::from_secs(10);
+/// How long the end of the agent waits for suspensions that the kernel is slow to carry out. Pod workers may have taken five
+/// seconds before, and the process has ten in all.
+const SUSPENSIONS_END: Duration = Duration::from_secs(2);
 
 /// Suspensions in progress.
 #[derive(Clone, Debug, Default)]

@@ -103,6 +103,8 @@ pub struct Manager<O> {
     pub(super) evicted: HashSet<PodUid>,
     pub(super) recounts: Recounts,
     pub(super) relief: Relief,
+    /// It was announced that a resource is short, and not yet logged which pods are not evicted for it.
+    is_news: bool,
     announced: Option<(Resource, Instant)>,
     pub(super) started: Instant,
     /// The wall clock then, in nanoseconds since the Unix epoch.
@@ -150,6 +152,7 @@ impl<O: Observe> Manager<O> {
             evicted,
             recounts,
             relief,
+            is_news: false,
             announced,
             started,
             started_at,
@@ -261,7 +264,7 @@ impl<O: Observe> Manager<O> {
     ) -> bool {
         let signal = step.due[0].signal;
         let resource = Resource::of(signal);
-        let is_news = self.announce(resource);
+        self.is_news |= self.announce(resource);
         let (pods, usage) = if resource.is_of_disk() {
             let reclaim = Reclaim::of(signal, readings.disks.unwrap_or_default());
             let relieved = self.relieve_disk(signal, reclaim, thresholds, pods).await;
@@ -287,6 +290,7 @@ impl<O: Observe> Manager<O> {
                 self.parts.metrics.eviction.stats_age(threshold.signal.as_str(), reading.at.elapsed());
             }
         }
+        let is_news = std::mem::take(&mut self.is_news);
         let (victim, spared) = victim(&step.due, &readings, pods, &usage, self.parts.policy.max_pod_grace);
         if is_news && !spared.is_empty() {
             let names: Vec<String> = spared.iter().map(|pod| pod_ref(pod).full_name()).collect();

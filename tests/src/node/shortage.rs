@@ -452,13 +452,14 @@ thread_local! {
     static EVENTS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps events, which the recorder logs. For the whole process: a subscriber of one thread may lose what another thread
+/// Keeps events, which the recorder logs, and what the eviction manager logs. For the whole process: a subscriber of one thread may lose what another thread
 /// logs first.
 struct KeptEvents;
 
 impl<S: tracing::Subscriber> Layer<S> for KeptEvents {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target() == "keblet::recorder" {
+        let target = event.metadata().target();
+        if target == "keblet::recorder" || target.starts_with("keblet::eviction") {
             let mut line = Line::default();
             event.record(&mut line);
             EVENTS.with_borrow_mut(|events| events.push(line.0));
@@ -480,6 +481,11 @@ pub fn keep_events() {
 pub fn events(reason: &str) -> usize {
     let reason = format!("reason={reason:?}");
     EVENTS.with_borrow(|events| events.iter().filter(|event| event.contains(&reason)).count())
+}
+
+/// The eviction manager has logged this.
+pub fn is_logged(text: &str) -> bool {
+    EVENTS.with_borrow(|events| events.iter().any(|event| event.contains(text)))
 }
 
 #[derive(Default)]

@@ -227,6 +227,25 @@ async fn what_precedes_an_eviction_for_a_disk_delays_none_for_memory() {
     assert_eq!(shown.state().reclaimed, [Reclaim { containers: true, images: true }]);
 }
 
+/// What precedes an eviction for a disk takes longer than the pass that begins it waits.
+#[tokio::test(start_paused = true)]
+async fn it_is_logged_that_no_pod_can_be_evicted_for_a_disk_however_long_that_takes_to_find_out() {
+    keep_events();
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let mut critical = ApiPod::clone(&requesting("critical", "run", None));
+    critical.spec.as_mut().expect("a spec").priority = Some(2_000_000_000);
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![Arc::new(critical)]);
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    shown.uses("critical", 50);
+    shown.state().relief_takes = secs(5);
+    shown.set_available(Signal::NodeFsAvailable, 50);
+    let _manager = agent.evict_by(policy(json!({"evictionHard": {"nodefs.available": "10%"}})), shown.clone());
+    sleep(secs(60)).await;
+    assert!(is_logged("critical pods are not evicted") && is_logged("there is no pod that could be evicted"));
+    assert_eq!(sim.trace(Trace::live_count), 1);
+}
+
 /// With a volume `data` that may hold a MiB.
 fn with_limit(name: &str) -> Pod {
     let mut pod = ApiPod::clone(&requesting(name, "run", None));
