@@ -22,10 +22,10 @@ Usage:
                                                   of a larger file in random order by several threads, until SIGTERM
   probe obey --commands PATH                      execute the lines of a FIFO: `main N` touches N MiB, `child N` forks
                                                   a child that does and waits for its end, `exit K` exits with K
-  probe web [--port P] [--stamp PATH] [--fail-at-ns N] [--once-file PATH]
+  probe web [--port P] [--stamp PATH] [--fail-at-ns N] [--once-file PATH] [--content PATH]
                                                   answer every HTTP request with 200 (port 8080), from N ns of the
                                                   monotonic clock on with 500; with --once-file only the first process
-                                                  fails
+                                                  fails; with --content after reading a random block of this file
   probe fork-exit                                 fork a child that keeps running, then exit 0
 
 A stamp file gets one line `start NANOSECONDS` at the start and `exit NANOSECONDS` just before the exit, both of
@@ -84,7 +84,7 @@ pub(crate) struct Oom {
 }
 
 /// How to serve HTTP.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub(crate) struct Web {
     /// The TCP port on all addresses.
     pub port: u16,
@@ -94,6 +94,8 @@ pub(crate) struct Web {
     pub fail_at: Option<u64>,
     /// Fail only if this file does not exist, and create it.
     pub once_file: Option<PathBuf>,
+    /// Read a block of this file for each answer.
+    pub content: Option<PathBuf>,
 }
 
 /// How to exit.
@@ -192,13 +194,14 @@ impl Oom {
 
 impl Web {
     fn parse(mut options: Options<'_>) -> Result<Self, String> {
-        let mut web = Self { port: 8080, stamp: None, fail_at: None, once_file: None };
+        let mut web = Self { port: 8080, ..Self::default() };
         while let Some(option) = options.next() {
             match option {
                 "--port" => web.port = options.number(option)?,
                 "--stamp" => web.stamp = Some(options.path(option)?),
                 "--fail-at-ns" => web.fail_at = Some(options.number(option)?),
                 "--once-file" => web.once_file = Some(options.path(option)?),
+                "--content" => web.content = Some(options.path(option)?),
                 _ => return Err(unknown("web", option)),
             }
         }
@@ -261,7 +264,13 @@ mod tests {
     fn every_action_parses() {
         let after = Duration::from_millis(250);
         let exit = Exit { code: 3, after, at: None, stamp: Some("/s".into()), once_file: Some("/o".into()) };
-        let web = Web { port: 80, stamp: Some("/s".into()), fail_at: Some(250), once_file: Some("/o".into()) };
+        let web = Web {
+            port: 80,
+            stamp: Some("/s".into()),
+            fail_at: Some(250),
+            once_file: Some("/o".into()),
+            content: Some("/c".into()),
+        };
         let timed = Oom { megabytes: 64, child: false, at: Some(5), stamp: Some("/s".into()) };
         let cases = [
             ("run", Action::Run { stamp: None }),
@@ -276,8 +285,8 @@ mod tests {
             ("grow --mb-per-s 50 --first-mb 900", Action::Grow { speed: 50, first: 900 }),
             ("thrash --file /f --leave-mb 200", Action::Thrash { file: "/f".into(), leave: 200 }),
             ("obey --commands /c", Action::Obey { commands: "/c".into() }),
-            ("web", Action::Web(Web { port: 8080, stamp: None, fail_at: None, once_file: None })),
-            ("web --port 80 --stamp /s --fail-at-ns 250 --once-file /o", Action::Web(web)),
+            ("web", Action::Web(Web { port: 8080, ..Web::default() })),
+            ("web --port 80 --stamp /s --fail-at-ns 250 --once-file /o --content /c", Action::Web(web)),
             ("fork-exit", Action::ForkExit),
         ];
         for (line, expected) in cases {

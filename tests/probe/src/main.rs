@@ -7,6 +7,7 @@ mod arguments;
 mod memory;
 mod obey;
 mod process;
+mod random;
 mod stamp;
 mod thrash;
 mod web;

@@ -1,16 +1,21 @@
-//! A minimal HTTP server: one response, one connection at a time. It may become unhealthy after a time.
+//! A minimal HTTP server: one response, one connection at a time. It may become unhealthy after a time, and may need a file
+//! for each response.
 
+use std::fs::File;
 use std::io::ErrorKind;
 use std::io::Read as _;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
 use std::net::TcpListener;
 use std::net::TcpStream;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::arguments::Web;
 use crate::process;
+use crate::random::Random;
 use crate::stamp;
 
 const ANSWER: &[u8] =
@@ -18,17 +23,20 @@ const ANSWER: &[u8] =
 const FAILURE: &[u8] = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 const LONGEST_REQUEST: usize = 16 * 1024;
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of the content that are read for a response.
+const BLOCK: usize = 16 << 10;
 
 /// Answers requests until SIGTERM.
 ///
 /// # Errors
-/// The port cannot be bound, or a file cannot be written.
+/// The port cannot be bound, a file cannot be written, or the content cannot be read or is smaller than a block.
 pub(crate) fn serve(web: &Web) -> Result<u8, String> {
     let failed_before = match &web.once_file {
         Some(path) => !process::create(path)?,
         None => false,
     };
     let fails_at = web.fail_at.filter(|_| !failed_before);
+    let content = web.content.as_deref().map(Content::open).transpose()?;
     let port = web.port;
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
         .map_err(|error| format!("cannot listen on port {port}: {error}"))?;
@@ -36,7 +44,7 @@ pub(crate) fn serve(web: &Web) -> Result<u8, String> {
     let health = Health { fails_at, stamp: web.stamp.clone(), has_failed: false };
     std::thread::Builder::new()
         .name("web".to_owned())
-        .spawn(move || accept(&listener, health))
+        .spawn(move || accept(&listener, health, content))
         .map_err(|error| format!("cannot start a thread: {error}"))?;
     process::run_until_signal(None)?;
     Ok(0)
@@ -65,16 +73,43 @@ impl Health {
     }
 }
 
-fn accept(listener: &TcpListener, mut health: Health) {
+/// A file of which every response needs a block.
+struct Content {
+    file: File,
+    blocks: usize,
+    random: Random,
+}
+
+impl Content {
+    /// Reads the whole file once, so that it is in memory.
+    fn open(path: &Path) -> Result<Self, String> {
+        let failed = |error| format!("cannot read {}: {error}", path.display());
+        let mut file = File::open(path).map_err(failed)?;
+        let size = std::io::copy(&mut file, &mut std::io::sink()).map_err(failed)?;
+        let blocks = size as usize / BLOCK;
+        if blocks == 0 {
+            return Err(format!("{} is smaller than {BLOCK} bytes", path.display()));
+        }
+        Ok(Self { file, blocks, random: Random::new(1) })
+    }
+
+    /// Reads any block.
+    fn read(&mut self) -> std::io::Result<()> {
+        let at = self.random.below(self.blocks) * BLOCK;
+        self.file.read_exact_at(&mut [0; BLOCK], at as u64)
+    }
+}
+
+fn accept(listener: &TcpListener, mut health: Health, mut content: Option<Content>) {
     for connection in listener.incoming() {
-        if let Err(error) = connection.and_then(|mut stream| answer(&mut stream, &mut health)) {
+        if let Err(error) = connection.and_then(|mut stream| answer(&mut stream, &mut health, content.as_mut())) {
             eprintln!("probe: connection failed: {error}");
         }
     }
 }
 
 /// Reads the request's head, then responds.
-fn answer(stream: &mut TcpStream, health: &mut Health) -> std::io::Result<()> {
+fn answer(stream: &mut TcpStream, health: &mut Health, content: Option<&mut Content>) -> std::io::Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let mut request = Vec::new();
@@ -86,6 +121,7 @@ fn answer(stream: &mut TcpStream, health: &mut Health) -> std::io::Result<()> {
         }
         request.extend_from_slice(&chunk[..read]);
     }
+    content.map_or(Ok(()), Content::read)?;
     stream.write_all(health.answer()?)
 }
 
@@ -105,5 +141,21 @@ mod tests {
         let written = std::fs::read_to_string(&stamp).unwrap();
         std::fs::remove_file(&stamp).unwrap();
         assert!(written.starts_with("fail ") && written.lines().count() == 1, "{written}");
+    }
+
+    #[test]
+    fn a_response_needs_a_block_of_the_content() {
+        let path = std::env::temp_dir().join(format!("probe-content-{}", std::process::id()));
+        std::fs::write(&path, [1; BLOCK - 1]).unwrap();
+        let short = Content::open(&path).err();
+        std::fs::write(&path, [1; 3 * BLOCK]).unwrap();
+        let mut content = Content::open(&path).unwrap();
+        let read = (0..20).try_for_each(|_| content.read());
+        std::fs::write(&path, []).unwrap();
+        let truncated = content.read();
+        std::fs::remove_file(&path).unwrap();
+        assert!(short.is_some_and(|error| error.contains("smaller than")));
+        read.unwrap();
+        assert_eq!(truncated.unwrap_err().kind(), ErrorKind::UnexpectedEof);
     }
 }

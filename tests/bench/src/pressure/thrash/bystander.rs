@@ -1,4 +1,4 @@
-//! A pod that has nothing to do with the pressure: it answers requests, and how long it takes is measured.
+//! A pod that does not thrash: it answers requests with what it reads from a file, and how long it takes is measured.
 
 use std::sync::Arc;
 use std::sync::Mutex;

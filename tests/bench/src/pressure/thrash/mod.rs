@@ -1,9 +1,10 @@
-//! A pod thrashes and stalls the whole node: how soon the node is relieved, and what a pod that does nothing notices.
+//! A pod thrashes and stalls the whole node: how soon the node is relieved, and what a pod that needs its page cache notices.
 
 mod bystander;
 mod stall;
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::io::Write as _;
 use std::path::Path;
 use std::path::PathBuf;
@@ -52,7 +53,10 @@ const POLL: Duration = Duration::from_millis(50);
 const DECISIONS: &str = "keblet_eviction_decision_seconds";
 /// The machine has the memory that is left to the thrashing pod, and some for the rest: this file does not fit in it.
 const FILE: &str = "thrash.data";
-/// Where the pod finds the folder of the file.
+/// What the bystander serves; it is in the page cache until somebody else needs the memory.
+const CONTENT: &str = "content.data";
+const CONTENT_MB: u32 = 16;
+/// Where a pod finds the folder of its file.
 const DATA: &str = "/data";
 
 /// All stalls of one participant. Times in seconds.
@@ -95,7 +99,7 @@ struct ThrashNode<'a> {
     _watching: AbortOnDropHandle<()>,
     image: &'a str,
     node: &'a str,
-    file: DataFile,
+    data: DataFolder,
     args: &'a PressureArgs,
 }
 
@@ -112,7 +116,7 @@ pub(crate) async fn measure(
 ) -> anyhow::Result<Outcome> {
     let kubeconfig = args.cluster.kubeconfig.as_deref().context("no --kubeconfig")?;
     let node = args.cluster.node_name.as_deref().context("no --node-name")?;
-    let file = DataFile::create(args.thrash_folder.as_ref().unwrap_or(&args.common.output), args.thrash_mb)?;
+    let data = DataFolder::create(args.thrash_folder.as_ref().unwrap_or(&args.common.output), args.thrash_mb)?;
     stay_in_memory()?;
     let client = ClusterClient::connect(kubeconfig, node).await?;
     client.until_usable().await?;
@@ -121,7 +125,7 @@ pub(crate) async fn measure(
     let agent = cluster_node::launch(participant, node_runtime, &args.cluster, "0%", folder)?;
     let (observed, _watching) = client.watch();
     let image = node_runtime.image;
-    let mut thrashing = ThrashNode { agent, client, observed, _watching, image, node, file, args };
+    let mut thrashing = ThrashNode { agent, client, observed, _watching, image, node, data, args };
     let measured = thrashing.all(prefix).await;
     thrashing.client.sweep().await?;
     thrashing.agent.stop().await?;
@@ -224,15 +228,14 @@ impl ThrashNode<'_> {
         Ok(held)
     }
 
-    /// A Guaranteed pod that answers requests.
+    /// A Burstable pod that answers requests with what it reads from a file.
     fn bystander(&self, name: &str, port: u16) -> anyhow::Result<Pod> {
-        let resources = json!({"cpu": "200m", "memory": "64Mi"});
         let main = json!({
-            "command": ["/probe", "web", "--port", port.to_string()],
+            "command": ["/probe", "web", "--port", port.to_string(), "--content", format!("{DATA}/{CONTENT}")],
             // No limit of CPU time: it would delay answers by itself.
-            "resources": {"requests": resources, "limits": {"cpu": "1", "memory": "64Mi"}},
+            "resources": {"requests": {"cpu": "200m", "memory": "32Mi"}, "limits": {"memory": "64Mi"}},
         });
-        self.pod(name, main, &json!([]))
+        self.pod(name, main)
     }
 
     /// A BestEffort pod that thrashes.
@@ -240,13 +243,13 @@ impl ThrashNode<'_> {
         let (file, leave) = (format!("{DATA}/{FILE}"), self.args.leave_mb.to_string());
         let main = json!({
             "command": ["/probe", "thrash", "--file", file, "--leave-mb", leave],
-            "volumeMounts": [{"name": "data", "mountPath": DATA, "readOnly": true}],
         });
-        self.pod(name, main, &json!([{"name": "data", "hostPath": {"path": self.file.folder}}]))
+        self.pod(name, main)
     }
 
-    fn pod(&self, name: &str, mut main: Value, volumes: &Value) -> anyhow::Result<Pod> {
+    fn pod(&self, name: &str, mut main: Value) -> anyhow::Result<Pod> {
         main["name"] = json!("main");
+        main["volumeMounts"] = json!([{"name": "data", "mountPath": DATA, "readOnly": true}]);
         main["image"] = json!(self.image);
         main["imagePullPolicy"] = json!("Never");
         let pod = json!({
@@ -261,45 +264,52 @@ impl ThrashNode<'_> {
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": 1,
                 "containers": [main],
-                "volumes": volumes,
+                "volumes": [{"name": "data", "hostPath": {"path": self.data.path}}],
             },
         });
         serde_json::from_value(pod).with_context(|| format!("the manifest of pod {name}"))
     }
 }
 
-/// A file on a disk; removed on drop.
+/// The files of the pods, on a disk; removed on drop.
 #[derive(Debug)]
-struct DataFile {
-    folder: PathBuf,
+struct DataFolder {
+    path: PathBuf,
 }
 
-impl DataFile {
-    fn create(folder: &Path, megabytes: u32) -> anyhow::Result<Self> {
-        let context = || format!("cannot create {FILE} in {}", folder.display());
-        std::fs::create_dir_all(folder).with_context(context)?;
-        let kind = statfs(folder).with_context(context)?.filesystem_type();
+impl DataFolder {
+    /// Creates a file to thrash of so many MiB, and what the bystander serves.
+    fn create(path: &Path, megabytes: u32) -> anyhow::Result<Self> {
+        let context = || format!("cannot create the files of the pods in {}", path.display());
+        std::fs::create_dir_all(path).with_context(context)?;
+        let kind = statfs(path).with_context(context)?.filesystem_type();
         ensure!(
             kind != TMPFS_MAGIC && kind != OVERLAYFS_SUPER_MAGIC,
             "--thrash-folder {} may be in memory: a file in it is never evicted from memory, and nothing would thrash",
-            folder.display()
+            path.display()
         );
-        let folder = std::fs::canonicalize(folder).with_context(context)?;
-        let created = Self { folder };
-        let mut file = File::create(created.folder.join(FILE)).with_context(context)?;
+        let created = Self { path: std::fs::canonicalize(path).with_context(context)? };
         // Not a hole, which is read without the disk.
         let block = vec![1; 1 << 20];
-        (0..megabytes).try_for_each(|_| file.write_all(&block)).with_context(context)?;
-        file.sync_all().with_context(context)?;
+        for (name, megabytes) in [(FILE, megabytes), (CONTENT, CONTENT_MB)] {
+            let mut file = File::create(created.path.join(name)).with_context(context)?;
+            (0..megabytes).try_for_each(|_| file.write_all(&block)).with_context(context)?;
+            file.sync_all().with_context(context)?;
+        }
         Ok(created)
     }
 }
 
-impl Drop for DataFile {
+impl Drop for DataFolder {
     fn drop(&mut self) {
-        let path = self.folder.join(FILE);
-        if let Err(error) = std::fs::remove_file(&path) {
-            eprintln!("  cannot remove {}: {error}", path.display());
+        for name in [FILE, CONTENT] {
+            let path = self.path.join(name);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    eprintln!("  cannot remove {}: {error}", path.display());
+                }
+                _ => {}
+            }
         }
     }
 }
@@ -323,17 +333,18 @@ mod tests {
     }
 
     #[test]
-    fn the_file_exists_as_long_as_it_is_needed() {
+    fn the_files_exist_as_long_as_they_are_needed() {
         let temporary = tempfile::tempdir().unwrap();
         let folder = temporary.path();
         let kind = statfs(folder).unwrap().filesystem_type();
-        let created = DataFile::create(folder, 1);
+        let created = DataFolder::create(folder, 1);
         if kind == TMPFS_MAGIC || kind == OVERLAYFS_SUPER_MAGIC {
             assert!(created.unwrap_err().to_string().contains("--thrash-folder"));
             return;
         }
-        assert_eq!(std::fs::metadata(folder.join(FILE)).unwrap().len(), 1 << 20);
+        let length = |name| std::fs::metadata(folder.join(name)).unwrap().len();
+        assert_eq!((length(FILE), length(CONTENT)), (1 << 20, 16 << 20));
         drop(created);
-        assert!(!folder.join(FILE).exists());
+        assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0);
     }
 }
