@@ -71,6 +71,8 @@ fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     let runtime = process::runtime().context("cannot start the async runtime")?;
     let spans = wiring::spans(&settings, &runtime)?;
     let verbosity = logging::init(&settings.kubelet.logging, spans.as_ref().map(Spans::layer))?;
+    tracing::info!(documents = %settings.logged(), "effective configuration");
+    tracing::debug!(flags = ?settings.flag_values(), "effective flags");
     settings.check_supported()?;
     settings.check_host(&host::facts())?;
     host::apply_tunables(&settings)?;

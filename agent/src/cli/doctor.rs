@@ -452,7 +452,8 @@ mod tests {
     #[test]
     fn all_that_keeps_the_agent_from_starting_is_named() {
         let settings = load(&[("topology-manager-policy", "restricted")].into_iter().collect()).unwrap();
-        let finding = configuration(&settings, &HostFacts { cgroup_v1: true, swap_active: true });
+        let facts = HostFacts { cgroup_v1: true, swap_active: true, ..HostFacts::default() };
+        let finding = configuration(&settings, &facts);
         assert!(finding.fatal);
         for field in ["topologyManagerPolicy", "failCgroupV1", "failSwapOn"] {
             assert!(finding.found.contains(&format!(" {field}: ")), "{field}: {}", finding.found);

@@ -15,12 +15,14 @@ use crate::config::Violation;
 use crate::kernel::sysctl;
 
 const PROC_SYS: &str = "/proc/sys";
+const ONLINE_CPUS: &str = "/sys/devices/system/cpu/online";
 
 /// Reads what the configuration's checks need.
 pub fn facts() -> HostFacts {
     HostFacts {
         cgroup_v1: is_cgroup_v1(Path::new("/sys/fs/cgroup")),
         swap_active: swap_active(&fs::read_to_string("/proc/swaps").unwrap_or_default()),
+        online_cpus: fs::read_to_string(ONLINE_CPUS).unwrap_or_default().trim().to_owned(),
     }
 }
 

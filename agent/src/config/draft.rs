@@ -201,17 +201,27 @@ fn with_defaults(
     document::decode::<KubeletConfiguration>(Value::Object(fields)).map(|config| to_json(&config))
 }
 
-/// Plain fields cannot say zero: there it means "not written".
+/// Plain fields cannot say zero: there it means "not written". A text is zero only if it is empty: "0" is one CPU, or a
+/// size. Durations, whose defaults are written as durations, are zero if they take no time.
 fn forget_zeros(fields: &mut Map<String, Value>, origins: &mut BTreeMap<String, Origin>) {
     fn is_zero(value: &Value) -> bool {
         match value {
             Value::Number(number) => number.as_f64() == Some(0.0),
-            Value::String(text) => text.is_empty() || text.parse::<GoDuration>().is_ok_and(GoDuration::is_zero),
+            Value::String(text) => text.is_empty(),
             _ => false,
         }
     }
+    fn is_no_time(value: &Value) -> bool {
+        is_zero(value) || duration(value).is_some_and(GoDuration::is_zero)
+    }
+    fn duration(value: &Value) -> Option<GoDuration> {
+        value.as_str()?.parse().ok()
+    }
+    let defaults = Value::Object(to_json(&KubeletConfiguration::default()));
     schema::walk(KubeletConfiguration::FIELDS, &mut |path, field| {
-        if field.presence == Presence::Value && remove_if(fields, path, is_zero) {
+        let default = path.split('.').try_fold(&defaults, |section, name| section.get(name));
+        let says: fn(&Value) -> bool = if default.and_then(duration).is_some() { is_no_time } else { is_zero };
+        if field.presence == Presence::Value && remove_if(fields, path, says) {
             origins.remove(path);
         }
     });

@@ -77,16 +77,25 @@ impl FeatureGateError {
     }
 }
 
+/// Gates that stand for all of a stage.
+const STAGES: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
+
 /// Which features are on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeatureGates {
     on: Vec<bool>,
     named: BTreeMap<Feature, bool>,
+    /// The values of [`STAGES`].
+    stages: [bool; STAGES.len()],
 }
 
 impl Default for FeatureGates {
     fn default() -> Self {
-        Self { on: GATES.iter().map(|(_, spec)| spec.default).collect(), named: BTreeMap::new() }
+        Self {
+            on: GATES.iter().map(|(_, spec)| spec.default).collect(),
+            named: BTreeMap::new(),
+            stages: Default::default(),
+        }
     }
 }
 
@@ -132,7 +141,7 @@ impl FeatureGates {
         let mut errors = Vec::new();
         for (name, &value) in asked {
             match Feature::by_name(name) {
-                None if matches!(name.as_str(), "AllAlpha" | "AllBeta") => {}
+                None if STAGES.iter().any(|(all, _)| all == name) => {}
                 None => errors.push(FeatureGateError::Unknown(name.clone())),
                 Some(gate) if gate.spec().locked && value != gate.spec().default => {
                     errors.push(FeatureGateError::Locked { gate, asked: value });
@@ -142,9 +151,10 @@ impl FeatureGates {
                 }
             }
         }
-        for (all, stage) in [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)] {
+        for (index, (all, stage)) in STAGES.into_iter().enumerate() {
             if let Some(&value) = asked.get(all) {
                 gates.set_stage(stage, value);
+                gates.stages[index] = value;
             }
         }
         for (&gate, &value) in &gates.named {
@@ -174,6 +184,11 @@ impl FeatureGates {
     /// Is this feature on?
     pub fn enabled(&self, gate: Feature) -> bool {
         self.on[gate as usize]
+    }
+
+    /// `AllAlpha` and `AllBeta`, with their stages and values.
+    pub fn stages(&self) -> impl Iterator<Item = (&'static str, Stage, bool)> {
+        STAGES.into_iter().zip(self.stages).map(|((name, stage), value)| (name, stage, value))
     }
 
     /// The gates that were named, with the value they were given.
@@ -286,6 +301,9 @@ mod tests {
         assert!(gates.enabled(Feature::EnvFiles));
         assert!(!gates.enabled(Feature::ContainerRestartRules));
         assert!(gates.enabled(Feature::NodeSwap), "neither stands for gates that are GA");
+        let gates = FeatureGates::new(&asked(&[("AllBeta", true)])).expect("valid");
+        let stages: Vec<_> = gates.stages().collect();
+        assert_eq!(stages, [("AllAlpha", Stage::Alpha, false), ("AllBeta", Stage::Beta, true)]);
     }
 
     proptest! {

@@ -67,7 +67,7 @@ document! {
         enable_debugging_handlers "enableDebuggingHandlers": bool = true, pointer, used, "Serve exec, attach, logs and the debug endpoints.";
         enable_contention_profiling "enableContentionProfiling": bool, value, later, "Profile lock contention.";
         healthz_port "healthzPort": i32 = 10248, pointer, used, "Port of the health server; 0 turns it off.";
-        healthz_bind_address "healthzBindAddress": String = "127.0.0.1", value, used, "Address of the health server.";
+        healthz_bind_address "healthzBindAddress": String = "127.0.0.1", value, used, "Address or host name of the health server.";
         oom_score_adj "oomScoreAdj": i32 = -999, pointer, used, "oom_score_adj of the agent itself.";
         cluster_domain "clusterDomain": String, value, used, "DNS domain of the cluster.";
         cluster_dns "clusterDNS": Vec<String>, value, used, "DNS servers for pods.";

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde_json::Map;
 use serde_json::Value;
 use serde_json::json;
+use url::Url;
 
 use super::document::DocumentError;
 use super::document::Place;
@@ -15,6 +16,7 @@ use super::document::Problem;
 use super::feature_gates::FeatureGates;
 use super::flags::FlagError;
 use super::flags::FlagSettings;
+use super::keblet;
 use super::keblet::KebletConfiguration;
 use super::kubelet;
 use super::kubelet::KubeletConfiguration;
@@ -22,6 +24,7 @@ use super::protections::unhonoured;
 use super::schema;
 use super::schema::Described;
 use super::schema::Presence;
+use super::validate::parse_cpus;
 
 /// Where an effective value was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -132,12 +135,14 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
 }
 
 /// What the checks have to know of the machine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFacts {
     /// `/sys/fs/cgroup` is not a cgroup v2 file system; hybrid hosts count as v1.
     pub cgroup_v1: bool,
     /// Some swap is in use.
     pub swap_active: bool,
+    /// The CPUs that are online as a list, such as `0-3,8`; empty if they are not known.
+    pub online_cpus: String,
 }
 
 /// The effective configuration. Made once by [`super::load`], never changed.
@@ -239,16 +244,46 @@ impl Settings {
                     .to_owned(),
             );
         }
+        let reserved = &self.kubelet.reserved_system_cpus;
+        let online = parse_cpus(&host.online_cpus).unwrap_or_default();
+        if parse_cpus(reserved).is_some_and(|cpus| !cpus.is_subset(&online)) {
+            let message = format!("reserved-cpus: {reserved} is not a subset of online-cpus: {}", host.online_cpus);
+            reject("reservedSystemCPUs", message);
+        }
         if violations.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { violations }) }
     }
 
     /// The answer of `/configz`: the effective standard document, without what absence says as well.
     pub fn configz(&self) -> Value {
-        let mut document = prune(to_json(&self.kubelet));
-        document.insert("kind".to_owned(), kubelet::KIND.into());
-        document.insert("apiVersion".to_owned(), kubelet::API_VERSION.into());
-        json!({ "kubeletconfig": document })
+        json!({ "kubeletconfig": standard_document(&self.kubelet) })
     }
+
+    /// Both effective documents for the log. The values of `staticPodURLHeader`, which may be secrets, and a password in
+    /// `staticPodURL` are masked.
+    pub fn logged(&self) -> Value {
+        let mut kubelet = self.kubelet.clone();
+        for values in kubelet.static_pod_url_header.values_mut() {
+            *values = vec!["<masked>".to_owned()];
+        }
+        if let Ok(mut url) = Url::parse(&kubelet.static_pod_url)
+            && url.password().is_some()
+            && url.set_password(Some("masked")).is_ok()
+        {
+            kubelet.static_pod_url = url.into();
+        }
+        let own = with_kind(to_json(&self.keblet), keblet::API_VERSION, keblet::KIND);
+        json!([standard_document(&kubelet), own])
+    }
+}
+
+fn standard_document(config: &KubeletConfiguration) -> Value {
+    with_kind(prune(to_json(config)), kubelet::API_VERSION, kubelet::KIND)
+}
+
+fn with_kind(mut document: Map<String, Value>, version: &str, kind: &str) -> Value {
+    document.insert("kind".to_owned(), kind.into());
+    document.insert("apiVersion".to_owned(), version.into());
+    document.into()
 }
 
 /// A document as JSON; optional fields that are not set are left out.

@@ -52,8 +52,10 @@ impl<'a> Register<'a> {
         collector
     }
 
-    /// Sets the number of families, this one included.
+    /// Sets the numbers of families, these included.
     pub(super) fn count(&self) {
+        self.counter("hidden_metrics_total", "[BETA] Families that are hidden; none is.");
+        self.counter("disabled_metrics_total", "[BETA] Families that are disabled; none is.");
         let help = "[BETA] Families there are, by how stable they are.";
         let total = self.counters("registered_metrics_total", help, &["deprecated_version", "stability_level"]);
         for (stability, count) in self.by_stability.borrow().iter() {

@@ -184,6 +184,8 @@ fn labels_and_values() {
         "kubelet_runtime_operations_duration_seconds_bucket{operation_type=\"version\",le=\"745.0580596923828\"} 1",
         "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=\"0-10MB\"} 1",
         "kubernetes_feature_enabled{name=\"EventedPLEG\",stage=\"ALPHA\"} 0",
+        "hidden_metrics_total 0",
+        "disabled_metrics_total 0",
         "keblet_pressure_crossings_total{direction=\"entered\",kind=\"some\",resource=\"memory\",scope=\"node\"} 1",
         "keblet_pressure_level{kind=\"some\",resource=\"memory\",scope=\"node\"} 1",
         "keblet_pressure_policy_decisions_total{action=\"evict\",mode=\"DryRun\",policy=\"thrash\"} 1",

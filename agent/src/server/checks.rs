@@ -23,6 +23,11 @@ impl Wanted {
             exclude: query.iter().filter(|(name, _)| name == "exclude").map(|(_, value)| value.clone()).collect(),
         }
     }
+
+    /// Whether this check is not made.
+    pub(super) fn excludes(&self, check: &Check) -> bool {
+        self.exclude.iter().any(|excluded| excluded == check.name)
+    }
 }
 
 /// The response to `/healthz`. `more` are informational lines that do not change the status.
@@ -31,7 +36,7 @@ pub(super) fn overall(checks: &[Check], wanted: &Wanted, more: &[String]) -> (St
     let mut failed = false;
     for check in checks {
         let name = check.name;
-        let line = if wanted.exclude.iter().any(|excluded| excluded == name) {
+        let line = if wanted.excludes(check) {
             format!("[+]{name} excluded: ok\n")
         } else if let Err(reason) = &check.outcome {
             failed = true;

@@ -13,6 +13,7 @@ use axum::response::IntoResponse;
 use axum::response::Response;
 
 use super::Handles;
+use super::answer;
 use super::checks::Check;
 use super::checks::Wanted;
 use super::checks::overall;
@@ -45,15 +46,15 @@ impl Endpoints {
         self.handles.metrics.clone()
     }
 
-    /// The response of `answer`; `decoded` is the path.
-    pub(super) async fn answer(&self, answer: Endpoint, decoded: &str, request: Request) -> Response {
-        match answer {
+    /// The response of `endpoint`; `decoded` is the path.
+    pub(super) async fn answer(&self, endpoint: Endpoint, decoded: &str, request: Request) -> Response {
+        match endpoint {
             Endpoint::Healthz => self.healthz(request).await,
             Endpoint::Check(name) => self.check(name),
             Endpoint::Pods => pod_list::answer(self.handles.agent.pods()),
             Endpoint::RunningPods => match self.handles.agent.running_pods() {
                 Ok(pods) => pod_list::answer(pods),
-                Err(error) => text((StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"))),
+                Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, error),
             },
             Endpoint::Metrics => {
                 self.handles.agent.refresh_metrics().await;
@@ -93,7 +94,7 @@ impl Endpoints {
         let query = Query::<Vec<(String, String)>>::from_request_parts(&mut parts, &()).await;
         let wanted = Wanted::new(&query.map(|query| query.0).unwrap_or_default());
         let checks = self.checks();
-        for check in &checks {
+        for check in checks.iter().filter(|check| !wanted.excludes(check)) {
             self.handles.metrics.slis.checked(check.name, check.outcome.is_ok());
         }
         let sensors = if wanted.verbose { self.handles.agent.sensors().iter().map(line).collect() } else { Vec::new() };

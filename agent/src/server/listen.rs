@@ -2,6 +2,7 @@
 //! idle time. The values are upstream's where it has one (`http.Server` of kubelet's main and read-only port).
 
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
+use tokio::net::lookup_host;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -48,6 +50,42 @@ pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failed accept, mostly for want of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
+
+/// A host, by its IP address or its name, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort {
+    /// An IP address, or a name.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl HostPort {
+    /// The address to bind. Of several, as a kubelet does, the first of IPv4, or else the first.
+    ///
+    /// # Errors
+    /// The name has no address.
+    async fn resolve(&self) -> io::Result<SocketAddr> {
+        let found: Vec<SocketAddr> = lookup_host((self.host.as_str(), self.port)).await?.collect();
+        let chosen = found.iter().find(|address| address.is_ipv4()).or(found.first());
+        chosen.copied().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))
+    }
+}
+
+impl From<SocketAddr> for HostPort {
+    fn from(address: SocketAddr) -> Self {
+        Self { host: address.ip().to_string(), port: address.port() }
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
 
 /// A port that cannot be bound.
 #[derive(Debug, thiserror::Error)]
@@ -97,10 +135,10 @@ pub(super) async fn serve_or_fail(
     Ok(())
 }
 
-/// As [`serve_or_fail`], but never gives up binding the address.
+/// As [`serve_or_fail`], but never gives up resolving and binding the address.
 pub(super) async fn serve(
     server: &'static str,
-    address: Option<SocketAddr>,
+    address: Option<HostPort>,
     router: Router,
     shutdown: &CancellationToken,
 ) {
@@ -108,7 +146,8 @@ pub(super) async fn serve(
     let binding = async {
         let mut last_error = String::new();
         loop {
-            match bind(server, address).await {
+            let bound = async { bind(server, address.resolve().await?).await };
+            match bound.await {
                 Ok(listener) => return listener,
                 Err(error) => {
                     let error = error.to_string();

@@ -51,6 +51,7 @@ use crate::metrics::Metrics;
 use dispatch::Dispatcher;
 pub use dispatch::InFlight;
 use endpoints::Endpoints;
+pub use listen::HostPort;
 pub use listen::ListenError;
 pub use mounted::Mounted;
 pub use paths::EnabledHandlers;
@@ -121,7 +122,7 @@ pub struct Handles {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Address of the health server; `None` turns it off.
-    pub healthz: Option<SocketAddr>,
+    pub healthz: Option<HostPort>,
     /// Address of the read-only server; `None` turns it off.
     pub read_only: Option<SocketAddr>,
     /// An iteration of the sync loop may take this long before `/healthz/syncloop` fails.
@@ -134,15 +135,14 @@ pub struct Options {
 const SYNC_LOOP_LEAST: Duration = Duration::from_secs(300);
 
 impl Options {
-    /// From the standard configuration. An invalid address, which validation has refused before, disables its server.
+    /// From the standard configuration. An invalid `address`, which validation has refused before, disables the read-only
+    /// server.
     pub fn new(config: &KubeletConfiguration, gates: &FeatureGates) -> Self {
-        let address = |host: &str, port: i32| {
-            let port = u16::try_from(port).ok().filter(|port| *port != 0)?;
-            Some(SocketAddr::new(host.parse::<IpAddr>().ok()?, port))
-        };
+        let port = |port: i32| u16::try_from(port).ok().filter(|port| *port != 0);
+        let address = config.address.parse::<IpAddr>().ok();
         Self {
-            healthz: address(&config.healthz_bind_address, config.healthz_port),
-            read_only: address(&config.address, config.read_only_port),
+            healthz: port(config.healthz_port).map(|port| HostPort { host: config.healthz_bind_address.clone(), port }),
+            read_only: address.zip(port(config.read_only_port)).map(SocketAddr::from),
             sync_loop_limit: (config.sync_frequency.std() * 2).max(SYNC_LOOP_LEAST),
             enabled: EnabledHandlers {
                 debugging: config.enable_debugging_handlers,
@@ -170,11 +170,12 @@ pub async fn run(
 ) -> Result<(), ListenError> {
     let health = health::router(handles.clone());
     let read_only = read_only(&options, handles, &mounted);
+    let Options { healthz, read_only: address, .. } = options;
     let health = async {
-        listen::serve("health", options.healthz, health, &shutdown).await;
+        listen::serve("health", healthz, health, &shutdown).await;
         Ok(())
     };
-    let read_only = listen::serve_or_fail("read-only", options.read_only, read_only, &shutdown);
+    let read_only = listen::serve_or_fail("read-only", address, read_only, &shutdown);
     tokio::try_join!(health, read_only).map(drop)
 }
 

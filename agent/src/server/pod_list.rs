@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::PodSpec;
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-use super::health::text;
+use super::answer;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 
@@ -20,7 +20,7 @@ use crate::model::PodSnapshot;
 pub(super) fn answer(pods: Vec<Arc<Pod>>) -> Response {
     match serde_json::to_vec(&PodList(pods)) {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
-        Err(error) => text((StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the pods: {error}\n"))),
+        Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the pods: {error}")),
     }
 }
 

@@ -30,7 +30,7 @@ async fn serve(pods: Vec<Arc<Pod>>) -> Served {
     let metrics = handles.metrics.clone();
     let (health, read_only) = (free_port().await, free_port().await);
     let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
-    (options.healthz, options.read_only) = (Some(health), Some(read_only));
+    (options.healthz, options.read_only) = (Some(health.into()), Some(read_only));
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(run(options, handles, Mounted::default(), shutdown.clone()));
     Served { health, read_only, metrics, sync_loop_seconds, shutdown, task }
@@ -81,6 +81,13 @@ async fn read_only_health_follows_the_sync_loop() {
     let reason = "internal server error: sync Loop took longer than expected\n";
     assert_eq!(get(served.read_only, "/healthz/syncloop").await, (500, reason.to_owned()));
     assert_eq!(get(served.read_only, "/healthz?exclude=syncloop").await.0, 200);
+    let slis = String::from_utf8(crate::metrics::encode_text(&served.metrics.slis.gather()).unwrap()).unwrap();
+    for line in [
+        r#"kubernetes_healthchecks_total{name="ping",status="success",type="healthz"} 3"#,
+        r#"kubernetes_healthchecks_total{name="syncloop",status="error",type="healthz"} 1"#,
+    ] {
+        assert!(slis.lines().any(|found| found == line), "{line} is missing in\n{slis}");
+    }
     assert_eq!(get(served.health, "/healthz").await.0, 200, "the health server reports only that it responds");
 }
 
@@ -167,11 +174,23 @@ async fn the_health_port_is_bound_as_soon_as_it_is_free() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = taken.local_addr().unwrap();
     let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
-    (options.healthz, options.read_only) = (Some(address), None);
+    (options.healthz, options.read_only) = (Some(address.into()), None);
     let handles = handles(Vec::new(), Arc::default());
     let task = tokio::spawn(run(options, handles, Mounted::default(), CancellationToken::new()));
     tokio::time::sleep(Duration::from_secs(12)).await;
     drop(taken);
+    assert_eq!(get(address, "/healthz").await, (200, "ok".to_owned()));
+    task.abort();
+}
+
+#[tokio::test]
+async fn the_health_port_is_bound_at_the_name_of_a_host() {
+    let address = free_port().await;
+    let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
+    let named = HostPort { host: "localhost".to_owned(), port: address.port() };
+    (options.healthz, options.read_only) = (Some(named), None);
+    let handles = handles(Vec::new(), Arc::default());
+    let task = tokio::spawn(run(options, handles, Mounted::default(), CancellationToken::new()));
     assert_eq!(get(address, "/healthz").await, (200, "ok".to_owned()));
     task.abort();
 }
@@ -226,7 +245,7 @@ async fn a_read_only_port_in_use_ends_the_agent() {
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = taken.local_addr().unwrap();
     let mut options = Options::new(&KubeletConfiguration::default(), &FeatureGates::default());
-    (options.healthz, options.read_only) = (Some(free_port().await), Some(address));
+    (options.healthz, options.read_only) = (Some(free_port().await.into()), Some(address));
     let handles = handles(Vec::new(), Arc::default());
     let running = run(options, handles, Mounted::default(), CancellationToken::new());
     let error = tokio::time::timeout(TIMEOUT, running).await.expect("at once").expect_err("taken");
@@ -244,9 +263,11 @@ fn options_from_the_configuration() {
         Options::new(&config, &FeatureGates::default())
     };
     let default = options(|_| {});
-    assert_eq!(default.healthz, Some(([127, 0, 0, 1], 10248).into()));
+    assert_eq!(default.healthz, Some(SocketAddr::from(([127, 0, 0, 1], 10248)).into()));
     assert_eq!((default.read_only, default.sync_loop_limit), (None, SYNC_LOOP_LEAST));
     assert_eq!(options(|config| config.healthz_port = 0).healthz, None);
+    let named = options(|config| config.healthz_bind_address = "localhost".to_owned());
+    assert_eq!(named.healthz, Some(HostPort { host: "localhost".to_owned(), port: 10248 }));
     assert_eq!(options(|config| config.read_only_port = 10255).read_only, Some(([0, 0, 0, 0], 10255).into()));
     let alone = options(|config| (config.read_only_port, config.enable_server) = (10255, false));
     assert!(alone.read_only.is_some(), "enableServer is about the main port");

@@ -167,6 +167,9 @@ pub(super) fn announce(metrics: &Metrics, node: &str, cgroup_version: i64, gates
         let spec = gate.spec();
         metrics.node.feature(spec.name, spec.stage.label(), gates.enabled(gate));
     }
+    for (name, stage, on) in gates.stages() {
+        metrics.node.feature(name, stage.label(), on);
+    }
     let mut numbers = KUBERNETES.trim_start_matches('v').split('.');
     let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
     let architecture = match std::env::consts::ARCH {
@@ -236,6 +239,8 @@ mod tests {
             "kubelet_metrics_provider{provider=\"cadvisor\"} 1",
             "kubernetes_feature_enabled{name=\"EventedPLEG\",stage=\"ALPHA\"} 0",
             "kubernetes_feature_enabled{name=\"NodeSwap\",stage=\"\"} 1",
+            "kubernetes_feature_enabled{name=\"AllAlpha\",stage=\"ALPHA\"} 0",
+            "kubernetes_feature_enabled{name=\"AllBeta\",stage=\"BETA\"} 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}");
         }

@@ -100,6 +100,21 @@ fn zero_means_absent_for_plain_fields_and_zero_for_optional_ones() {
 }
 
 #[test]
+fn a_text_of_zero_is_a_value_unless_it_is_a_duration() {
+    let text = "reservedSystemCPUs: '0'\ncontainerLogMaxSize: '0'\nproviderID: 0s\nsyncFrequency: '0'\n";
+    let main = Case::new().main(text);
+    let drop_in = Case::new().main("").drop_in("a.conf", text).drop_in("b.conf", "maxPods: 5\n");
+    for (case, file) in [(main, "main.yaml:3"), (drop_in, "a.conf:3")] {
+        let settings = case.load();
+        let config = &settings.kubelet;
+        assert_eq!((config.reserved_system_cpus.as_str(), config.container_log_max_size.as_str()), ("0", "0"));
+        assert_eq!((config.provider_id.as_str(), config.sync_frequency), ("0s", GoDuration::mins(1)));
+        assert!(settings.origin("reservedSystemCPUs").to_string().ends_with(file), "{file}");
+        assert_eq!(settings.origin("syncFrequency"), Origin::Default);
+    }
+}
+
+#[test]
 fn a_zero_of_another_type_is_an_error() {
     for (text, field) in [
         ("serverTLSBootstrap: 0\n", "serverTLSBootstrap"),
@@ -351,19 +366,29 @@ fn json_is_as_good_as_yaml() {
 
 #[test]
 fn hosts_are_refused_with_the_setting_that_allows_them() {
-    let v1 = HostFacts { cgroup_v1: true, swap_active: false };
+    let v1 = HostFacts { cgroup_v1: true, ..HostFacts::default() };
     let error = Case::new().load().check_host(&v1).expect_err("cgroup v1").to_string();
     assert!(error.contains("kubelet is configured to not run on a host using cgroup v1"), "{error}");
     assert!(error.contains("set failCgroupV1: false (or --fail-cgroupv1=false)"), "{error}");
     assert!(Case::new().flag("fail-cgroupv1", "false").load().check_host(&v1).is_ok());
     assert!(Case::new().load().check_host(&HostFacts::default()).is_ok());
-    let swap = HostFacts { cgroup_v1: false, swap_active: true };
+    let swap = HostFacts { swap_active: true, ..HostFacts::default() };
     assert!(Case::new().load().check_host(&swap).is_err());
     let limited = Case::new().main("failCgroupV1: false\nmemorySwap: {swapBehavior: LimitedSwap}\n").load();
     let error = limited.check_host(&v1).expect_err("cgroup v1 cannot limit swap alone").to_string();
     assert!(error.contains("LimitedSwap but it is only supported with cgroupv2"), "{error}");
     assert!(limited.check_host(&HostFacts::default()).is_ok());
     assert!(Case::new().flag("fail-swap-on", "false").load().check_host(&swap).is_ok());
+}
+
+#[test]
+fn reserved_cpus_are_online() {
+    let reserved = Case::new().flag("reserved-cpus", "0,2-3").load();
+    let host = |online: &str| HostFacts { online_cpus: online.to_owned(), ..HostFacts::default() };
+    let error = reserved.check_host(&host("0-2,4")).expect_err("CPU 3 is offline").to_string();
+    assert!(error.contains("reserved-cpus: 0,2-3 is not a subset of online-cpus: 0-2,4"), "{error}");
+    assert!(reserved.check_host(&host("")).is_err(), "it is not known which are online");
+    assert!(reserved.check_host(&host("0-3")).is_ok());
 }
 
 proptest! {

@@ -1,5 +1,7 @@
 //! Servers, TLS, authentication, logging, tracing.
 
+use std::net::IpAddr;
+
 use super::Problems;
 use crate::config::duration::GoDuration;
 use crate::config::feature_gates::Feature;
@@ -48,11 +50,16 @@ pub(super) fn check(config: &KubeletConfiguration, gates: &FeatureGates, problem
     problems.range("port", config.port, 1..=65_535);
     problems.range("readOnlyPort", config.read_only_port, 0..=65_535);
     problems.range("healthzPort", config.healthz_port, 0..=65_535);
-    for (field, address) in [("address", &config.address), ("healthzBindAddress", &config.healthz_bind_address)] {
-        problems.require(address.parse::<std::net::IpAddr>().is_ok(), field, || {
-            format!("{address:?} is not an IP address")
-        });
-    }
+    let is_ip = |address: &str| address.parse::<IpAddr>().is_ok();
+    problems.require(is_ip(&config.address), "address", || format!("{:?} is not an IP address", config.address));
+    let host = &config.healthz_bind_address;
+    // A resolver takes what ends in a number for an address: `0` would be all addresses.
+    let ends_in_name =
+        host.rsplit('.').next().is_some_and(|label| label.starts_with(|c: char| c.is_ascii_alphabetic()));
+    let is_name = ends_in_name && host.chars().all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    problems.require(is_ip(host) || is_name, "healthzBindAddress", || {
+        format!("{host:?} is neither an IP address nor the name of a host")
+    });
     tls(config, gates, problems);
     problems.one_of("authorization.mode", &config.authorization.mode, &["AlwaysAllow", "Webhook"]);
     let query = config.enable_system_log_query == Some(true);

@@ -33,6 +33,9 @@ fn each_rule() {
         ("healthzPort", json!({"healthzPort": 70_000})),
         ("address", json!({"address": "here"})),
         ("healthzBindAddress", json!({"healthzBindAddress": "::1::"})),
+        ("healthzBindAddress", json!({"healthzBindAddress": "a host"})),
+        ("healthzBindAddress", json!({"healthzBindAddress": "0"})),
+        ("healthzBindAddress", json!({"healthzBindAddress": "127.0x1"})),
         ("tlsCipherSuites[0]", json!({"tlsCipherSuites": ["TLS_NULL"]})),
         ("tlsCurvePreferences[1]", json!({"tlsCurvePreferences": [29, 29]})),
         ("tlsCurvePreferences[0]", json!({"tlsCurvePreferences": [1]})),
@@ -209,6 +212,7 @@ fn each_rule() {
 #[test]
 fn what_the_rules_allow() {
     for fields in [
+        json!({"healthzBindAddress": "localhost"}),
         json!({"evictionHard": {"memory.available": "0%", "nodefs.available": "100%", "pid.available": "1000"}}),
         json!({"evictionSoft": {"memory.available": "5%"}, "evictionSoftGracePeriod": {"memory.available": "0s"}}),
         json!({"imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 0}),

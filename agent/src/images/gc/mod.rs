@@ -265,6 +265,11 @@ impl ImageGc {
             if removal.removed.bytes >= target {
                 break;
             }
+            if image.id.is_empty() {
+                let message = "ImageID is not valid, skipping, image: ";
+                self.recorder.node_event(EventType::Warning, "InvalidImageID", message);
+                continue;
+            }
             // A worker may have looked the image up since, to create a container from it.
             if self.images.records().is_used_since(&image.id, begun) {
                 continue;

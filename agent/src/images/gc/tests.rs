@@ -168,6 +168,15 @@ async fn pinned_images_and_the_sandbox_image_stay() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_image_without_an_id_is_reported_and_stays() {
+    let images = vec![image("", 7), image("old", 1)];
+    let mut bench = Bench::new(GcPolicy::default(), Node { images, ..Node::default() });
+    assert_eq!(bench.gc.remove_unused(Duration::ZERO).await, Ok(RemovedImages { count: 1, bytes: 1 }));
+    assert_eq!(bench.remaining(), [""]);
+    assert_eq!(bench.events.take(), ["node W InvalidImageID: ImageID is not valid, skipping, image: "]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_image_is_removed_if_its_use_is_unknown() {
     let containers = vec![container("c1", "web")];
     let node = Node { images: vec![image("old", 1)], containers, statuses_fail: true, ..Node::default() };

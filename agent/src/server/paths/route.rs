@@ -42,7 +42,12 @@ pub(in crate::server) fn choose(
     if !accepts(accept.unwrap_or_default(), route.types) {
         return Err(RouteError::Type { types: route.types.join(", ") });
     }
-    Ok((route.answer, encode(decoded)))
+    let mut path = encode(decoded);
+    // The handler of all paths below distinguishes directories from files by it.
+    if route.path.ends_with("{*}") && decoded.ends_with('/') {
+        path.push('/');
+    }
+    Ok((route.answer, path))
 }
 
 /// Leading and trailing slashes are ignored; a parameter is never empty.
@@ -109,6 +114,11 @@ mod tests {
         assert_eq!(choose(PODS, "/pods/", "GET", None), Ok((Endpoint::Pods, "/pods".to_owned())));
         let exec = Ok((Endpoint::Debug, "/exec/a/b%20/u/c".to_owned()));
         assert_eq!(choose(EXEC, "/exec/a/b /u/c", "POST", Some("*/*")), exec);
+        assert_eq!(choose(EXEC, "/exec/a/b /u/c/", "POST", Some("*/*")), exec);
+        for path in ["/logs/sub/", "/logs/sub", "/logs/a/b%20/"] {
+            let decoded = path.replace("%20", " ");
+            assert_eq!(choose(LOGS, &decoded, "GET", None), Ok((Endpoint::Debug, path.to_owned())));
+        }
     }
 
     #[test]

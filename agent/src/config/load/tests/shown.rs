@@ -70,6 +70,19 @@ fn configz_shows_what_the_api_would() {
 }
 
 #[test]
+fn the_log_shows_both_documents_without_secrets() {
+    let main =
+        "maxPods: 7\nstaticPodURL: https://me:secret@pods.test/all\nstaticPodURLHeader: {Token: [secret, other]}\n";
+    let logged = Case::new().main(main).load().logged();
+    let [standard, own] = logged.as_array().expect("a list").as_slice() else { panic!("two: {logged}") };
+    assert_eq!((&standard["kind"], &own["kind"]), (&json!("KubeletConfiguration"), &json!("KebletConfiguration")));
+    assert_eq!((&standard["maxPods"], &own["sensors"]["bpf"]), (&json!(7), &json!(true)));
+    assert_eq!(standard["staticPodURLHeader"], json!({ "Token": ["<masked>"] }));
+    assert_eq!(standard["staticPodURL"], json!("https://me:masked@pods.test/all"));
+    assert!(!logged.to_string().contains('\n'), "one event is one line");
+}
+
+#[test]
 fn notices_name_what_has_no_effect() {
     let settings = Case::new()
         .main("maxPods: 7\nvolumePluginDir: /flex\nfeatureGates: {NativeHistograms: true, NodeSwap: true}\n")

@@ -42,6 +42,25 @@ pub(super) async fn open_regular(path: &Path) -> io::Result<File> {
     filesystem::blocking(move || filesystem::open_regular(&path)).await.map(File::from_std)
 }
 
+/// Responds with the file or directory that `path` names below `root`, or, as Go's file server does, with a redirect: the
+/// path of a directory ends in a slash, so that the links of its listing lead into it, and that of a file does not.
+pub(super) async fn serve(root: &Path, path: &str, query: Option<&str>, headers: &HeaderMap) -> Response {
+    let trimmed = path.trim_end_matches('/');
+    let Some(place) = below(root, trimmed) else { return missing() };
+    let is_directory = tokio::fs::metadata(&place).await.map(|meta| meta.is_dir());
+    let name = encoded(trimmed.rsplit('/').next().unwrap_or_default());
+    let to = match (is_directory, path.ends_with('/')) {
+        (Ok(true), false) if !trimmed.is_empty() => format!("{name}/"),
+        (Ok(false), true) => format!("../{name}"),
+        _ => return show(Some(place), headers).await,
+    };
+    let location = match query {
+        Some(query) => format!("{to}?{query}"),
+        None => to,
+    };
+    (StatusCode::MOVED_PERMANENTLY, [(header::LOCATION, location)]).into_response()
+}
+
 /// Responds with the file or directory at `place`.
 pub(super) async fn show(place: Option<PathBuf>, headers: &HeaderMap) -> Response {
     let Some(place) = place else { return missing() };
@@ -93,8 +112,8 @@ async fn listing(folder: &Path) -> io::Result<Response> {
     Ok(([(header::CONTENT_TYPE, "text/html; charset=utf-8")], page).into_response())
 }
 
-/// A name as the target of a relative link.
-fn in_link(name: &str) -> String {
+/// A name as a relative reference. Colons are encoded too, so that no name is parsed as a URL scheme.
+fn encoded(name: &str) -> String {
     let mut out = String::new();
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || b"-_.~/$&+=@".contains(&byte) {
@@ -103,8 +122,12 @@ fn in_link(name: &str) -> String {
             let _ = write!(out, "%{byte:02X}");
         }
     }
-    // Colons are escaped above, so that no name is parsed as a URL scheme.
-    in_text(&out)
+    out
+}
+
+/// A name as the target of a relative link.
+fn in_link(name: &str) -> String {
+    in_text(&encoded(name))
 }
 
 fn in_text(name: &str) -> String {

@@ -62,7 +62,7 @@ impl NodeLogs {
         let parameters = answer::query_of(request.uri());
         let headers = request.headers();
         if !self.queries || !query::is_query(&parameters) {
-            return files::show(files::below(&self.places.folder, path), headers).await;
+            return files::serve(&self.places.folder, path, request.uri().query(), headers).await;
         }
         match query::parse(&parameters, path) {
             Err(BadQuery::Undecodable(text)) => answer::error(StatusCode::BAD_REQUEST, text),
@@ -148,6 +148,21 @@ mod tests {
         }
         let files_only = super::router(dir.path().to_owned(), false);
         assert!(get(&files_only, "/logs?query=/x").await.1.contains("syslog"), "queries are off: a listing");
+    }
+
+    #[tokio::test]
+    async fn paths_of_directories_end_in_a_slash_and_those_of_files_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a:b")).unwrap();
+        std::fs::write(dir.path().join("a:b/log"), "text").unwrap();
+        let router = router(dir.path().to_owned(), false);
+        for (target, to) in [("a:b", "a%3Ab/"), ("a:b?x=1", "a%3Ab/?x=1"), ("a:b/log/", "../log")] {
+            let request = axum::http::Request::get(format!("/logs/{target}")).body(Body::empty()).unwrap();
+            let response = router.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), StatusCode::MOVED_PERMANENTLY, "{target}");
+            assert_eq!(response.headers()[header::LOCATION], to, "{target}");
+        }
+        assert!(get(&router, "/logs/a:b/").await.1.contains("<a href=\"log\">log</a>"));
     }
 
     #[tokio::test]
