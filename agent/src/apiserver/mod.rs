@@ -21,6 +21,7 @@ mod exec;
 mod files;
 pub mod kubeconfig;
 mod managed_fields;
+mod pauses;
 mod reachability;
 pub mod recovery;
 mod requests;
@@ -217,6 +218,7 @@ impl ApiServer {
         };
         let files = Files { certificate: access.certificate.clone(), authority: access.authority.clone().zip(roots) };
         if files.worth_watching() {
+            // Cannot panic: reading can, in a task of its own; that is logged, and the files are read again.
             tokio::spawn(files.watch(api.clone(), cancel));
         }
         Ok(api)

@@ -7,8 +7,8 @@
 //! An object that cannot be decoded is logged and left out; it holds up no other, and a list does not count it as gone.
 //!
 //! After errors there is a pause: 0.8 s, doubling to 30 s, with up to as much jitter; ten seconds without an error reset
-//! it (client-go: two minutes; but a pause that has grown gains nothing for watches that break now and then). A pause
-//! ends early when the server has recovered.
+//! it, if the server has served something (client-go: two minutes; but a pause that has grown gains nothing for watches
+//! that break now and then). A pause ends early when the server has recovered.
 
 use std::time::Duration;
 
@@ -33,22 +33,18 @@ use super::decode::Lines;
 use super::decode::List;
 use super::decode::Named;
 use super::decode::WatchLine;
+use super::pauses::Pauses;
+use super::pauses::QUIET;
 use super::recovery::Recovered;
 use super::watch_errors::WatchErrorAction;
 use super::watch_errors::action_for;
-use super::watch_errors::is_refusal;
 use super::watch_errors::lags_behind;
 use super::watch_errors::too_new;
-use crate::model::Backoff;
 
 pub use super::decode::Identity;
+pub(crate) use super::watch_errors::is_refusal;
+pub(crate) use super::watch_errors::silence;
 
-/// First pause after an error, without jitter.
-const FIRST_PAUSE: Duration = Duration::from_millis(800);
-/// Longest pause after an error, without jitter.
-const LAST_PAUSE: Duration = Duration::from_secs(30);
-/// After this long without an error pauses start short again.
-const QUIET: Duration = Duration::from_secs(10);
 /// Objects per page of a list.
 const PAGE: u32 = 500;
 /// A watch that ends sooner than this without any event has failed.
@@ -57,9 +53,9 @@ const TOO_SHORT: Duration = Duration::from_secs(1);
 const END_GRACE: Duration = Duration::from_secs(15);
 /// A streaming list that sends nothing for this long is started again. A server that has just started may accept one
 /// before it can serve it.
-const LIST_SILENCE: Duration = Duration::from_secs(30);
-/// A streaming list that was refused this often, since the server lags behind or fails, is replaced by a paginated one:
-/// some servers never catch up, and some cannot serve any.
+pub(crate) const LIST_SILENCE: Duration = Duration::from_secs(30);
+/// A streaming list that was refused this often, since the server lags behind or fails, or that broke off, is replaced by a
+/// paginated one: some servers never catch up, some cannot serve any, and some proxies let none through.
 const MOST_REFUSALS: u32 = 3;
 /// The head of an answer must arrive within this time; API servers time out after a minute.
 const HEAD: Duration = Duration::from_secs(90);
@@ -170,7 +166,7 @@ struct Follower<K> {
     state: State<K>,
     /// Whether the server is assumed to support streaming lists.
     streaming: bool,
-    /// Streaming lists that were refused since the server lags behind or fails, in a row.
+    /// Streaming lists that were refused or broke off, in a row.
     refusals: u32,
     /// Of the next paginated list.
     freshness: Freshness,
@@ -221,18 +217,30 @@ where
             self.streaming = false;
             return;
         }
+        if !is_refusal(error) {
+            return self.pause("list", error).await;
+        }
+        self.refused(error).await;
+        // What its cache has may be old. After mere silence the latest state is not asked for: it is read from etcd, and the
+        // network of many nodes may have been silent.
+        if !self.streaming && matches!(error, kube::Error::Api(_)) {
+            self.freshness = Freshness::Latest;
+        }
+    }
+
+    /// Every streaming list may end in this way.
+    async fn refused(&mut self, error: &(dyn std::fmt::Display + Send + Sync)) {
         self.pause("list", error).await;
-        self.refusals += u32::from(is_refusal(error));
+        self.refusals += 1;
         if self.refusals >= MOST_REFUSALS {
-            // What its cache has may be old.
-            (self.streaming, self.freshness) = (false, Freshness::Latest);
+            self.streaming = false;
         }
     }
 
     async fn stream(&mut self, mut watch: Watch<K>) -> Option<Event<K>> {
         // No object is delivered until the list is complete, so that it must not take as long as a watch may.
         let Ok(line) = tokio::time::timeout(LIST_SILENCE, watch.next()).await else {
-            self.pause("list", &format!("nothing was sent for {LIST_SILENCE:?}")).await;
+            self.refused(&silence(LIST_SILENCE)).await;
             return None;
         };
         match line {
@@ -246,6 +254,7 @@ where
                     return None;
                 }
                 self.refusals = 0;
+                self.pauses.progress();
                 self.state = State::Watching(watch, mark.metadata.resource_version);
                 Some(Event::InitDone)
             }
@@ -258,11 +267,11 @@ where
                 None
             }
             Some(Err(error)) => {
-                self.pause("list", &error).await;
+                self.refused(&error).await;
                 None
             }
             None => {
-                self.pause("list", &"the server ended it before it was complete").await;
+                self.refused(&"the server ended it before it was complete").await;
                 None
             }
         }
@@ -277,6 +286,7 @@ where
             self.state = State::Known(version);
             // A later list may stream again.
             (self.streaming, self.refusals) = (true, 0);
+            self.pauses.progress();
             return Some(Event::InitDone);
         }
         match self.list(&next).await {
@@ -305,7 +315,11 @@ where
     }
 
     async fn watch(&mut self, mut watch: Watch<K>, version: String) -> Option<Event<K>> {
-        match watch.next().await {
+        let line = watch.next().await;
+        if watch.is_served(line.as_ref()) {
+            self.pauses.progress();
+        }
+        match line {
             Some(Ok(WatchLine::Changed(object))) => {
                 let object = self.ignored.check(object);
                 let seen = match &object {
@@ -431,46 +445,23 @@ impl<K> Watch<K> {
         self.silent &= line.is_none();
         line
     }
+
+    /// Whether the server serves the watch, which is silent until something changes.
+    fn is_served(&self, line: Option<&kube::Result<WatchLine<Decoded<K>>>>) -> bool {
+        match line {
+            Some(Ok(line)) => !matches!(line, WatchLine::Error(_)),
+            Some(Err(_)) | None => self.began.elapsed() >= QUIET,
+        }
+    }
 }
 
 /// A server that accepts a request and never answers must not block the watch.
-async fn in_time<T>(asking: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    let overdue = |_| kube::Error::Service(format!("no answer within {HEAD:?}").into());
-    tokio::time::timeout(HEAD, asking).await.unwrap_or_else(|elapsed| Err(overdue(elapsed)))
+pub(crate) async fn in_time<T>(asking: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    tokio::time::timeout(HEAD, asking).await.unwrap_or_else(|_| Err(silence(HEAD)))
 }
 
 fn newer(seen: Option<String>, known: String) -> String {
     seen.filter(|version| !version.is_empty()).unwrap_or(known)
-}
-
-/// The pauses after errors in a row. A watch has no moment of success: time without
-/// an error ends the row.
-#[derive(Debug)]
-struct Pauses {
-    backoff: Backoff,
-    /// When the last pause ended.
-    over: Option<Instant>,
-}
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self { backoff: Backoff::new(FIRST_PAUSE, LAST_PAUSE), over: None }
-    }
-}
-
-impl Pauses {
-    /// The pause from `now` on; `random` is in [0, 1).
-    fn next(&mut self, now: Instant, random: f64) -> Duration {
-        if self.over.is_some_and(|over| now.saturating_duration_since(over) >= QUIET) {
-            self.backoff.succeeded();
-        }
-        self.backoff.failed(random)
-    }
-
-    /// The pause has ended.
-    fn over(&mut self, now: Instant) {
-        self.over = Some(now);
-    }
 }
 
 #[cfg(test)]

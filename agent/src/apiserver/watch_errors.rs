@@ -1,5 +1,7 @@
 //! What an error of a list or watch means for the resource version that is known.
 
+use std::time::Duration;
+
 use kube::core::Status;
 
 /// What to do with the known resource version after an error.
@@ -27,10 +29,24 @@ pub(super) fn lags_behind(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 410 || too_new(status))
 }
 
+/// A request was accepted, and nothing is sent.
+#[derive(Debug, thiserror::Error)]
+#[error("nothing was sent for {0:?}")]
+struct Silence(Duration);
+
+/// The error of a server that has accepted a request and sends nothing for so long.
+pub(crate) fn silence(limit: Duration) -> kube::Error {
+    kube::Error::Service(Silence(limit).into())
+}
+
 /// True if every streaming list may fail in this way, also when a paginated one succeeds: the server lags behind, or fails,
-/// as with an etcd that does not report its progress.
-pub(super) fn is_refusal(error: &kube::Error) -> bool {
-    lags_behind(error) || matches!(error, kube::Error::Api(status) if (500..=599).contains(&status.code))
+/// as with an etcd that does not report its progress; or nothing arrives, as through a proxy that collects answers.
+pub(crate) fn is_refusal(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => lags_behind(error) || (500..=599).contains(&status.code),
+        kube::Error::Service(error) => error.is::<Silence>(),
+        _ => false,
+    }
 }
 
 /// The server has not got to a resource version: its cache lags behind, or it was restored to an earlier state.
@@ -70,5 +86,7 @@ mod tests {
             assert!(!is_refusal(&api(code, None)), "{code}");
         }
         assert!(!is_refusal(&reset));
+        assert!(is_refusal(&silence(Duration::from_secs(30))));
+        assert!(!is_refusal(&kube::Error::Service("connection refused".into())));
     }
 }

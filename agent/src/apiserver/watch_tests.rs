@@ -15,10 +15,14 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::apiserver::managed_fields::WithoutManagedFields;
+use crate::apiserver::pauses::FIRST_PAUSE;
+use crate::apiserver::pauses::LAST_PAUSE;
 use crate::apiserver::recovery::Recovery;
 
 #[path = "undecodable_tests.rs"]
 mod undecodable;
+#[path = "unserved_tests.rs"]
+mod unserved;
 
 /// The server: the test answers one request after another.
 struct Server {
@@ -444,24 +448,6 @@ async fn a_hanging_watch_is_given_up_when_its_end_is_overdue() {
     assert!(asked.has_parameter("resourceVersion=10"), "{}", asked.query);
     assert!(began.elapsed() <= Duration::from_secs(615), "{:?}", began.elapsed());
     drop(lines);
-}
-
-#[test]
-fn pauses_double_and_start_anew_after_ten_quiet_seconds() {
-    let (mut pauses, mut now) = (Pauses::default(), Instant::now());
-    let mut seconds = Vec::new();
-    for _ in 0..8 {
-        let pause = pauses.next(now, 0.0);
-        seconds.push(pause.as_secs_f64());
-        now += pause;
-        pauses.over(now);
-        now += Duration::from_secs(9);
-    }
-    assert_eq!(seconds, [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]);
-    assert_eq!(pauses.next(now, 0.5), Duration::from_secs(45), "jitter adds");
-    now += Duration::from_secs(45);
-    pauses.over(now);
-    assert_eq!(pauses.next(now + QUIET, 0.0), FIRST_PAUSE);
 }
 
 #[tokio::test(start_paused = true)]

@@ -32,6 +32,7 @@ impl Writer {
     pub(super) fn start(path: &Path) -> Self {
         let (newest, contents) = watch::channel((0, Vec::new()));
         let (sender, done) = watch::channel(0);
+        // Not supervised: if it panics, its channel is closed, which ends the wait for a write.
         tokio::spawn(run(path.to_owned(), contents, sender));
         Self { path: path.to_owned(), newest, done, given_up: Arc::default() }
     }
@@ -60,8 +61,8 @@ impl Pending {
     /// Waits for the write for a bounded time.
     pub(super) async fn wait(self) {
         let Self { path, number, mut done, given_up } = self;
-        let waited = tokio::time::timeout(WRITE_TIMEOUT, done.wait_for(|done| *done >= number)).await.is_ok();
-        if !waited {
+        let written = tokio::time::timeout(WRITE_TIMEOUT, done.wait_for(|done| *done >= number)).await;
+        if !written.is_ok_and(|written| written.is_ok()) {
             given_up.fetch_max(number, Ordering::Relaxed);
             let file = path.display();
             tracing::warn!(%file, "the disk does not take the record of evictions; they do not wait for it");
@@ -84,4 +85,16 @@ async fn replace(path: &Path, content: Vec<u8>) -> io::Result<()> {
     let partial = path.with_extension("partial");
     tokio::fs::write(&partial, content).await?;
     tokio::fs::rename(&partial, path).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_has_panicked_has_written_nothing() {
+        let (number, done, given_up) = (1, watch::channel(0).1, Arc::<AtomicU64>::default());
+        Pending { path: PathBuf::new(), number, done, given_up: given_up.clone() }.wait().await;
+        assert_eq!(given_up.load(Ordering::Relaxed), number, "the next one is not waited for");
+    }
 }

@@ -247,11 +247,8 @@ impl<K: Kind> CachedObject<K> {
             known.fresh = false;
             known.failure = None;
         });
-        *watch = Some(AbortOnDropHandle::new(tokio::spawn(keep_watching(
-            self.shared.clone(),
-            self.reading.clone(),
-            permit,
-        ))));
+        let watching = keep_watching(self.shared.clone(), self.reading.clone(), permit);
+        *watch = Some(self.reading.panics.spawn("watch of an object", watching));
         true
     }
 }
@@ -359,6 +356,7 @@ mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
 
     use super::super::ObjectsConfig;
+    use super::super::panics::Panics;
     use super::super::references::Names;
     use super::super::references::Need;
     use super::super::registration::Registration;
@@ -377,7 +375,7 @@ mod tests {
         let clock = Clock::derived(SystemTime::UNIX_EPOCH);
         let (strategy, recovered, sync_frequency) = (Strategy::Get, Recovered::default(), Duration::from_secs(60));
         let config = ObjectsConfig { strategy, recovered, sync_frequency, clock, node: None };
-        Arc::new(Store::new(Reading::new(Api::new(clock).client(), &config)))
+        Arc::new(Store::new(Reading::new(Api::new(clock).client(), &config, Panics::default())))
     }
 
     #[tokio::test]

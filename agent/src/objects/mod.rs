@@ -17,6 +17,7 @@ mod claims;
 mod error;
 mod kind;
 mod object_watch;
+mod panics;
 mod pem_blocks;
 mod pod_certificates;
 mod references;
@@ -57,6 +58,7 @@ use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
 use crate::model::PodUid;
 use crate::model::spec;
+use panics::Panics;
 use pod_certificates::EventSink;
 use pod_certificates::PodCertificates;
 use references::References;
@@ -110,6 +112,7 @@ struct Inner {
     tokens: Tokens,
     trust_bundles: TrustBundles,
     pod_certificates: PodCertificates,
+    panics: Panics,
 }
 
 impl std::fmt::Debug for Objects {
@@ -126,19 +129,33 @@ impl Objects {
 
     /// Reads with `client`, and starts to watch services. Its tasks end with its last clone.
     pub fn new(client: &Client, config: ObjectsConfig) -> Self {
-        let reading = store::Reading::new(client.clone(), &config);
+        let panics = Panics::default();
+        let reading = store::Reading::new(client.clone(), &config, panics.clone());
+        let ObjectsConfig { recovered, clock, node, .. } = config;
         Self {
             inner: Some(Arc::new(Inner {
                 client: client.clone(),
-                node: config.node.clone(),
+                node: node.clone(),
                 config_maps: Store::new(reading.clone()),
                 secrets: Store::new(reading),
-                services: Services::start(client.clone(), config.recovered.clone()),
-                runtime_classes: RuntimeClasses::new(client.clone(), config.recovered.clone()),
-                tokens: Tokens::new(client.clone(), config.clock),
-                trust_bundles: TrustBundles::new(client.clone(), config.recovered.clone()),
-                pod_certificates: PodCertificates::new(client.clone(), config.recovered, config.clock, config.node),
+                services: Services::start(client.clone(), recovered.clone(), &panics),
+                runtime_classes: RuntimeClasses::new(client.clone(), recovered.clone(), panics.clone()),
+                tokens: Tokens::new(client.clone(), clock),
+                trust_bundles: TrustBundles::new(client.clone(), recovered.clone(), panics.clone()),
+                pod_certificates: PodCertificates::new(client.clone(), recovered, clock, node, panics.clone()),
+                panics,
             })),
+        }
+    }
+
+    /// Panics as soon as one of its watches has: what it reads would never change again. Ends with the last clone; at once
+    /// if standalone.
+    pub fn raise_panics(&self) -> impl Future<Output = ()> + Send + use<> {
+        let panics = self.inner.as_ref().map(|inner| inner.panics.raise());
+        async move {
+            if let Some(panics) = panics {
+                panics.await;
+            }
         }
     }
 

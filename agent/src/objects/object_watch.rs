@@ -21,13 +21,17 @@ use super::error::describe;
 use super::kind::Kind;
 use super::retry::Retry;
 use crate::apiserver::recovery::Recovered;
+use crate::apiserver::watch::LIST_SILENCE;
+use crate::apiserver::watch::in_time;
+use crate::apiserver::watch::is_refusal;
+use crate::apiserver::watch::silence;
 
 /// Seconds after which a watch is renewed.
 const LIFETIME: std::ops::Range<u64> = 1800..3600;
 /// A watch that ends sooner than this has failed.
 const SHORT: Duration = Duration::from_secs(5);
-/// Streaming lists of one watch that may fail, since the API server lags behind or fails. Then it lists: some servers cannot
-/// serve a streaming list (KEP-3157) although they accept it.
+/// Streaming lists of one watch that may fail, since the API server lags behind or fails, or break off. Then it lists: some
+/// servers cannot serve a streaming list (KEP-3157) although they accept it, and some proxies let none through.
 const MOST_FAILED_LISTS: u32 = 3;
 /// How long after its timeout a watch may end.
 const OVERDUE: Duration = Duration::from_secs(15);
@@ -63,20 +67,23 @@ pub(super) async fn watch<K: Kind>(
     let (mut seen, mut failed_lists) = (None, 0);
     loop {
         let began = Instant::now();
-        let (mut progress, mut resumed) = (false, None);
+        let (mut progress, mut opened) = (false, None);
         let mut hear = |news: WatchUpdate<K>| {
             progress = true;
             listen(news)
         };
-        let listed = seen.is_none() && (failed_lists >= MOST_FAILED_LISTS || !streaming.load(Relaxed));
+        let resumes = seen.is_some();
+        let listed = !resumes && (failed_lists >= MOST_FAILED_LISTS || !streaming.load(Relaxed));
         let result = match listed {
             true => list(&client, &key, &mut seen, &mut hear).await,
-            false => stream(&client, &key, &mut seen, &mut resumed, &mut hear).await,
+            false => stream(&client, &key, &mut seen, &mut opened, &mut hear).await,
         };
         // A watch from a known version is silent until something changes.
-        if progress || resumed.is_some_and(|since: Instant| since.elapsed() > SHORT) {
+        if progress || (resumes && opened.is_some_and(|since: Instant| since.elapsed() > SHORT)) {
             retry.reset();
         }
+        let is_unfinished = seen.is_none() && !listed;
+        failed_lists += u32::from(is_unfinished && is_unserved(&result, opened.is_some()));
         let delay = match result {
             Ok(ControlFlow::Break(())) => return,
             // Renewal is no failure, unless the watch ends at once.
@@ -84,7 +91,7 @@ pub(super) async fn watch<K: Kind>(
             Ok(ControlFlow::Continue(())) => retry.after(false, fastrand::f64()),
             Err(error) => {
                 let status = code(&error);
-                if seen.is_none() && !listed && matches!(status, Some(400 | 422)) {
+                if is_unfinished && matches!(status, Some(400 | 422)) {
                     if streaming.swap(false, Relaxed) {
                         tracing::info!(
                             "the API server does not support streaming lists, listing objects before watching them"
@@ -92,7 +99,6 @@ pub(super) async fn watch<K: Kind>(
                     }
                     continue;
                 }
-                failed_lists += u32::from(seen.is_none() && !listed && matches!(status, Some(410 | 500..=599)));
                 // 410: the resource version is too old. Other errors may mean that too: start over.
                 if status.is_some() {
                     seen = None;
@@ -107,12 +113,20 @@ pub(super) async fn watch<K: Kind>(
     }
 }
 
-/// One watch request, to its end. `resumed`: since when it is open, if it is from a known version.
+/// Whether every streaming list may end like this one, which is not complete.
+fn is_unserved(result: &Result<ControlFlow<()>, kube::Error>, is_opened: bool) -> bool {
+    match result {
+        Ok(_) => true,
+        Err(error) => is_refusal(error) || (is_opened && code(error).is_none()),
+    }
+}
+
+/// One watch request, to its end. `opened`: since when it is open.
 async fn stream<K: Kind>(
     client: &Client,
     key: &ObjectKey,
     seen: &mut Option<String>,
-    resumed: &mut Option<Instant>,
+    opened: &mut Option<Instant>,
     listen: &mut (impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send),
 ) -> Result<ControlFlow<()>, kube::Error> {
     let seconds = fastrand::u64(LIFETIME);
@@ -121,13 +135,19 @@ async fn stream<K: Kind>(
         None => "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned(),
     };
     let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
-    let mut events = pin!(client.request_events::<K>(request::<K>(key, &query)?).await?);
-    *resumed = seen.is_some().then(Instant::now);
+    let mut events = pin!(in_time(client.request_events::<K>(request::<K>(key, &query)?)).await?);
+    *opened = Some(Instant::now());
     let mut exists = seen.is_some();
     let until = Instant::now() + Duration::from_secs(seconds) + OVERDUE;
-    // A watch whose end does not arrive is abandoned.
-    while let Ok(event) = tokio::time::timeout_at(until, events.try_next()).await {
-        let Some(event) = event? else { break };
+    loop {
+        let limit = if seen.is_some() { until } else { Instant::now() + LIST_SILENCE };
+        let event = match tokio::time::timeout_at(limit, events.try_next()).await {
+            Ok(event) => event?,
+            // A watch whose end does not arrive is abandoned.
+            Err(_) if seen.is_some() => None,
+            Err(_) => return Err(silence(LIST_SILENCE)),
+        };
+        let Some(event) = event else { break };
         let flow = match event {
             WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
                 exists = true;
@@ -171,7 +191,7 @@ async fn list<K: Kind>(
         metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta,
         items: Option<Vec<K>>,
     }
-    let list: List<K> = client.request(request::<K>(key, "limit=1")?).await?;
+    let list: List<K> = in_time(client.request(request::<K>(key, "limit=1")?)).await?;
     *seen = list.metadata.resource_version;
     Ok(listen(WatchUpdate::Now(list.items.into_iter().flatten().next())))
 }

@@ -16,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::error::ObjectError;
 use super::error::describe;
+use super::panics::Panics;
 use super::store::is_name;
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch::Event;
@@ -35,6 +36,7 @@ type Handlers = HashMap<String, String>;
 pub(super) struct RuntimeClasses {
     client: Client,
     recovered: Recovered,
+    panics: Panics,
     watched: OnceLock<Watched>,
 }
 
@@ -46,8 +48,8 @@ struct Watched {
 }
 
 impl RuntimeClasses {
-    pub(super) fn new(client: Client, recovered: Recovered) -> Self {
-        Self { client, recovered, watched: OnceLock::new() }
+    pub(super) fn new(client: Client, recovered: Recovered, panics: Panics) -> Self {
+        Self { client, recovered, panics, watched: OnceLock::new() }
     }
 
     /// Starts the watch unless it runs.
@@ -58,8 +60,8 @@ impl RuntimeClasses {
     fn watched(&self) -> &Watched {
         self.watched.get_or_init(|| {
             let (sender, handlers) = watch::channel(None);
-            let watch = tokio::spawn(keep(self.client.clone(), self.recovered.clone(), sender));
-            Watched { handlers, _watch: AbortOnDropHandle::new(watch) }
+            let watching = keep(self.client.clone(), self.recovered.clone(), sender);
+            Watched { handlers, _watch: self.panics.spawn("watch of runtime classes", watching) }
         })
     }
 

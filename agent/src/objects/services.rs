@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::error::ObjectError;
+use super::panics::Panics;
 use super::service_env;
 use super::service_env::Links;
 use crate::apiserver::recovery::Recovered;
@@ -31,10 +32,9 @@ pub(super) struct Services {
 }
 
 impl Services {
-    pub(super) fn start(client: Client, recovered: Recovered) -> Self {
+    pub(super) fn start(client: Client, recovered: Recovered, panics: &Panics) -> Self {
         let (sender, links) = watch::channel(None);
-        let watch = tokio::spawn(keep(client, recovered, sender));
-        Self { links, _watch: AbortOnDropHandle::new(watch) }
+        Self { links, _watch: panics.spawn("watch of services", keep(client, recovered, sender)) }
     }
 
     /// # Errors

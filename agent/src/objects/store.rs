@@ -21,6 +21,7 @@ use super::cached_object::PodUse;
 use super::error::ObjectError;
 use super::kind::Kind;
 use super::object_watch::ObjectKey;
+use super::panics::Panics;
 use super::references::Names;
 use super::references::Need;
 use super::registration::Changed;
@@ -43,6 +44,7 @@ const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 pub(super) struct Reading {
     pub(super) client: Client,
     pub(super) recovered: Recovered,
+    pub(super) panics: Panics,
     pub(super) strategy: Strategy,
     pub(super) idle: Duration,
     pub(super) watches: Arc<Semaphore>,
@@ -52,10 +54,11 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    pub(super) fn new(client: Client, config: &ObjectsConfig) -> Self {
+    pub(super) fn new(client: Client, config: &ObjectsConfig, panics: Panics) -> Self {
         Self {
             client,
             recovered: config.recovered.clone(),
+            panics,
             strategy: config.strategy,
             idle: (config.sync_frequency * 5).max(MIN_IDLE),
             watches: Arc::new(Semaphore::new(MAX_WATCHES)),

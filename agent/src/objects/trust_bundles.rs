@@ -24,6 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::error::ObjectError;
 use super::error::describe;
+use super::panics::Panics;
 use super::pem_blocks;
 use super::registration::Listeners;
 use super::served::served;
@@ -79,6 +80,7 @@ pub(super) struct TrustBundles {
     client: Client,
     recovered: Recovered,
     listeners: Arc<Listeners>,
+    panics: Panics,
     watched: OnceLock<Watched>,
 }
 
@@ -89,8 +91,8 @@ struct Watched {
 }
 
 impl TrustBundles {
-    pub(super) fn new(client: Client, recovered: Recovered) -> Self {
-        Self { client, recovered, listeners: Arc::default(), watched: OnceLock::new() }
+    pub(super) fn new(client: Client, recovered: Recovered, panics: Panics) -> Self {
+        Self { client, recovered, listeners: Arc::default(), panics, watched: OnceLock::new() }
     }
 
     /// Pods notified of changes.
@@ -108,9 +110,8 @@ impl TrustBundles {
             let (sender, known) = watch::channel(Known::Unlisted(None));
             let (client, recovered) = (self.client.clone(), self.recovered.clone());
             let listeners = self.listeners.clone();
-            let watch =
-                tokio::spawn(async move { BundleRefresher { client, recovered, sender, listeners }.run().await });
-            Watched { known, _watch: AbortOnDropHandle::new(watch) }
+            let watching = BundleRefresher { client, recovered, sender, listeners }.run();
+            Watched { known, _watch: self.panics.spawn("watch of trust bundles", watching) }
         })
     }
 

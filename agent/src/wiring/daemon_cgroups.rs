@@ -2,20 +2,23 @@
 
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::tasks::until;
 use crate::cgroups::CgroupError;
 use crate::cgroups::DaemonCgroup;
 use crate::cgroups::Layout;
 use crate::config::Settings;
 use crate::kernel::proc;
+use crate::model::named;
 
 /// Time between two checks, as in the kubelet.
 const PERIOD: Duration = Duration::from_secs(60);
 
 /// Moves the processes now and once a minute, until `shutdown`. An error is logged when it changes, and tried again. Not in a
 /// PID namespace of its own, where the processes of the node are not visible.
-pub(super) fn keep(settings: &Settings, layout: &Layout, shutdown: &CancellationToken) {
+pub(super) fn keep(settings: &Settings, layout: &Layout, tasks: &mut JoinSet<()>, shutdown: &CancellationToken) {
     let kubelet = &settings.kubelet;
     if !proc::in_host_pid_namespace() {
         return tracing::debug!("kubeletCgroups and systemCgroups are not applied in a PID namespace of its own");
@@ -24,14 +27,13 @@ pub(super) fn keep(settings: &Settings, layout: &Layout, shutdown: &Cancellation
     let own = std::process::id();
     if let Some(cgroup) = cgroup(&kubelet.kubelet_cgroups) {
         let work = move || cgroup.take(own).map(usize::from);
-        tokio::spawn(shutdown.clone().run_until_cancelled_owned(repeat("kubeletCgroups", work)));
+        tasks.spawn(named("kubeletCgroups", until(shutdown.clone(), repeat("kubeletCgroups", work))));
     }
     // The two tasks would move the agent to and fro.
     let spared = (!kubelet.kubelet_cgroups.is_empty()).then_some(own);
     if let Some(cgroup) = cgroup(&kubelet.system_cgroups) {
-        tokio::spawn(
-            shutdown.clone().run_until_cancelled_owned(repeat("systemCgroups", move || cgroup.take_from_root(spared))),
-        );
+        let work = move || cgroup.take_from_root(spared);
+        tasks.spawn(named("systemCgroups", until(shutdown.clone(), repeat("systemCgroups", work))));
     }
 }
 

@@ -10,29 +10,46 @@ use futures_util::StreamExt as _;
 use inotify::EventStream;
 use inotify::Inotify;
 use inotify::WatchMask;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Settings;
 use crate::filesystem;
+use crate::model::named;
 
 /// Waits for the lock, which is held until the returned file is closed; `None` if no file is configured. When cancelled,
 /// the lock may still be taken, by a thread that ends with the process.
 ///
 /// # Errors
-/// The file cannot be opened, locked or watched.
-pub(super) async fn hold(settings: &Settings, shutdown: &CancellationToken) -> anyhow::Result<Option<File>> {
+/// The file cannot be opened or locked.
+pub(super) async fn hold(settings: &Settings) -> anyhow::Result<Option<File>> {
     let flags = &settings.flags;
     if flags.lock_file.is_empty() {
         return Ok(None);
     }
     let path = PathBuf::from(&flags.lock_file);
     let locked = lock(path.clone()).await.with_context(|| format!("locking {} (--lock-file)", path.display()))?;
-    if flags.exit_on_lock_contention {
-        let opened = watch(&path)
-            .with_context(|| format!("watching {} (--lock-file) with --exit-on-lock-contention", path.display()))?;
-        tokio::spawn(end_on_contention(opened, path, shutdown.clone()));
-    }
     Ok(Some(locked))
+}
+
+/// With `--exit-on-lock-contention`, has a task cancel `shutdown` when another process opens the file.
+///
+/// # Errors
+/// The file cannot be watched.
+pub(super) fn watch_contention(
+    settings: &Settings,
+    tasks: &mut JoinSet<()>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    let flags = &settings.flags;
+    if flags.lock_file.is_empty() || !flags.exit_on_lock_contention {
+        return Ok(());
+    }
+    let path = PathBuf::from(&flags.lock_file);
+    let opened = watch(&path)
+        .with_context(|| format!("watching {} (--lock-file) with --exit-on-lock-contention", path.display()))?;
+    tasks.spawn(named("contention of the lock file", end_on_contention(opened, path, shutdown.clone())));
+    Ok(())
 }
 
 async fn lock(path: PathBuf) -> std::io::Result<File> {
@@ -79,31 +96,32 @@ mod tests {
     async fn one_agent_at_a_time_holds_the_lock() {
         let folder = tempfile::tempdir().expect("a folder");
         let settings = settings(&folder.path().join("lock"), false);
-        let shutdown = CancellationToken::new();
-        let first = hold(&settings, &shutdown).await.expect("a lock").expect("a file");
-        let mut second = Box::pin(hold(&settings, &shutdown));
+        let first = hold(&settings).await.expect("a lock").expect("a file");
+        let mut second = Box::pin(hold(&settings));
         assert!(tokio::time::timeout(Duration::from_millis(50), &mut second).await.is_err(), "two agents hold it");
         drop(first);
         assert!(second.await.expect("a lock").is_some());
-        assert!(!shutdown.is_cancelled());
     }
 
     #[tokio::test]
     async fn contention_ends_the_holder_only_on_request() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("lock");
-        let (stays, ends) = (CancellationToken::new(), CancellationToken::new());
-        drop(hold(&settings(&path, false), &stays).await.expect("a lock"));
-        let held = hold(&settings(&path, true), &ends).await.expect("a lock");
-        assert!(!ends.is_cancelled(), "the agent's own open is no contention");
+        let (mut tasks, shutdown) = (JoinSet::new(), CancellationToken::new());
+        let held = hold(&settings(&path, true)).await.expect("a lock");
+        watch_contention(&settings(&path, false), &mut tasks, &shutdown).expect("nothing to watch");
+        assert!(tasks.is_empty());
+        watch_contention(&settings(&path, true), &mut tasks, &shutdown).expect("watched");
+        assert!(!shutdown.is_cancelled(), "the agent's own open is no contention");
         File::open(&path).expect("the file exists");
-        ends.cancelled().await;
-        assert!(held.is_some() && !stays.is_cancelled());
+        shutdown.cancelled().await;
+        assert!(held.is_some());
+        tasks.join_next().await.expect("the caller notices its end").expect("no panic");
     }
 
     #[tokio::test]
     async fn a_lock_file_that_cannot_be_made_names_its_flag() {
-        let error = hold(&settings(Path::new("/nonexistent/lock"), false), &CancellationToken::new()).await;
+        let error = hold(&settings(Path::new("/nonexistent/lock"), false)).await;
         let error = format!("{:#}", error.expect_err("no folder"));
         assert!(error.starts_with("locking /nonexistent/lock (--lock-file): "), "{error}");
     }

@@ -144,21 +144,22 @@ struct Prepared {
 /// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = notify::watchdog()?;
-    let locked = shutdown.run_until_cancelled(lock_file::hold(&settings, &shutdown)).await;
+    let locked = shutdown.run_until_cancelled(lock_file::hold(&settings)).await;
     let Some(_lock) = locked.transpose()? else { return Ok(()) };
     // Aborted when the agent ends.
     let mut tasks = JoinSet::new();
+    lock_file::watch_contention(&settings, &mut tasks, &shutdown)?;
     let (bootstrap, mut connection) = Bootstrap::prepare(settings, &mut tasks, shutdown.clone()).await?;
     let user_namespaces = user_namespaces::open(&bootstrap.settings).await?;
     let images = images::prepare(&bootstrap.settings, bootstrap.runtime.clone(), &bootstrap.metrics).await?;
     let own_node = bootstrap.join_cluster(&images, &mut tasks);
-    let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()));
+    let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()), &mut tasks);
     let credentials = images::credentials(&bootstrap.settings, &objects, &bootstrap.metrics).await?;
     let images = images.with_credentials(credentials);
     let (started, later) = watch::channel(None);
     let stats = bootstrap.stats(&later)?;
     let serving = bootstrap.serve(verbosity, &own_node, &later, stats.clone(), &mut tasks)?;
-    notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &shutdown);
+    notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &mut tasks, &shutdown);
 
     let (runtime, node) = (bootstrap.runtime.endpoint(), &bootstrap.node.name);
     let (config, root_fs) = (bootstrap.node.config.clone(), bootstrap.node.root_fs.clone());
@@ -227,16 +228,17 @@ impl Bootstrap {
         tasks: &mut JoinSet<()>,
         shutdown: CancellationToken,
     ) -> anyhow::Result<(Self, apiserver::Connection)> {
+        // First: little that keeps the agent from starting may leave a pod suspended.
+        let hierarchies = Hierarchies::detect().context("finding the cgroup hierarchies")?;
+        cgroups::resume_pods(&settings, &hierarchies.layout).await;
         let metrics = Metrics::new();
         let observers = Arc::new(Observers(metrics.clone()));
         let node = node::describe(&settings)?;
         node_object::check(&settings, &node.root_fs)?;
         let allocations = resizes::open(&settings)?;
-        oom_score::keep(settings.kubelet.oom_score_adj, &shutdown);
-        let hierarchies = Hierarchies::detect().context("finding the cgroup hierarchies")?;
-        cgroups::resume_pods(&settings, &hierarchies.layout).await;
+        oom_score::keep(settings.kubelet.oom_score_adj, tasks, &shutdown);
         open_files::limit(settings.kubelet.max_open_files);
-        daemon_cgroups::keep(&settings, &hierarchies.layout, &shutdown);
+        daemon_cgroups::keep(&settings, &hierarchies.layout, tasks, &shutdown);
         let cgroup_version = if hierarchies.layout.is_v2() { 2 } else { 1 };
         observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
         let connection = apiserver::connect(&settings, &node.name, &metrics, tasks, &shutdown).await?;

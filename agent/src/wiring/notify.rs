@@ -1,9 +1,11 @@
 //! Notifications to systemd: readiness and the watchdog.
 
 use anyhow::Context as _;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Settings;
+use crate::model::named;
 use crate::server;
 use crate::sync::SharedPods;
 use crate::systemd;
@@ -18,7 +20,13 @@ pub(super) fn watchdog() -> anyhow::Result<Option<Watchdog>> {
 /// Says that the agent is up, and keeps saying that it is well: the sync loop, once it has begun, must come round within
 /// the time that `/healthz` allows it. Lines of the log are written at once, and who could not write one would not come here: `ping` and `log` need
 /// no look.
-pub(super) fn start(watchdog: Option<Watchdog>, settings: &Settings, pods: SharedPods, shutdown: &CancellationToken) {
+pub(super) fn start(
+    watchdog: Option<Watchdog>,
+    settings: &Settings,
+    pods: SharedPods,
+    tasks: &mut JoinSet<()>,
+    shutdown: &CancellationToken,
+) {
     systemd::ready();
     let Some(watchdog) = watchdog else { return };
     let limit = server::Options::new(&settings.kubelet, &settings.gates).sync_loop_limit;
@@ -26,5 +34,5 @@ pub(super) fn start(watchdog: Option<Watchdog>, settings: &Settings, pods: Share
         Some(age) if age > limit => Err("checker syncloop failed: sync Loop took longer than expected".to_owned()),
         _ => Ok(()),
     };
-    tokio::spawn(watchdog.run(check, shutdown.clone()));
+    tasks.spawn(named("watchdog of systemd", watchdog.run(check, shutdown.clone())));
 }

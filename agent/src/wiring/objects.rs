@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::apiserver::ApiServer;
 use crate::config::Settings;
@@ -13,11 +14,12 @@ use crate::objects::ObjectsConfig;
 use crate::objects::Strategy;
 
 /// The objects module with its configuration; without an API server it has no objects. `node` is the last received Node
-/// object.
+/// object. A panic of one of its watches is raised in `tasks`.
 pub(super) fn start(
     settings: &Settings,
     api: Option<&ApiServer>,
     node: Option<watch::Receiver<Option<Arc<Node>>>>,
+    tasks: &mut JoinSet<()>,
 ) -> Objects {
     let Some(api) = api else { return Objects::standalone() };
     let kubelet = &settings.kubelet;
@@ -29,5 +31,7 @@ pub(super) fn start(
     };
     let (recovered, sync_frequency) = (api.recovered(), kubelet.sync_frequency.std());
     let config = ObjectsConfig { strategy, recovered, sync_frequency, clock: Clock::System, node };
-    Objects::new(&api.main, config)
+    let objects = Objects::new(&api.main, config);
+    tasks.spawn(objects.raise_panics());
+    objects
 }

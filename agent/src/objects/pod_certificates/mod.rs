@@ -39,6 +39,7 @@ use tokio::sync::watch;
 use super::error::ObjectError;
 use super::error::code;
 use super::error::describe;
+use super::panics::Panics;
 use super::registration::Listeners;
 use super::retry::Retry;
 use super::served::served;
@@ -95,6 +96,7 @@ pub(super) struct PodCertificates {
     clock: Clock,
     node: Option<watch::Receiver<Option<Arc<Node>>>>,
     listeners: Arc<Listeners>,
+    panics: Panics,
     watched: tokio::sync::OnceCell<(ApiResource, Tracker)>,
     sources: Mutex<HashMap<CertificateKey, Source>>,
 }
@@ -113,9 +115,10 @@ impl PodCertificates {
         recovered: Recovered,
         clock: Clock,
         node: Option<watch::Receiver<Option<Arc<Node>>>>,
+        panics: Panics,
     ) -> Self {
         let (listeners, watched, sources) = (Arc::default(), tokio::sync::OnceCell::new(), Mutex::default());
-        Self { client, recovered, clock, node, listeners, watched, sources }
+        Self { client, recovered, clock, node, listeners, panics, watched, sources }
     }
 
     /// Pods notified when a signer has answered.
@@ -173,7 +176,8 @@ impl PodCertificates {
             let resource = found.map_err(|error| ObjectError::Api(describe(&error)))?;
             let resource = resource.ok_or(ObjectError::NotServed { kind: PLURAL })?;
             let api = Api::all_with(self.client.clone(), &resource);
-            let tracker = Tracker::start(api, &node, self.recovered.clone(), self.listeners.clone());
+            let (recovered, listeners) = (self.recovered.clone(), self.listeners.clone());
+            let tracker = Tracker::start(api, &node, recovered, listeners, &self.panics);
             Ok((resource, tracker))
         };
         self.watched.get_or_try_init(start).await

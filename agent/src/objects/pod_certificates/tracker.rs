@@ -25,6 +25,7 @@ use crate::apiserver::watch::Event;
 use crate::apiserver::watch::follow;
 use crate::model::PodUid;
 use crate::objects::ObjectError;
+use crate::objects::panics::Panics;
 use crate::objects::pem_blocks;
 use crate::objects::registration::Listeners;
 
@@ -141,11 +142,12 @@ impl Tracker {
         node: &str,
         recovered: Recovered,
         listeners: Arc<Listeners>,
+        panics: &Panics,
     ) -> Self {
         let shared = Arc::new(Shared { requests: Mutex::default(), changes: watch::channel(0).0, listeners });
         let config = Config::default().fields(&format!("spec.nodeName={node}"));
         let keeper = shared.clone();
-        let watch = tokio::spawn(async move {
+        let watching = async move {
             let mut events = pin!(follow(api, config, recovered));
             let mut listed = Vec::new();
             while let Some(event) = events.next().await {
@@ -161,8 +163,8 @@ impl Tracker {
                     Event::Delete(request) => keeper.gone(&request.name),
                 }
             }
-        });
-        Self { shared, _watch: AbortOnDropHandle::new(watch) }
+        };
+        Self { shared, _watch: panics.spawn("watch of certificate requests", watching) }
     }
 
     /// A request was created.

@@ -52,6 +52,8 @@ pub(crate) struct State {
     pub(crate) old: bool,
     /// Streaming lists are accepted, and fail with this status.
     pub(super) failing: Option<u16>,
+    /// Streaming lists are accepted, and nothing is sent.
+    pub(super) mute: bool,
     pub(crate) tokens: usize,
     /// The last request for a token.
     pub(crate) last_token: Value,
@@ -77,6 +79,7 @@ impl Api {
             refusals: 0,
             old: false,
             failing: None,
+            mute: false,
             tokens: 0,
             last_token: Value::Null,
             certificates: BTreeMap::new(),
@@ -272,6 +275,10 @@ impl Api {
         }
         if let Some(code) = state.failing.filter(|_| initial && key != "services") {
             return say(&json!({"type": "ERROR", "object": failure(code, "InternalError", "scripted")}));
+        }
+        if state.mute && initial && key != "services" {
+            let silence = futures_util::stream::pending::<Result<Frame<Bytes>, Infallible>>();
+            return Response::new(StreamBody::new(silence).boxed_unsync());
         }
         let (sender, receiver) = mpsc::unbounded_channel();
         state.watchers.push((key.clone(), sender));

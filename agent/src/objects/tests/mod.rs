@@ -2,6 +2,7 @@
 
 pub(crate) mod api;
 mod certificates;
+mod panics;
 mod trust_bundles;
 mod unwatched;
 mod watched;

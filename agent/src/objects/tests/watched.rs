@@ -6,6 +6,11 @@ use super::Fixture;
 use super::Strategy;
 use super::is_notified;
 
+/// How many were requested since requests were last taken.
+fn streaming_lists(fixture: &Fixture) -> usize {
+    fixture.api.take_requests().iter().filter(|request| request.contains("sendInitialEvents")).count()
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_object_is_listed_if_its_streaming_lists_fail() {
     for code in [410, 500, 504] {
@@ -15,8 +20,7 @@ async fn an_object_is_listed_if_its_streaming_lists_fail() {
         let mut registration = fixture.register("u", &["a"], &[]);
         tokio::time::sleep(Duration::from_secs(20)).await;
         assert_eq!(fixture.value("a").await, "1", "{code}");
-        let streamed = |requests: Vec<String>| requests.iter().filter(|one| one.contains("sendInitialEvents")).count();
-        assert_eq!(streamed(fixture.api.take_requests()), 3, "{code}");
+        assert_eq!(streaming_lists(&fixture), 3, "{code}");
         fixture.put("a", "2");
         assert!(is_notified(&mut registration).await, "{code}");
         // Others are not concerned: the server may serve them.
@@ -24,7 +28,7 @@ async fn an_object_is_listed_if_its_streaming_lists_fail() {
         fixture.put("b", "1");
         let _other = fixture.register("other", &["b"], &[]);
         assert_eq!(fixture.value("b").await, "1", "{code}");
-        assert_eq!(streamed(fixture.api.take_requests()), 1, "{code}");
+        assert_eq!(streaming_lists(&fixture), 1, "{code}");
     }
 }
 
@@ -56,4 +60,27 @@ async fn pauses_grow_if_the_server_is_slow_to_fail() {
     let requests = fixture.api.take_requests().len();
     // 0.8 + 1.6 + 3.2 + 6.4 + 12.8 + 25.6 + 30 seconds, up to as much again, and 6 seconds for each.
     assert!((4..8).contains(&requests), "{requests}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_is_listed_if_the_server_is_silent_at_its_streaming_lists() {
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    fixture.api.state().mute = true;
+    let mut registration = fixture.register("u", &["a"], &[]);
+    // Three times half a minute, and the pauses.
+    tokio::time::sleep(Duration::from_secs(110)).await;
+    assert_eq!(fixture.value("a").await, "1");
+    assert_eq!(streaming_lists(&fixture), 3);
+    fixture.put("a", "2");
+    assert!(is_notified(&mut registration).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_streaming_list_that_is_not_answered_is_given_up() {
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.api.state().delay = Duration::from_secs(24 * 3600);
+    let _registration = fixture.register("u", &["a"], &[]);
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert_eq!(streaming_lists(&fixture), 2);
 }

@@ -1,0 +1,100 @@
+//! Requests that are accepted and not served.
+
+use super::*;
+
+async fn asks_for_a_streaming_list(server: &mut Server) -> Asked {
+    let asked = server.next().await;
+    assert!(asked.has_parameter("sendInitialEvents=true"), "{}", asked.query);
+    asked
+}
+
+/// What the server has cached is enough: the network of many nodes may have been silent.
+async fn asks_for_what_is_cached(server: &mut Server) {
+    let asked = server.next().await;
+    assert!(asked.has_parameter("resourceVersion=0") && !asked.query.contains("watch="), "{}", asked.query);
+    asked.json(200, &list(&json!([object("a", "1")]), "5", ""));
+}
+
+/// As through a proxy that collects an answer before it hands it on.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_silent_at_streaming_lists_is_asked_for_pages_until_the_next_list() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    let mut silent = Vec::new();
+    for _ in 0..MOST_REFUSALS {
+        silent.push(asks_for_a_streaming_list(&mut server).await.stream());
+    }
+    asks_for_what_is_cached(&mut server).await;
+    client.sees("init init init init +a done").await;
+    send(&server.next().await.stream(), "ERROR", status(410, "Expired"));
+    asks_for_a_streaming_list(&mut server).await;
+    drop(silent);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_answer_streaming_lists_is_asked_for_pages() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    let mut unanswered = Vec::new();
+    for _ in 0..MOST_REFUSALS {
+        unanswered.push(asks_for_a_streaming_list(&mut server).await);
+    }
+    asks_for_what_is_cached(&mut server).await;
+    client.sees("init +a done").await;
+    drop(unanswered);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_whose_streaming_lists_break_off_is_asked_for_pages() {
+    for has_error in [true, false] {
+        let (mut server, api) = start();
+        let mut client = Client::of(api, Config::default());
+        for _ in 0..MOST_REFUSALS {
+            let lines = asks_for_a_streaming_list(&mut server).await.stream();
+            send(&lines, "ADDED", object("a", "1"));
+            if has_error {
+                lines.send(Err(std::io::Error::other("reset by peer"))).expect("the watch is open");
+            }
+        }
+        asks_for_what_is_cached(&mut server).await;
+        client.sees("init +a init +a init +a init +a done").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_if_the_server_is_slow_to_fail() {
+    for is_opened in [true, false] {
+        let (mut server, _client, lines) = watching().await;
+        lines.send(Err(std::io::Error::other("reset by peer"))).expect("the watch is open");
+        for _ in 0..8 {
+            let asked = server.next().await;
+            assert!(asked.has_parameter("resourceVersion=10"), "{}", asked.query);
+            if is_opened {
+                let lines = asked.stream();
+                tokio::time::sleep(QUIET * 2).await;
+                send(&lines, "ERROR", status(503, "ServiceUnavailable"));
+            } else {
+                tokio::time::sleep(QUIET * 2).await;
+                asked.reject(504, "Timeout");
+            }
+        }
+        let failed = Instant::now();
+        drop(server.next().await);
+        assert!(failed.elapsed() >= LAST_PAUSE, "{is_opened}: {:?}", failed.elapsed());
+    }
+}
+
+/// As through a proxy that ends what is silent for a while.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_was_silent_is_resumed_soon() {
+    let (mut server, _client, mut lines) = watching().await;
+    for life in 0..8 {
+        tokio::time::sleep(QUIET * 2).await;
+        lines.send(Err(std::io::Error::other("reset by peer"))).expect("the watch is open");
+        let broken = Instant::now();
+        let asked = server.next().await;
+        assert!(asked.has_parameter("resourceVersion=10"), "{}", asked.query);
+        assert!(broken.elapsed() <= FIRST_PAUSE * 2, "{life}: {:?}", broken.elapsed());
+        lines = asked.stream();
+    }
+}
