@@ -126,6 +126,13 @@ pub trait Garbage: Clone + Send + Sync + 'static {
     fn remove_unused_images(&self, min_age: Duration) -> impl Future<Output = ()> + Send;
 }
 
+/// Nothing is removed.
+impl Garbage for () {
+    async fn remove_dead_containers(&self) {}
+
+    async fn remove_unused_images(&self, _min_age: Duration) {}
+}
+
 /// Where this node is observed.
 pub struct Sources<G> {
     /// The machine's cgroup hierarchies.

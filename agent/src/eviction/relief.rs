@@ -1,13 +1,17 @@
 //! What precedes the eviction of a pod for a disk: what no pod needs is removed, and if that is not enough, the files of all
 //! pods are measured. Both need the runtime and the disk, which may hang. What takes long goes on beside the passes of the
-//! manager and delays no eviction for memory or process ids; no pod is evicted for a disk before it has ended.
+//! manager and delays no eviction for memory or process ids; an eviction for a disk waits for it, but for each
+//! step no longer than [`LIMIT`]. While files cannot be measured, no pod is evicted for a disk.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::decision::Reclaim;
 use super::manager::Manager;
@@ -23,6 +27,8 @@ use crate::stats::PodUsage;
 
 /// How long the pass waits that begins a step.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the end of a step is waited for: as long as one call of the runtime takes that hangs, by default.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Usage of pods; an error says why it cannot be measured.
 type Usage = Result<HashMap<PodUid, PodUsage>, String>;
@@ -46,6 +52,11 @@ pub(super) struct Relief {
     running: JoinSet<(Reclaim, Step)>,
     /// The last one, until the next one follows from it.
     ended: Option<(Reclaim, Step)>,
+    /// What removes from the node, and what measures files: at most one of each. It may outlast its step.
+    removing: JoinSet<()>,
+    measuring: JoinSet<()>,
+    /// Cancelled when what removes has ended.
+    removed: CancellationToken,
 }
 
 impl Relief {
@@ -76,6 +87,60 @@ impl Relief {
         (of == what && !is_old).then_some(step)
     }
 
+    /// The step that removes what no pod needs, by what `start` returns. If the last removal still runs, that one is waited for:
+    /// two would remove the same.
+    fn removal(&mut self, start: impl FnOnce() -> BoxFuture<'static, ()>) -> BoxFuture<'static, Step> {
+        while let Some(ended) = self.removing.try_join_next() {
+            if let Err(error) = ended {
+                tracing::error!(%error, "not all that no pod needs was removed");
+            }
+        }
+        // Its task may still be about to return after it has ended.
+        if self.removing.is_empty() || self.removed.is_cancelled() {
+            self.removed = CancellationToken::new();
+            // It has ended if it panics, too.
+            let (removing, ended) = (start(), self.removed.clone().drop_guard());
+            self.removing.spawn(async move {
+                removing.await;
+                drop(ended);
+            });
+        }
+        let removed = self.removed.clone();
+        Box::pin(async move {
+            if tokio::time::timeout(LIMIT, removed.cancelled()).await.is_err() {
+                tracing::warn!(limit = ?LIMIT, "what no pod needs is not removed yet: pods may be evicted before");
+            }
+            Step::Reclaimed
+        })
+    }
+
+    /// The step that measures the files of the pods `of`. `None` if the last measurement still runs: each that hangs would keep
+    /// a thread.
+    fn measurement(
+        &mut self,
+        of: HashSet<PodUid>,
+        start: impl FnOnce() -> BoxFuture<'static, Usage>,
+    ) -> Option<BoxFuture<'static, Step>> {
+        while self.measuring.try_join_next().is_some() {}
+        if !self.measuring.is_empty() {
+            return None;
+        }
+        let (sender, answer) = oneshot::channel();
+        let measuring = start();
+        self.measuring.spawn(async move {
+            // Fails if it was not waited for.
+            let _ = sender.send(measuring.await);
+        });
+        Some(Box::pin(async move {
+            let usage = match tokio::time::timeout(LIMIT, answer).await {
+                Ok(Ok(usage)) => usage,
+                Ok(Err(_)) => Err("the measurement has panicked".to_owned()),
+                Err(_) => Err(format!("it takes longer than {LIMIT:?}")),
+            };
+            Step::Measured { of, usage, at: Instant::now() }
+        }))
+    }
+
     /// Begins a step. Returns it if it ends soon.
     async fn begin(&mut self, of: Reclaim, step: impl Future<Output = Step> + Send + 'static) -> Option<Step> {
         self.running.spawn(async move { (of, step.await) });
@@ -87,7 +152,7 @@ impl Relief {
 
 impl<O: Observe> Manager<O> {
     /// Carries out the steps for a `signal` of a disk for which `what` can be removed. Returns those of the pods that can be
-    /// ranked, with their usage; `None` if enough was removed, or a step has not ended yet.
+    /// ranked, with their usage; `None` if enough was removed, or a step is still waited for.
     pub(super) async fn relieve_disk(
         &mut self,
         signal: Signal,
@@ -103,11 +168,7 @@ impl<O: Observe> Manager<O> {
             let next = match ended {
                 None if !what.is_any() => Step::Reclaimed,
                 None => {
-                    let reclaiming = self.parts.observe.reclaim(what);
-                    let step = async move {
-                        reclaiming.await;
-                        Step::Reclaimed
-                    };
+                    let step = self.relief.removal(|| self.parts.observe.reclaim(what));
                     self.relief.begin(what, step).await?
                 }
                 Some(Step::Reclaimed) => {
@@ -115,9 +176,10 @@ impl<O: Observe> Manager<O> {
                         tracing::info!(signal = signal.as_str(), "enough was reclaimed without evicting a pod");
                         return None;
                     }
-                    let measuring = self.parts.observe.usage(&pods, true);
                     let of: HashSet<PodUid> = pods.iter().map(|pod| pod_ref(pod).uid).collect();
-                    let step = async move { Step::Measured { of, usage: measuring.await, at: Instant::now() } };
+                    let Some(step) = self.relief.measurement(of, || self.parts.observe.usage(&pods, true)) else {
+                        return Some((pods, Err("the last measurement has not ended".to_owned())));
+                    };
                     self.relief.begin(what, step).await?
                 }
                 Some(Step::Measured { of, usage, .. }) => {
@@ -161,6 +223,45 @@ mod tests {
             assert_eq!(relief.take(what).is_some(), is_used, "{passed:?} {what:?}");
             assert!(!relief.is_running() && relief.take(what).is_none());
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_removal_that_hangs_is_waited_for_again_and_another_one_begins_after_its_end() {
+        async fn panicking() {
+            panic!("as a defect would");
+        }
+        let (mut relief, begin) = (Relief::default(), Instant::now());
+        let (finish, finished) = oneshot::channel::<()>();
+        let hanging = relief.removal(|| {
+            Box::pin(async move {
+                let _ = finished.await;
+            })
+        });
+        assert!(matches!(hanging.await, Step::Reclaimed));
+        assert!((LIMIT..LIMIT + PATIENCE).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        let waiting = relief.removal(|| panic!("the first one still runs"));
+        finish.send(()).unwrap();
+        assert!(matches!(waiting.await, Step::Reclaimed));
+        assert!(begin.elapsed() < LIMIT + PATIENCE, "it has ended: {:?}", begin.elapsed());
+        let mut is_begun = false;
+        let panics = relief.removal(|| {
+            is_begun = true;
+            Box::pin(panicking())
+        });
+        assert!(matches!(panics.await, Step::Reclaimed) && is_begun);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_measurement_that_hangs_is_not_begun_again() {
+        let (mut relief, begin) = (Relief::default(), Instant::now());
+        let hanging = relief.measurement(HashSet::new(), || Box::pin(std::future::pending::<Usage>()));
+        assert!(matches!(hanging.unwrap().await, Step::Measured { usage: Err(_), .. }));
+        assert!((LIMIT..LIMIT + PATIENCE).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        assert!(relief.measurement(HashSet::new(), || panic!("the first one still runs")).is_none());
+        relief.measuring.shutdown().await;
+        let nothing: Usage = Ok(HashMap::new());
+        let next = relief.measurement(HashSet::new(), || Box::pin(std::future::ready(nothing)));
+        assert!(matches!(next.unwrap().await, Step::Measured { usage: Ok(_), .. }));
     }
 
     #[tokio::test(start_paused = true)]

@@ -39,20 +39,26 @@ impl ReclaimStalls {
     /// Stalls of the tasks in the cgroup at `path` and those below it; `None` if none of them is watched. Stalls of cgroups
     /// that were removed are lost, so the sum may go backwards. Blocks for the time of a few system calls.
     pub fn of_pod(&self, path: &str) -> Option<Stalls> {
-        let mut cgroups = vec![(self.hierarchy.id_of(path).ok()?, path.to_owned())];
-        let mut sum: Option<Stalls> = None;
+        let each = self.by_cgroup(path).into_iter().map(|(_, stalls)| stalls);
+        each.reduce(|sum, stalls| Stalls {
+            count: sum.count.saturating_add(stalls.count),
+            time: sum.time.saturating_add(stalls.time),
+        })
+    }
+
+    /// Stalls of the tasks in the cgroup at `path` and in each below it, those that are watched: crun runs the processes of a
+    /// container in a cgroup below the container's own. Blocks for the time of a few system calls.
+    pub fn by_cgroup(&self, path: &str) -> Vec<(CgroupId, Stalls)> {
+        let Ok(id) = self.hierarchy.id_of(path) else { return Vec::new() };
+        let mut cgroups = vec![(id, path.to_owned())];
         let mut next = 0;
-        while let Some((id, path)) = cgroups.get(next).cloned() {
-            if let Some(found) = self.counters.stalls(id) {
-                let sum = sum.get_or_insert_default();
-                sum.count = sum.count.saturating_add(found.count);
-                sum.time = sum.time.saturating_add(found.time);
-            }
+        while let Some((_, path)) = cgroups.get(next) {
             let room = MAX_CGROUPS.saturating_sub(cgroups.len());
-            cgroups.extend(self.hierarchy.children(&path).into_iter().take(room));
+            let below = self.hierarchy.children(path);
+            cgroups.extend(below.into_iter().take(room));
             next += 1;
         }
-        sum
+        cgroups.into_iter().filter_map(|(id, _)| Some((id, self.counters.stalls(id)?))).collect()
     }
 }
 
@@ -87,11 +93,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mount = dir.path().to_owned();
         let hierarchy = Hierarchy { kind: HierarchyKind::Unified, number: 0, mount, root: "/".to_owned() };
+        let id_of = |path: &str| hierarchy.id_of(path).unwrap();
         let stalls = ReclaimStalls::new(Arc::new(Each), hierarchy.clone());
         assert_eq!(stalls.of_pod("/pod"), None, "a cgroup that is gone");
         fs::create_dir_all(dir.path().join("pod/main/nested")).unwrap();
         fs::create_dir(dir.path().join("pod/other")).unwrap();
         assert_eq!(stalls.of_pod("/pod"), Some(Stalls { count: 4, time: Duration::from_secs(4) }));
+        let each = stalls.by_cgroup("/pod/main");
+        assert_eq!(each.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ["/pod/main", "/pod/main/nested"].map(id_of));
         (0..200).for_each(|n| fs::create_dir(dir.path().join(format!("pod/main/{n}"))).unwrap());
         assert_eq!(stalls.of_pod("/pod").map(|stalls| stalls.count), Some(MAX_CGROUPS as u64), "bounded");
         assert_eq!(ReclaimStalls::new(Arc::new(Nothing), hierarchy).of_pod("/pod"), None);

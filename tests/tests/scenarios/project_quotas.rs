@@ -16,7 +16,6 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use keblet::cgroups::Hierarchies;
 use keblet::config::keblet::MemoryAvailable;
-use keblet::eviction::Garbage;
 use keblet::eviction::Policy;
 use keblet::eviction::Sources;
 use keblet::eviction::ThisNode;
@@ -228,15 +227,6 @@ async fn vm_each_volume_has_a_project_on_xfs() -> Result<()> {
     each_volume_has_a_project(FileSystem::Xfs).await
 }
 
-#[derive(Clone)]
-struct NoGarbage;
-
-impl Garbage for NoGarbage {
-    async fn remove_dead_containers(&self) {}
-
-    async fn remove_unused_images(&self, _min_age: Duration) {}
-}
-
 struct NoPods;
 
 impl Snapshots for NoPods {
@@ -246,7 +236,7 @@ impl Snapshots for NoPods {
 }
 
 /// This machine, with the pods of a simulated runtime, as the eviction manager of an agent sees it.
-fn this_node(sim: &SimRuntime, root: &Path, volumes: Volumes) -> Result<ThisNode<NoGarbage>> {
+fn this_node(sim: &SimRuntime, root: &Path, volumes: Volumes) -> Result<ThisNode<()>> {
     let (layout, runtime) = (Hierarchies::detect()?.layout, runtime(sim, RuntimeOptions::default()));
     let stats = Stats::new(StatsSource {
         node_name: "sim".to_owned(),
@@ -268,7 +258,7 @@ fn this_node(sim: &SimRuntime, root: &Path, volumes: Volumes) -> Result<ThisNode
         runtime,
         stats,
         volumes,
-        garbage: NoGarbage,
+        garbage: (),
         min_image_age: Duration::ZERO,
         memory_available: MemoryAvailable::WorkingSet,
     }))

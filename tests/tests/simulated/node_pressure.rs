@@ -227,6 +227,33 @@ async fn what_precedes_an_eviction_for_a_disk_delays_none_for_memory() {
     assert_eq!(shown.state().reclaimed, [Reclaim { containers: true, images: true }]);
 }
 
+/// The runtime hangs while an image is removed.
+#[tokio::test(start_paused = true)]
+async fn a_removal_that_hangs_delays_evictions_for_a_disk_and_is_not_begun_twice() {
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let pods = ["full", "next"].map(|name| requesting(name, "run", None)).to_vec();
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
+    until(&sim, "both run", |l| l.live_count() == 2).await;
+    for (name, mib) in [("full", 100), ("next", 50)] {
+        let volumes = [("data".to_owned(), Used { bytes: mib * MIB, inodes: 2 })].into();
+        shown.state().usage.insert(uid(name), PodUsage { volumes, ..PodUsage::default() });
+    }
+    shown.state().relief_takes = secs(24 * 3600);
+    shown.set_available(Signal::NodeFsAvailable, 50);
+    let _manager = agent.evict_by(policy(json!({"evictionHard": {"nodefs.available": "10%"}})), shown.clone());
+    let begin = Instant::now();
+    sleep(secs(10)).await;
+    // Files are measured at once, and another removal would end at once.
+    shown.state().relief_takes = Duration::ZERO;
+    for (moment, left) in [(115, 2), (135, 1), (235, 1), (275, 0)] {
+        sleep_until(begin + secs(moment)).await;
+        assert_eq!(sim.trace(Trace::live_count), left, "after {moment} s");
+        assert_eq!(is_evicted(&agent, "full"), left < 2, "after {moment} s");
+    }
+    assert!(is_evicted(&agent, "next") && shown.state().reclaimed.is_empty());
+}
+
 /// What precedes an eviction for a disk takes longer than the pass that begins it waits.
 #[tokio::test(start_paused = true)]
 async fn it_is_logged_that_no_pod_can_be_evicted_for_a_disk_however_long_that_takes_to_find_out() {

@@ -7,7 +7,6 @@ use futures_util::FutureExt as _;
 use keblet_proto::cri::v1 as cri;
 
 use super::super::DiskLayout;
-use super::super::Garbage;
 use super::super::Observe as _;
 use super::super::Sources;
 use super::super::ThisNode;
@@ -27,15 +26,6 @@ use crate::stats::Stats;
 use crate::stats::StatsSource;
 use crate::volumes::Volumes;
 
-#[derive(Clone)]
-struct NoGarbage;
-
-impl Garbage for NoGarbage {
-    async fn remove_dead_containers(&self) {}
-
-    async fn remove_unused_images(&self, _min_age: Duration) {}
-}
-
 struct NoPods;
 
 impl Snapshots for NoPods {
@@ -45,7 +35,7 @@ impl Snapshots for NoPods {
 }
 
 /// A node whose files are below `root`, with the runtime that listens here.
-fn this_node(root: &Path, socket: &Socket) -> ThisNode<NoGarbage> {
+fn this_node(root: &Path, socket: &Socket) -> ThisNode<()> {
     let (layout, socket) = (Layout::V2 { mount: root.to_owned() }, socket.clone());
     let runtime = Runtime::with_connector("unix:///t", move || socket.clone().connect(), RuntimeOptions::default());
     let stats = Stats::new(StatsSource {
@@ -68,7 +58,7 @@ fn this_node(root: &Path, socket: &Socket) -> ThisNode<NoGarbage> {
         runtime,
         stats,
         volumes: Volumes::new(root),
-        garbage: NoGarbage,
+        garbage: (),
         min_image_age: Duration::ZERO,
         memory_available: MemoryAvailable::WorkingSet,
     })

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::collections::VecDeque;
 
-use crate::cgroups::CgroupId;
 use crate::cgroups::Hierarchy;
 use crate::kernel::index::place_of;
 use crate::model::CgroupRole;
@@ -18,8 +17,8 @@ const DEEPEST: usize = 10;
 pub(super) struct PodPaths {
     /// By UID.
     pub(super) pods: HashMap<String, String>,
-    /// By the runtime's id, with the kernel's id.
-    pub(super) containers: HashMap<String, (String, CgroupId)>,
+    /// By the runtime's id.
+    pub(super) containers: HashMap<String, String>,
 }
 
 impl PodPaths {
@@ -29,7 +28,7 @@ impl PodPaths {
         let mut queue = VecDeque::from([(root.to_owned(), 0)]);
         let mut looked = 0;
         while let Some((path, depth)) = queue.pop_front() {
-            for (id, child) in hierarchy.children(&path) {
+            for (_, child) in hierarchy.children(&path) {
                 looked += 1;
                 if looked > MOST {
                     tracing::warn!(limit = MOST, "too many cgroups; not all pods are measured");
@@ -37,7 +36,7 @@ impl PodPaths {
                 }
                 let place = place_of(&child);
                 if let Some(container) = place.container {
-                    found.containers.insert(container.to_string(), (child, id));
+                    found.containers.insert(container.to_string(), child);
                     continue;
                 }
                 if let Some(uid) = place.pod.filter(|_| place.role == CgroupRole::Pod) {
@@ -73,7 +72,7 @@ mod tests {
         let found = PodPaths::find(&hierarchy, "/");
         assert_eq!(found.pods["a-1"], "/test/kubepods/burstable/poda-1");
         assert_eq!(found.pods["b-2"], "/kubepods.slice/kubepods-podb_2.slice");
-        assert_eq!(found.containers[ID].0, format!("/{one}"));
+        assert_eq!(found.containers[ID], format!("/{one}"));
         assert_eq!((found.pods.len(), found.containers.len()), (2, 2));
         assert_eq!(PodPaths::find(&hierarchy, "/nothing"), PodPaths::default());
     }

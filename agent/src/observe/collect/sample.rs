@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -26,6 +27,7 @@ use crate::observe::record::Reclaim;
 use crate::observe::record::Stall;
 use crate::observe::record::StallRecord;
 use crate::observe::record::Waiting;
+use crate::pressure::ReclaimStalls;
 
 /// The least time between two searches for cgroups of pods that were not found.
 const SEARCH: Duration = Duration::from_secs(10);
@@ -69,6 +71,8 @@ pub(super) struct Sampler {
     hierarchies: Hierarchies,
     root: String,
     probes: Option<Probes>,
+    /// Counted by the probes.
+    stalls: Option<ReclaimStalls>,
     paths: PodPaths,
     searched: Option<Instant>,
     previous: HashMap<String, Previous>,
@@ -82,13 +86,15 @@ struct Previous {
     counters: CgroupCounters,
     /// Since the pod is observed.
     reclaim: Reclaim,
-    /// By container, as the kernel counts.
+    /// By cgroup of the containers, as the kernel counts.
     reclaims: HashMap<CgroupId, (u64, Duration)>,
 }
 
 impl Sampler {
     pub(super) fn new(hierarchies: Hierarchies, root: String, probes: Option<Probes>) -> Self {
+        let stalls = probes.clone().zip(hierarchies.containers.clone());
         Self {
+            stalls: stalls.map(|(probes, hierarchy)| ReclaimStalls::new(Arc::new(probes), hierarchy)),
             hierarchies,
             root,
             probes,
@@ -154,15 +160,14 @@ impl Sampler {
 
     /// Adds the stalls of the containers since the last measurement: a container's counts end with it.
     fn count_reclaim(&self, current: &mut Previous, target: &Target) {
-        let Some(probes) = &self.probes else { return };
+        let Some(counted) = &self.stalls else { return };
         let mut reclaims = HashMap::new();
-        for (_, id) in &target.containers {
-            let Some((_, id)) = self.paths.containers.get(id) else { continue };
-            let Some(stalls) = probes.stalls(*id) else { continue };
-            let (count, time) = current.reclaims.get(id).copied().unwrap_or_default();
+        let paths = target.containers.iter().filter_map(|(_, id)| self.paths.containers.get(id));
+        for (id, stalls) in paths.flat_map(|path| counted.by_cgroup(path)) {
+            let (count, time) = current.reclaims.get(&id).copied().unwrap_or_default();
             current.reclaim.stalls += stalls.count.saturating_sub(count);
             current.reclaim.total_seconds += stalls.time.saturating_sub(time).as_secs_f64();
-            reclaims.insert(*id, (stalls.count, stalls.time));
+            reclaims.insert(id, (stalls.count, stalls.time));
         }
         current.reclaims = reclaims;
     }
@@ -173,7 +178,7 @@ impl Sampler {
             cpu: counters.cpu_pressure.map(waiting),
             memory: counters.memory_pressure.map(waiting),
             io: counters.io_pressure.map(waiting),
-            reclaim: self.probes.is_some().then_some(current.reclaim),
+            reclaim: self.stalls.is_some().then_some(current.reclaim),
             cpus: window.map(|window| rounded(window.cpus)),
             memory_bytes: counters.memory,
             memory_limit_bytes: counters.memory_limit,
@@ -184,7 +189,7 @@ impl Sampler {
     /// What is left of a pod without a cgroup: what was counted for it.
     fn vanished(&self, target: &Target, before: &Previous) -> PressureRecord {
         PressureRecord {
-            reclaim: self.probes.is_some().then_some(before.reclaim),
+            reclaim: self.stalls.is_some().then_some(before.reclaim),
             ..PressureRecord::empty(PressureScope::Pod, Some(target.pod.clone()))
         }
     }
@@ -192,7 +197,7 @@ impl Sampler {
     fn oom_kills(&self, target: &Target, counters: CgroupCounters) -> CountedKills {
         let layout = &self.hierarchies.layout;
         let of_container = |(name, id): &(String, String)| {
-            let (path, _) = self.paths.containers.get(id)?;
+            let path = self.paths.containers.get(id)?;
             Some((name.clone(), id.clone(), CgroupPlace::at(layout, path).oom_kills()?))
         };
         CountedKills {

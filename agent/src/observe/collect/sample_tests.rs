@@ -1,8 +1,13 @@
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::Mutex;
+
 use super::*;
 use crate::cgroups::Hierarchy;
 use crate::cgroups::HierarchyKind;
 use crate::cgroups::Layout;
+use crate::kernel::bpf::Stalls;
 use crate::observe::record::StallCause;
+use crate::pressure::StallCounters;
 
 const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
@@ -20,12 +25,35 @@ impl Tree {
         files.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
     }
 
-    fn sampler(&self) -> Sampler {
+    fn id(&self, cgroup: &str) -> CgroupId {
+        CgroupId(fs::metadata(self.0.path().join(cgroup)).unwrap().ino())
+    }
+
+    fn hierarchy(&self) -> Hierarchy {
         let mount = self.0.path().to_owned();
-        let containers =
-            Hierarchy { kind: HierarchyKind::Unified, number: 0, mount: mount.clone(), root: "/".to_owned() };
-        let layout = Layout::V2 { mount };
-        Sampler::new(Hierarchies { layout, containers: Some(containers), limits_swap: false }, "/".to_owned(), None)
+        Hierarchy { kind: HierarchyKind::Unified, number: 0, mount, root: "/".to_owned() }
+    }
+
+    fn sampler(&self) -> Sampler {
+        let layout = Layout::V2 { mount: self.0.path().to_owned() };
+        let containers = Some(self.hierarchy());
+        Sampler::new(Hierarchies { layout, containers, limits_swap: false }, "/".to_owned(), None)
+    }
+}
+
+/// Stalls by cgroup, as the probes count them.
+#[derive(Default)]
+struct Counted(Mutex<HashMap<CgroupId, Stalls>>);
+
+impl Counted {
+    fn set(&self, id: CgroupId, count: u64) {
+        self.0.lock().unwrap().insert(id, Stalls { count, time: Duration::from_secs(count) });
+    }
+}
+
+impl StallCounters for Counted {
+    fn stalls(&self, id: CgroupId) -> Option<Stalls> {
+        self.0.lock().unwrap().get(&id).copied()
     }
 }
 
@@ -58,6 +86,34 @@ fn pods_are_measured_wherever_their_cgroups_are() {
     assert!(measurement.stalls.is_empty(), "one measurement has no rates");
     let node = measurement.node.unwrap();
     assert!(node.memory_bytes.unwrap() > 0 && node.memory_limit_bytes > node.memory_bytes);
+}
+
+/// crun makes a cgroup `container` in the scope of a container, and starts the processes in it.
+#[test]
+fn stalls_of_processes_below_a_containers_cgroup_are_the_pods() {
+    let tree = Tree::new();
+    let scope = |id: &str| format!("kubepods.slice/kubepods-poda.slice/crio-{id}.scope");
+    let (first, second) = (scope(ID), scope(&ID.replace('0', "f")));
+    tree.write(&format!("{first}/container"), &[]);
+    let (mut sampler, counted) = (tree.sampler(), Arc::new(Counted::default()));
+    sampler.stalls = Some(ReclaimStalls::new(counted.clone(), tree.hierarchy()));
+    let stalls = |sampler: &mut Sampler, target: &Target| {
+        let reclaim = sampler.measure(std::slice::from_ref(target)).pods[0].reclaim.unwrap();
+        (reclaim.stalls, reclaim.total_seconds)
+    };
+    let mut pod = target("a");
+    counted.set(tree.id(&first), 0);
+    counted.set(tree.id(&format!("{first}/container")), 3);
+    assert_eq!(stalls(&mut sampler, &pod), (3, 3.0));
+    counted.set(tree.id(&format!("{first}/container")), 5);
+    counted.set(tree.id(&first), 1);
+    assert_eq!(stalls(&mut sampler, &pod), (6, 6.0));
+    // The container is restarted: what its cgroups have counted is not lost.
+    tree.write(&format!("{second}/container"), &[]);
+    counted.set(tree.id(&format!("{second}/container")), 2);
+    pod.containers[0].1 = ID.replace('0', "f");
+    sampler.searched = None;
+    assert_eq!(stalls(&mut sampler, &pod), (8, 8.0));
 }
 
 #[test]
