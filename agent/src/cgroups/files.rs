@@ -130,19 +130,19 @@ fn make_dir(dir: &Path) -> Result<(), CgroupError> {
 }
 
 /// Processes of the cgroup and its descendants in any hierarchy, without 0 (a process outside of this PID namespace), 1,
-/// and the agent itself. Read line by line: a container decides how many there are.
+/// and the agent itself.
 pub(super) fn pids(layout: &Layout, path: &str) -> BTreeSet<i32> {
+    listed_pids(layout, path, MAX_PIDS).collect()
+}
+
+/// [`pids`] as the kernel lists them, one process maybe several times, the first `most` of each cgroup. Read line by line, and
+/// no further than asked for: a container decides how many there are.
+pub(super) fn listed_pids(layout: &Layout, path: &str, most: usize) -> impl Iterator<Item = i32> {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
-    let mut pids = BTreeSet::new();
-    for mount in layout.mounts() {
-        for dir in tree(&below(mount, path)) {
-            let Ok(listed) = fs::File::open(dir.join("cgroup.procs")) else { continue };
-            let lines = io::BufReader::new(listed).lines().map_while(Result::ok).take(MAX_PIDS);
-            pids.extend(lines.filter_map(|line| line.parse::<i32>().ok()));
-        }
-    }
-    pids.retain(|pid| *pid > 1 && *pid != own);
-    pids
+    let dirs = layout.mounts().into_iter().flat_map(move |mount| tree(&below(mount, path)));
+    let files = dirs.filter_map(|dir| fs::File::open(dir.join("cgroup.procs")).ok());
+    let lines = files.flat_map(move |listed| io::BufReader::new(listed).lines().map_while(Result::ok).take(most));
+    lines.filter_map(|line| line.parse::<i32>().ok()).filter(move |pid| *pid > 1 && *pid != own)
 }
 
 /// Removes the cgroup and its descendants in all hierarchies. One that does not exist counts as removed.

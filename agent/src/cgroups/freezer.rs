@@ -25,6 +25,9 @@ use crate::model::QosClass;
 
 /// How often suspended processes are asked for the signals that they are to receive, for a few seconds at most.
 const SIGNAL_POLL: Duration = Duration::from_millis(20);
+/// Suspended processes of a cgroup that are asked, each time: on a node that is stalled this may not take long. The first
+/// process of a container, which is the one to get the signal, is listed first.
+const MAX_ASKED: usize = 1024;
 /// How long the end of the agent waits for suspensions that the kernel is slow to carry out. Pod workers may have taken five
 /// seconds before, and the process has ten in all.
 const SUSPENSIONS_END: Duration = Duration::from_secs(2);
@@ -73,8 +76,7 @@ impl Cgroups {
 
     /// Completes when a process in the cgroup is to receive a signal that may be the one to stop.
     async fn until_signalled(&self, path: &str) {
-        let is_signalled =
-            |layout: &Layout, path: &str| Ok(files::pids(layout, path).into_iter().any(signals::may_be_stopping));
+        let is_signalled = |layout: &Layout, path: &str| Ok(is_any(layout, path, signals::may_be_stopping));
         while !self.blocking(path, is_signalled).await.unwrap_or(false) {
             tokio::time::sleep(SIGNAL_POLL).await;
         }
@@ -117,6 +119,11 @@ impl Cgroups {
             tracing::warn!(%error, "cannot look for suspended pods");
         }
     }
+}
+
+/// One of the first processes of the cgroup, or of one below it, is such a one.
+pub(super) fn is_any(layout: &Layout, path: &str, is_one: impl FnMut(i32) -> bool) -> bool {
+    files::listed_pids(layout, path, MAX_ASKED).any(is_one)
 }
 
 fn resume(layout: &Layout, path: &str) -> Result<(), CgroupError> {

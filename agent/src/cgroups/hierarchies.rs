@@ -9,6 +9,7 @@ use super::CgroupError;
 use super::Hierarchy;
 use super::Layout;
 use super::error::OnPath as _;
+use crate::filesystem::read_mounts;
 
 /// What is mounted at this path decides between the versions, as in the kubelet (libcontainer's `IsCgroup2UnifiedMode`).
 const MOUNT_POINT: &str = "/sys/fs/cgroup";
@@ -34,8 +35,9 @@ impl Hierarchies {
     pub fn detect() -> Result<Self, CgroupError> {
         let mount = Path::new(MOUNT_POINT);
         let kind = statfs::statfs(mount).map_err(std::io::Error::from).on("inspect", mount)?.filesystem_type();
-        let read = |path: &str| fs::read_to_string(path).on("read", Path::new(path));
-        let (mounts, memberships) = (read(MOUNTINFO)?, read(MEMBERSHIPS)?);
+        let (mounts, memberships) = (Path::new(MOUNTINFO), Path::new(MEMBERSHIPS));
+        let mounts = read_mounts(mounts).on("read", mounts)?;
+        let memberships = fs::read_to_string(memberships).on("read", memberships)?;
         let layout = if kind == statfs::CGROUP2_SUPER_MAGIC {
             Layout::V2 { mount: mount.to_owned() }
         } else {

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::mountinfo;
 use super::mountinfo::CgroupMount;
+use crate::filesystem::read_mounts;
 
 /// Id of a cgroup: the inode number of its directory (Linux 5.5 and later).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -78,10 +79,10 @@ impl Hierarchy {
     /// # Errors
     /// No such hierarchy is mounted, or the agent's own files in `/proc` are not readable.
     pub fn find() -> Result<Self, HierarchyError> {
-        let read =
-            |path: &'static str| std::fs::read_to_string(path).map_err(|source| HierarchyError::Read { path, source });
-        let mounts = read("/proc/self/mountinfo")?;
-        let memberships = read("/proc/self/cgroup")?;
+        let failed = |path: &'static str| move |source| HierarchyError::Read { path, source };
+        let (mounts, memberships) = ("/proc/self/mountinfo", "/proc/self/cgroup");
+        let mounts = read_mounts(Path::new(mounts)).map_err(failed(mounts))?;
+        let memberships = std::fs::read_to_string(memberships).map_err(failed(memberships))?;
         Self::choose(&mounts, &memberships).ok_or(HierarchyError::None)
     }
 

@@ -22,6 +22,7 @@ pub use bounded::read_bounded;
 pub use bounded::read_opened;
 pub use bounded::reopen_regular;
 pub use mount_table::MountTable;
+pub use mount_table::read_mounts;
 pub use mounts::force_unmount_at;
 pub use mounts::is_disconnected;
 pub use mounts::is_mount_point;

@@ -5,6 +5,9 @@ use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 
+/// Of the thread: one of a test may have mounts of its own.
+pub(super) const THREAD_MOUNTS: &str = "/proc/thread-self/mountinfo";
+
 /// The mounts of this process.
 #[derive(Clone, Debug, Default)]
 pub struct MountTable(Vec<Entry>);
@@ -25,8 +28,7 @@ impl MountTable {
     /// # Errors
     /// The kernel does not show it.
     pub fn read() -> io::Result<Self> {
-        // Of the thread: one of a test may have mounts of its own.
-        Ok(Self::parse(&fs::read_to_string("/proc/thread-self/mountinfo")?))
+        Ok(Self::parse(&read_mounts(Path::new(THREAD_MOUNTS))?))
     }
 
     fn parse(text: &str) -> Self {
@@ -68,6 +70,15 @@ impl MountTable {
     }
 }
 
+/// A `mountinfo` file as text. Names of mount points need not be text: whoever can mount chooses them, a privileged
+/// container among them, and must not keep the other mounts from being known.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn read_mounts(path: &Path) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
+}
+
 /// A path as the table has it.
 pub(super) fn escaped(path: &str) -> String {
     path.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011").replace('\n', "\\012")
@@ -75,6 +86,13 @@ pub(super) fn escaped(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    use keblet_skip::mounts::bind;
+    use keblet_skip::mounts::in_private_mounts;
+    use keblet_skip::mounts::tmpfs;
+
     use super::*;
 
     const TABLE: &str = "\
@@ -109,6 +127,20 @@ broken
         assert!(table.has_device("8:0", Path::new("/dev/other")));
         assert!(table.has_device("8:32", Path::new("/dev/sdc")), "the number is the file system's");
         assert!(!table.has_device("8:48", Path::new("/dev/sdd")));
+    }
+
+    #[test]
+    fn a_mount_point_whose_name_is_no_text_hides_no_mount() {
+        in_private_mounts(|| {
+            let root = tempfile::tempdir().expect("a folder");
+            let dir = root.path().canonicalize().expect("it exists");
+            let (place, other) = (dir.join("place"), dir.join(OsStr::from_bytes(b"pods/\xff")));
+            tmpfs(&place);
+            bind(&place, &other);
+            let table = MountTable::read().expect("a table");
+            assert!(table.is_mounted_below(&place, &dir.join("pods")));
+            assert!(!table.is_mounted_elsewhere(&place, &[other]));
+        });
     }
 
     #[test]

@@ -11,7 +11,9 @@ use nix::mount::MsFlags;
 use nix::mount::mount;
 use nix::sys::stat::Mode;
 
+use super::mount_table::THREAD_MOUNTS;
 use super::mount_table::escaped;
+use super::mount_table::read_mounts;
 
 /// What was found or done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +35,7 @@ pub fn make_shared(path: &Path) -> io::Result<Sharing> {
     let path = fs::canonicalize(path)?;
     let directory = open(&path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     let facts = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", directory.as_raw_fd()))?;
-    let table = fs::read_to_string("/proc/thread-self/mountinfo")?;
+    let table = read_mounts(Path::new(THREAD_MOUNTS))?;
     let id = facts.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
     let id =
         id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel tells no mount of a directory"))?;

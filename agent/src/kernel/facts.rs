@@ -12,6 +12,7 @@ use super::pidfd::PidFd;
 use super::proc;
 use crate::cgroups::Hierarchy;
 use crate::cgroups::HierarchyKind;
+use crate::filesystem::read_mounts;
 
 /// What takes the place of the probes.
 const WITHOUT_PROBES: &str = "no probes: exits come from pidfds, OOM kills from the kernel log and counters of cgroups";
@@ -118,7 +119,7 @@ impl NodeFacts {
     /// Observes this node.
     pub fn observe() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let mounts = read("/proc/self/mountinfo");
+        let mounts = read_mounts(Path::new("/proc/self/mountinfo")).unwrap_or_default();
         Self {
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             btf: Path::new(btf::VMLINUX).exists(),

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
+use crate::filesystem::read_mounts;
 use crate::kernel::usage::DiskUsage;
 
 /// File systems that are reported at most.
@@ -37,7 +38,7 @@ pub(super) struct Traffic {
 
 /// Each device once, by the mount with the shortest path.
 pub(super) fn file_systems(proc: &Path) -> Vec<FileSystem> {
-    let table = fs::read_to_string(proc.join("self/mountinfo")).unwrap_or_default();
+    let table = read_mounts(&proc.join("self/mountinfo")).unwrap_or_default();
     let traffic = traffic(&fs::read_to_string(proc.join("diskstats")).unwrap_or_default());
     let mut mounts = devices(&table);
     mounts.truncate(MOST);
@@ -112,7 +113,9 @@ mod tests {
     fn sizes_and_traffic() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("self")).unwrap();
-        fs::write(dir.path().join("self/mountinfo"), "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n").unwrap();
+        // A privileged container chose the name of the second mount point.
+        let table = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 8:1 /x /pods/\xff rw - ext4 /dev/sda1 rw\n";
+        fs::write(dir.path().join("self/mountinfo"), table).unwrap();
         fs::write(dir.path().join("diskstats"), "   8       1 sda1 1 2 3 4 5 6 7 8 9 10 11 0 0 0 0\n").unwrap();
         let found = file_systems(dir.path());
         let [disk] = &found[..] else { panic!("{found:?}") };

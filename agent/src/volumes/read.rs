@@ -39,12 +39,15 @@ fn read(root: &Path, path: &Path, limit: u64) -> io::Result<Vec<u8>> {
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     let file = filesystem::reopen_regular(openat2(&root, path, how)?)?;
-    let mut content = Vec::new();
-    file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
-    match content.len() as u64 <= limit {
-        true => Ok(content),
-        false => Err(io::Error::other(format!("longer than {limit} bytes"))),
+    let too_long = || io::Error::other(format!("longer than {limit} bytes"));
+    // Nothing is read of it then.
+    if file.metadata()?.len() > limit {
+        return Err(too_long());
     }
+    let mut content = Vec::new();
+    // It may grow meanwhile.
+    file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
+    if content.len() as u64 <= limit { Ok(content) } else { Err(too_long()) }
 }
 
 #[cfg(test)]

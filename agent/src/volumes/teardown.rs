@@ -187,6 +187,16 @@ impl Directory {
         }
     }
 
+    /// Removes a directory that is empty, or a file. Which of them it is, some file systems do not list (XFS with `ftype=0`).
+    fn remove_empty_or_file(&self, name: &CStr) -> Result<(), VolumeError> {
+        match self.remove_empty(name) {
+            Err(VolumeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotADirectory => {
+                self.remove_file(name)
+            }
+            result => result,
+        }
+    }
+
     /// Removes a directory's directories if they are empty, and then itself.
     fn remove_empty_below(&self, name: &CStr) -> Result<(), VolumeError> {
         let Some(dir) = self.open(name)? else { return Ok(()) };
@@ -251,14 +261,11 @@ fn unmount_sub_paths(pod: &Directory) -> Result<(), VolumeError> {
         let Some(of_volume) = root.open(&volume)? else { continue };
         for (container, _) in of_volume.entries()? {
             let Some(of_container) = of_volume.open(&container)? else { continue };
-            for (index, kind) in of_container.entries()? {
+            for (index, _) in of_container.entries()? {
                 while of_container.is_mounted(&index)? {
                     of_container.unmount(&index, true)?;
                 }
-                match kind {
-                    Some(Type::Directory) => of_container.remove_empty(&index)?,
-                    _ => of_container.remove_file(&index)?,
-                }
+                of_container.remove_empty_or_file(&index)?;
             }
             of_volume.remove_empty(&container)?;
         }

@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use super::*;
+use crate::cgroups::freezer;
 
 const UID: &str = "u-1";
 /// Ends with 7 when it is to stop.
@@ -98,6 +99,28 @@ async fn a_suspended_pod_can_be_killed() {
     assert!(pod.cgroups.kill_pod(QosClass::Burstable, UID).await.expect("killed"));
     assert_eq!(pod.process.wait().expect("its end").signal(), Some(9));
     assert!(!pod.cgroups.kill_pod(QosClass::Burstable, UID).await.expect("nothing is left"));
+}
+
+#[test]
+fn of_many_suspended_processes_the_first_of_each_container_are_asked() {
+    let mount = tempfile::tempdir().expect("a folder");
+    // More than the kernel ever has.
+    let pids: String = (5_000_000..5_010_000).map(|pid| format!("{pid}\n")).collect();
+    for (container, pids) in [("a", pids.as_str()), ("b", "6000000\n")] {
+        let cgroup = mount.path().join("pod").join(container);
+        std::fs::create_dir_all(&cgroup).expect("a folder");
+        std::fs::write(cgroup.join("cgroup.procs"), pids).expect("a file");
+    }
+    let layout = Layout::V2 { mount: mount.path().to_owned() };
+    let mut asked = Vec::new();
+    let is_found = freezer::is_any(&layout, "/pod", |pid| {
+        asked.push(pid);
+        false
+    });
+    assert!(!is_found);
+    asked.sort_unstable();
+    assert_eq!((asked.len(), asked[0], asked[1023], asked[1024]), (1025, 5_000_000, 5_001_023, 6_000_000));
+    assert_eq!(files::pids(&layout, "/pod").len(), 10_001, "all are to be killed");
 }
 
 #[test]

@@ -7,6 +7,10 @@ use std::collections::BTreeMap;
 
 /// The key that serves images of Docker Hub if no other does.
 const DOCKER_HUB: &str = "index.docker.io";
+/// Longest name of a host, in bytes.
+const MAX_HOST: usize = 253;
+/// Longest pattern of a host, in bytes: the steps of a comparison are the product of both lengths.
+const MAX_PATTERN: usize = 1024;
 
 /// Entries by the key that they match with; the order of entries with the same key is that of their addition.
 #[derive(Clone, Debug)]
@@ -58,10 +62,14 @@ pub(super) fn may_serve(registry: &str, repository: &str) -> bool {
 }
 
 /// True if a key, or a pattern of `matchImages`, matches a repository: the same port, as many labels of the host, each by
-/// its pattern, and a path that begins with the key's.
+/// its pattern, and a path that begins with the key's. False if the host is longer than one can be, or its pattern much
+/// longer.
 pub(super) fn matches(key: &str, repository: &str) -> bool {
     let ((key_host, key_path), (host, path)) = (split_path(key), split_path(repository));
     let ((key_host, key_port), (host, port)) = (split_port(key_host), split_port(host));
+    if host.len() > MAX_HOST || key_host.len() > MAX_PATTERN {
+        return false;
+    }
     let (patterns, labels) = (key_host.split('.'), host.split('.'));
     key_port == port
         && path.starts_with(key_path)
@@ -208,6 +216,19 @@ mod tests {
             assert_eq!(is_glob_match(pattern, label), expected, "{pattern} for {label}");
         }
         assert!(!is_glob_match(&"*a".repeat(60), &"b".repeat(250)), "in no more than pattern times label steps");
+    }
+
+    #[test]
+    fn hosts_and_patterns_that_are_too_long_do_not_match() {
+        let host = |length: usize| format!("{}.b/x", "a".repeat(length - 2));
+        assert!(matches("*.b", &host(253)) && !matches("*.b", &host(254)) && !matches("*.b", &host(300)));
+        assert!(matches(&format!("{}.b", "*".repeat(1022)), "a.b/x"));
+        for pattern in ["*".repeat(1023), format!("[{}]", "a".repeat(1021))] {
+            assert!(!matches(&format!("{pattern}.b"), "a.b/x"));
+        }
+        let began = std::time::Instant::now();
+        assert!(!matches(&format!("*{}c.b", "a".repeat(500_000)), &host(1_000_000)), "quadratic: minutes");
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
     }
 
     #[test]

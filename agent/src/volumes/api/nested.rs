@@ -13,6 +13,9 @@ use super::payload::Payload;
 use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
 
+/// Longest path in bytes (`PATH_MAX`).
+const MAX_PATH: usize = 4096;
+
 /// Where the containers of a pod mount one volume inside another.
 #[derive(Debug, Default)]
 pub(in crate::volumes) struct NestedMounts {
@@ -45,9 +48,14 @@ impl NestedMounts {
         let mounted = self.mounted.get(volume).into_iter().flatten();
         let below = mounted.filter_map(|(container, path)| self.below.get(*container)?.get(path));
         let found: BTreeSet<&Path> = below.flatten().map(PathBuf::as_path).collect();
-        let is_outermost = |path: &Path| !path.ancestors().skip(1).any(|above| found.contains(above));
-        let outermost = found.iter().filter(|path| is_outermost(path));
-        outermost.filter_map(|path| path.to_str()).map(str::to_owned).collect()
+        let mut outermost: Vec<&Path> = Vec::new();
+        // All that is below a path comes right after it.
+        for path in found {
+            if outermost.last().is_none_or(|last| !path.starts_with(last)) {
+                outermost.push(path);
+            }
+        }
+        outermost.into_iter().filter_map(Path::to_str).map(str::to_owned).collect()
     }
 }
 
@@ -70,8 +78,11 @@ fn right_below(paths: &BTreeSet<&Path>) -> HashMap<PathBuf, Vec<PathBuf>> {
     found
 }
 
-/// The mount path relative to `/`; `None` if it contains `..`.
+/// The mount path relative to `/`; `None` if it contains `..`, or is too long for a mount.
 fn cleaned(mount: &VolumeMount) -> Option<PathBuf> {
+    if mount.mount_path.len() > MAX_PATH {
+        return None;
+    }
     let parts = Path::new(&mount.mount_path)
         .components()
         .filter(|part| !matches!(part, Component::RootDir | Component::CurDir));
@@ -143,5 +154,22 @@ mod tests {
         let mounts: Vec<_> = (0..COUNT).flat_map(pair).collect();
         let nested = of(&[mounts]);
         assert!((0..COUNT).all(|number| nested.of_volume(&format!("v{number}")) == ["in"]));
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_not_looked_at() {
+        let nested = of(&[vec![mount("v", "/m"), mount("w", format!("/m/{}", "b/".repeat(500_000)))]]);
+        assert_eq!(nested.of_volume("v"), [""; 0]);
+    }
+
+    /// Looking for each of the folders above them would take a minute.
+    #[test]
+    fn thousands_of_long_paths_inside_a_volume() {
+        let long = "b/".repeat(2_000);
+        let mounts = (0..1_000).map(|number| mount("w", format!("/m/{long}{number}")));
+        let began = std::time::Instant::now();
+        let nested = of(&[std::iter::once(mount("v", "/m")).chain(mounts).collect()]);
+        assert_eq!(nested.of_volume("v").len(), 1_000);
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
     }
 }

@@ -10,7 +10,9 @@ use keblet_skip::mounts::in_private_mounts;
 use keblet_skip::mounts::tmpfs;
 use nix::mount::MsFlags;
 
+use super::Directory;
 use super::begin;
+use super::name;
 use crate::filesystem::is_mount_point;
 use crate::volumes::VolumeError;
 use crate::volumes::Volumes;
@@ -167,6 +169,39 @@ fn sub_paths_are_unmounted() {
         let (node, removed) = remove_with_mount("volume-subpaths/v/c/0");
         removed.expect("removed");
         assert!(!node.pod("").exists());
+    });
+}
+
+#[test]
+fn what_sub_paths_were_mounted_on_is_removed_whatever_the_listing_says_of_it() {
+    let node = Node::new();
+    let at = |name: &str| node.pod("volume-subpaths").join(name);
+    fs::create_dir_all(at("0")).expect("a directory");
+    fs::write(at("1"), "").expect("a file");
+    std::os::unix::fs::symlink(&node.source, at("2")).expect("a link");
+    fs::create_dir_all(at("3/content")).expect("directories");
+    let pod = Directory::of_pod(node.volumes.dirs(), "u").expect("opened").expect("the pod's directory");
+    let dir = pod.open(&name("volume-subpaths")).expect("opened").expect("a directory");
+    for index in ["0", "1", "2", "none"] {
+        dir.remove_empty_or_file(&name(index)).expect(index);
+        assert!(fs::symlink_metadata(at(index)).is_err(), "{index}");
+    }
+    let error = dir.remove_empty_or_file(&name("3")).expect_err("content");
+    assert!(matches!(error, VolumeError::NotEmpty { .. }) && at("3/content").exists(), "{error}");
+    assert!(node.source_is_whole());
+}
+
+#[test]
+fn files_that_sub_paths_were_mounted_on_are_removed() {
+    in_private_mounts(|| {
+        let node = Node::new();
+        let target = node.pod("volume-subpaths/v/c/0");
+        fs::create_dir_all(target.parent().expect("a directory")).expect("directories");
+        fs::write(&target, "").expect("a file");
+        let source = node.source.join("data");
+        nix::mount::mount(Some(&source), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+        node.remove().expect("removed");
+        assert!(!node.pod("").exists() && node.source_is_whole());
     });
 }
 
