@@ -99,11 +99,9 @@ fn compute(container: &Container) -> Compute {
 
 /// The containers of both, by name.
 fn pairs<'a>(desired: &'a Pod, allocated: &'a Pod) -> impl Iterator<Item = (&'a Container, &'a Container)> {
-    let counterpart = |wanted: &'a Container| {
-        let mut all = spec::lasting_containers(allocated);
-        all.find(|container| container.name() == wanted.name).map(|container| (wanted, container.spec))
-    };
-    spec::lasting_containers(desired).filter_map(move |container| counterpart(container.spec))
+    let allocated = spec::lasting_by_name(allocated);
+    let pair = move |wanted: spec::SpecContainer<'a>| Some((wanted.spec, allocated.get(wanted.name())?.spec));
+    spec::lasting_containers(desired).filter_map(pair)
 }
 
 fn changes_memory_of_swapping_container(desired: &Pod, allocated: &Pod, class: Class) -> bool {

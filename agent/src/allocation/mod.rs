@@ -12,6 +12,7 @@
 mod checkpoint;
 mod conditions;
 mod feasibility;
+mod lost;
 mod queue;
 mod records;
 mod report;

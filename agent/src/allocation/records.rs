@@ -6,6 +6,7 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::CheckpointError;
@@ -46,6 +47,27 @@ pub(super) struct Content {
     entries: Entries,
     /// Checksum of what the file has.
     stored: Option<u64>,
+    /// Number of the content: those that are taken to be written are counted.
+    number: u64,
+}
+
+/// A write that has not ended, and may not have begun.
+#[derive(Debug)]
+pub(super) struct PendingWrite {
+    path: PathBuf,
+    number: u64,
+    ended: watch::Receiver<u64>,
+}
+
+impl PendingWrite {
+    /// Waits for its end, also if it fails, but not for longer than this.
+    pub(super) async fn wait(mut self, longest: Duration) {
+        let ended = self.ended.wait_for(|ended| *ended >= self.number);
+        if tokio::time::timeout(longest, ended).await.is_err() {
+            let file = self.path.display();
+            tracing::warn!(%file, "a record of resources is not on the disk after {longest:?}; it is not waited for");
+        }
+    }
 }
 
 impl Content {
@@ -76,6 +98,10 @@ pub(super) struct Records {
     pub(super) writing: bool,
     /// When the last write began.
     began: Option<Instant>,
+    /// Number of the last content that was taken to be written.
+    taken: u64,
+    /// Number of the last one whose write has ended.
+    ended: watch::Sender<u64>,
     /// A task waits to write what is collected.
     pub(super) collecting: bool,
     /// A task waits to write it again.
@@ -94,6 +120,8 @@ impl Default for Records {
             changed: None,
             writing: false,
             began: None,
+            taken: 0,
+            ended: watch::Sender::new(0),
             collecting: false,
             retrying: false,
             failing: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
@@ -124,15 +152,29 @@ impl Records {
         self.path.is_some() && !std::mem::replace(&mut self.writing, true)
     }
 
+    /// Leaves the write that was begun to the task that ends the one that it has to wait for.
+    pub(super) fn postpone(&mut self) {
+        self.mark_changed(Urgency::AtOnce);
+        self.writing = false;
+    }
+
     /// What is to be written now. Short, since others wait for the lock meanwhile.
     pub(super) fn take_content(&mut self) -> Option<Content> {
         let path = self.path.clone()?;
         (self.changed, self.began) = (None, Some(Instant::now()));
-        Some(Content { path, entries: self.entries.clone(), stored: self.stored })
+        self.taken += 1;
+        Some(Content { path, entries: self.entries.clone(), stored: self.stored, number: self.taken })
+    }
+
+    /// The next write that begins, which has what the entries have now; `None` without a file.
+    pub(super) fn next_write(&self) -> Option<PendingWrite> {
+        let path = self.path.clone()?;
+        Some(PendingWrite { path, number: self.taken + 1, ended: self.ended.subscribe() })
     }
 
     /// The content was written, with this checksum, or could not be.
     pub(super) fn ended(&mut self, content: &Content, written: io::Result<u64>) -> Next {
+        self.ended.send_replace(content.number);
         match written {
             Ok(checksum) => {
                 self.written(&content.path, checksum);

@@ -1,9 +1,14 @@
 //! The records of all pods, shared by the sync loop and the workers, with the files that they are kept in.
 //!
-//! No caller waits for a file: one task at a time writes the newest content, again after a while if it fails. First records of
-//! containers are collected for a moment, since a busy node starts many. An agent that is killed before they are written finds
-//! none of these containers, and goes by what the runtime reports: what they were started with. All else is written at once:
-//! an outdated record of what was applied would have a container resized, or restarted, once more.
+//! One task at a time writes the newest content, again after a while if it fails. No caller waits for a file, but the start
+//! of a container with other resources than are on record (see `containers`). First records of containers are collected for
+//! a moment, since a busy node starts many. An agent that is killed before they are written finds none of these containers,
+//! and goes by what the runtime reports: what they were started with. When it allocates something else to one of them, it
+//! records what was allocated until then as applied (see `lost`), since not every runtime reports resources, and none
+//! reports all. All else is written at once: an outdated record of what was applied would have a container resized, or
+//! restarted, once more. What was applied before a resize is on the disk before what the resize allocates.
+
+mod containers;
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -27,6 +32,7 @@ use super::CheckpointError;
 use super::Pending;
 use super::ResizeGates;
 use super::conditions::ResizeConditions;
+use super::lost;
 use super::records::Next;
 use super::records::Records;
 use super::records::Urgency;
@@ -91,8 +97,22 @@ struct State {
     applied: Vec<PodUid>,
 }
 
-/// Picks one of the records.
-type Which = fn(&mut State) -> &mut Records;
+/// One of the records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    Allocated,
+    Actuated,
+}
+
+impl State {
+    fn records(&mut self, which: Which) -> &mut Records {
+        match which {
+            Which::Allocated => &mut self.allocated,
+            Which::Actuated => &mut self.actuated,
+        }
+    }
+}
+
 /// Picks one of the waits of a record.
 type Wait = fn(&mut Records) -> &mut bool;
 
@@ -164,7 +184,7 @@ impl Allocations {
         let (uid, resources) = (pod_ref(pod).uid, self.stated(pod));
         let mut state = self.state();
         state.allocated.entries.insert(uid, Arc::new(resources));
-        self.store(state, |state| &mut state.allocated, Urgency::AtOnce);
+        self.store(state, Which::Allocated, Urgency::AtOnce);
     }
 
     /// Frees what was allocated to a pod that its source removed.
@@ -181,20 +201,6 @@ impl Allocations {
         recorded.map(Arc::unwrap_or_clone)
     }
 
-    /// A container of the pod is created with, or was changed to, these resources.
-    pub fn container_actuated(&self, uid: &PodUid, name: &str, resources: ResourceRequirements) {
-        let mut state = self.state();
-        let recorded = state.actuated.entries.get(uid).and_then(|entry| entry.containers.get(name));
-        let urgency = match recorded {
-            Some(recorded) if *recorded == resources => return,
-            Some(_) => Urgency::AtOnce,
-            None => Urgency::Soon,
-        };
-        let entry = Arc::make_mut(state.actuated.entries.entry(uid.clone()).or_default());
-        entry.containers.insert(name.to_owned(), resources);
-        self.store(state, |state| &mut state.actuated, urgency);
-    }
-
     /// The pod's own cgroup was made with, or changed to, these `spec.resources`.
     pub fn pod_actuated(&self, uid: &PodUid, resources: Option<ResourceRequirements>) {
         let mut state = self.state();
@@ -202,7 +208,7 @@ impl Allocations {
         if recorded != resources.as_ref() {
             Arc::make_mut(state.actuated.entries.entry(uid.clone()).or_default()).pod = resources;
             // The runtime does not report it, and a pod with a record that lacks it was started without.
-            self.store(state, |state| &mut state.actuated, Urgency::AtOnce);
+            self.store(state, Which::Actuated, Urgency::AtOnce);
         }
     }
 
@@ -221,24 +227,32 @@ impl Allocations {
 
     /// Has the file of a record written that was changed.
     fn store(&self, mut state: MutexGuard<'_, State>, which: Which, urgency: Urgency) {
-        which(&mut state).mark_changed(urgency);
+        state.records(which).mark_changed(urgency);
         match urgency {
             Urgency::Soon => self.write_soon(state, which),
             Urgency::AtOnce => self.write_now(state, which),
         }
     }
 
-    /// Has what is collected written at once.
-    fn hasten(&self, which: Which) {
+    /// Records what a pod has before something else is allocated to it, as far as that is not on record, and has it written
+    /// at once with what is collected.
+    fn record_before(&self, uid: &PodUid, pod: &Pod) {
         let mut state = self.state();
-        if which(&mut state).changed.is_some() {
-            self.store(state, which, Urgency::AtOnce);
+        let before = state.allocated.entries.get(uid).and_then(|entry| entry.put_into(pod, self.0.gates.pod_level));
+        let recorded = state.actuated.entries.get(uid).map(Arc::as_ref);
+        let completed = before.and_then(|before| lost::completed(recorded, &before, pod));
+        if let Some(completed) = completed {
+            state.actuated.entries.insert(uid.clone(), Arc::new(completed));
+            state.actuated.mark_changed(Urgency::AtOnce);
+        }
+        if state.actuated.changed.is_some() {
+            self.store(state, Which::Actuated, Urgency::AtOnce);
         }
     }
 
     /// Has the file of a record written, together with what changes until the last write is a while ago.
     fn write_soon(&self, mut state: MutexGuard<'_, State>, which: Which) {
-        let records = which(&mut state);
+        let records = state.records(which);
         let pause = records.collected_for();
         if pause.is_zero() || Handle::try_current().is_err() {
             self.write_now(state, which);
@@ -250,7 +264,7 @@ impl Allocations {
 
     /// Has the file of a record written, unless a task does that already.
     fn write_now(&self, mut state: MutexGuard<'_, State>, which: Which) {
-        if !which(&mut state).begin_writing() {
+        if !state.records(which).begin_writing() {
             return;
         }
         drop(state);
@@ -270,7 +284,7 @@ impl Allocations {
             tokio::time::sleep(pause).await;
             let Some(this) = shared.upgrade().map(Self) else { return };
             let mut state = this.state();
-            let records = which(&mut state);
+            let records = state.records(which);
             *wait(records) = false;
             if records.changed.is_some() {
                 this.write_now(state, which);
@@ -282,16 +296,28 @@ impl Allocations {
     fn write(&self, which: Which) {
         while self.write_once(which) {}
         self.0.idle.notify_all();
+        let state = self.state();
+        // It may have been postponed until this write ended.
+        if which == Which::Actuated && state.allocated.changed == Some(Urgency::AtOnce) {
+            self.write_now(state, Which::Allocated);
+        }
     }
 
     /// True if more is to be written at once.
     fn write_once(&self, which: Which) -> bool {
-        let content = which(&mut self.state()).take_content();
+        let mut state = self.state();
+        // An agent that finds what a resize allocates, but not what was applied before, would take the resize for applied.
+        if which == Which::Allocated && state.actuated.writing {
+            state.allocated.postpone();
+            return false;
+        }
+        let content = state.records(which).take_content();
+        drop(state);
         let Some(content) = content else { return false };
         // Without the lock, for which the sync loop and the workers wait.
         let written = content.write();
         let mut state = self.state();
-        let next = which(&mut state).ended(&content, written);
+        let next = state.records(which).ended(&content, written);
         match next {
             Next::Nothing => {}
             Next::Write(Urgency::AtOnce) => return true,
@@ -308,8 +334,9 @@ impl Allocations {
     pub async fn flush(&self) {
         let this = self.clone();
         let flushing = tokio::task::spawn_blocking(move || {
-            this.flush_record(|state| &mut state.allocated);
-            this.flush_record(|state| &mut state.actuated);
+            // In this order: the second one waits for the first.
+            this.flush_record(Which::Actuated);
+            this.flush_record(Which::Allocated);
         });
         if tokio::time::timeout(LONGEST_FLUSH, flushing).await.is_err() {
             tracing::error!("the records of resources were not stored within {LONGEST_FLUSH:?}");
@@ -319,10 +346,10 @@ impl Allocations {
     /// Writes what a record lacks, after the write in progress. Blocks.
     fn flush_record(&self, which: Which) {
         let mut state = self.state();
-        while which(&mut state).writing {
+        while state.records(which).writing {
             state = self.0.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let records = which(&mut state);
+        let records = state.records(which);
         if records.changed.is_some() && records.begin_writing() {
             drop(state);
             self.write(which);
@@ -385,12 +412,12 @@ impl Allocations {
     pub fn accept(&self, pod: &Pod, now: SystemTime) {
         let (uid, resources) = (pod_ref(pod).uid, self.stated(pod));
         // Without a record of what the pod has, a change that the runtime does not report would count as applied.
-        self.hasten(|state| &mut state.actuated);
+        self.record_before(&uid, pod);
         // The pod's worker sees both or neither: with the condition alone it would report the resize as completed.
         let mut state = self.state();
         state.conditions.entry(uid.clone()).or_default().accept(pod.metadata.generation, now);
         state.allocated.entries.insert(uid, Arc::new(resources));
-        self.store(state, |state| &mut state.allocated, Urgency::AtOnce);
+        self.store(state, Which::Allocated, Urgency::AtOnce);
     }
 
     /// What the pod holds was counted before it was known which of its containers run: the first pass over it that has

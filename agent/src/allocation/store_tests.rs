@@ -3,6 +3,7 @@ use std::fs;
 use serde_json::json;
 use tokio::time::Instant;
 
+use super::containers::LONGEST_WAIT;
 use super::*;
 use crate::allocation::records::COLLECTED;
 use crate::model::testing;
@@ -133,7 +134,8 @@ async fn what_another_agent_would_miss_is_written_at_once() {
     start(&allocations, "third");
     allocations.accept(&pod("2", 2), SystemTime::UNIX_EPOCH);
     until("the resize is allocated", || cpu(&open().allocated_form(pod("3", 3))) == "2").await;
-    until("what was applied before is written", || recorded(folder.path()) == 3).await;
+    // Of the pod that is resized, too.
+    until("what was applied before is written", || recorded(folder.path()) == 4).await;
     let took = began.elapsed();
     assert!(took < COLLECTED, "{took:?}");
 }
@@ -224,6 +226,80 @@ async fn a_resize_is_completed_by_the_newest_allocation() {
     assert_eq!(allocations.track(&second, &running, false, now), Progress::Completed(Some(2)));
     assert_eq!(allocations.applied().await, [PodUid::from("uid")]);
     assert_eq!(allocations.conditions(&"uid".into()), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resize_of_a_container_whose_record_was_lost_is_applied() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = || Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
+    let (first, second, now) = (pod("1", 1), pod("2", 2), SystemTime::UNIX_EPOCH);
+    let allocations = open();
+    allocations.allocate(&first);
+    allocations.flush().await;
+    // The container is started, and the agent killed before that is written. The runtime reports no resources.
+    let (allocations, running) = (open(), testing::snapshot(vec![testing::running("c", 0)]));
+    assert_eq!(allocations.track(&first, &running, false, now), Progress::None);
+    allocations.accept(&second, now);
+    assert_eq!(allocations.track(&second, &running, false, now), Progress::InProgress);
+    allocations.flush().await;
+    assert_eq!(open().track(&second, &running, false, now), Progress::InProgress, "the next agent knows it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_applied_is_written_before_what_a_resize_allocates() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = || Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
+    let allocations = open();
+    allocations.allocate(&pod("1", 1));
+    allocations.flush().await;
+    // The test is the task that writes it.
+    assert!(allocations.state().actuated.begin_writing());
+    start(&allocations, "uid");
+    allocations.accept(&pod("2", 2), SystemTime::UNIX_EPOCH);
+    until("no task writes what is allocated", || !allocations.state().allocated.writing).await;
+    assert_eq!(cpu(&open().allocated_form(pod("3", 3))), "1");
+    allocations.write(Which::Actuated);
+    assert_eq!(recorded(folder.path()), 1);
+    until("the resize is allocated", || cpu(&open().allocated_form(pod("3", 3))) == "2").await;
+}
+
+/// Else the next agent would restart it once more.
+#[tokio::test(start_paused = true)]
+async fn a_container_that_is_restarted_for_its_resize_waits_for_the_record() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = || Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
+    let (allocations, uid) = (open(), PodUid::from("uid"));
+    start(&allocations, "uid");
+    allocations.flush().await;
+    // The test is the task that writes it.
+    assert!(allocations.state().actuated.begin_writing());
+    let other: ResourceRequirements = serde_json::from_value(json!({ "requests": { "cpu": "2" } })).expect("resources");
+    let starts = async {
+        allocations.container_starts(&uid, "c", other.clone()).await;
+        open().actuated(&uid).expect("a record").containers["c"].clone()
+    };
+    let began = Instant::now();
+    let (recorded, ()) = tokio::join!(starts, async { allocations.write(Which::Actuated) });
+    assert_eq!((recorded, began.elapsed()), (other, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_delays_only_such_a_start_and_only_for_a_moment() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let allocations = Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
+    let uid = PodUid::from("uid");
+    start(&allocations, "uid");
+    allocations.flush().await;
+    // A write that does not end.
+    assert!(allocations.state().actuated.begin_writing());
+    let other: ResourceRequirements = serde_json::from_value(json!({ "requests": { "cpu": "2" } })).expect("resources");
+    let began = Instant::now();
+    allocations.container_starts(&uid, "another", other.clone()).await;
+    allocations.container_starts(&uid, "c", ResourceRequirements::default()).await;
+    assert_eq!(began.elapsed(), Duration::ZERO, "a first start, and one with the same resources");
+    allocations.container_starts(&uid, "c", other).await;
+    let took = began.elapsed();
+    assert!((LONGEST_WAIT..LONGEST_WAIT + Duration::from_millis(50)).contains(&took), "{took:?}");
 }
 
 #[test]
