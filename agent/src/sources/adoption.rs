@@ -3,8 +3,9 @@
 //! A kubelet derives the UID of a static pod from its own representation of the manifest, which cannot be computed here.
 //! Without more, taking over a node would replace every static pod. A pod of the runtime is therefore adopted, with its
 //! UID, for a manifest that has not changed since the pod's sandbox was created. What is adopted is recorded, so that
-//! the UID stays the same over restarts of the agent; a changed manifest has a new UID as always. This agent's own sandboxes
-//! name their UID, so that times do not count for them: after a clock correction an edited manifest may seem older.
+//! the UID stays the same over restarts of the agent, until another kubelet runs the pod under another UID; a changed manifest
+//! has a new UID as always. This agent's own sandboxes name their UID, so that times do not count for them: after a clock
+//! correction an edited manifest may seem older.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -88,16 +89,22 @@ impl Adoptions {
     /// the agent was started: it is adopted then only as it was adopted before. Blocks for the record.
     pub(super) fn uid_of(&self, pod: &Pod, content_uid: &str, changed_at: Option<i64>) -> Option<String> {
         let mut adopted = self.lock();
-        if let Some(uid) = adopted.uids.get(content_uid) {
-            return Some(uid.clone());
+        let recorded = adopted.uids.get(content_uid).cloned();
+        let may_change = recorded.as_ref().is_none_or(|uid| is_replaced(&self.sandboxes, pod, uid));
+        let changed_at = changed_at.filter(|_| may_change);
+        let decided = changed_at.and_then(|at| decide(&self.sandboxes, pod, content_uid, at, self.listed_at));
+        let Some(uid) = decided else { return recorded };
+        if uid == content_uid {
+            if adopted.uids.remove(content_uid).is_some() {
+                self.store(&mut adopted);
+            }
+            return None;
         }
-        let decided = decide(&self.sandboxes, pod, content_uid, changed_at?, self.listed_at);
-        let uid = decided.filter(|uid| *uid != content_uid)?.to_owned();
-        adopted.uids.insert(content_uid.to_owned(), uid.clone());
+        adopted.uids.insert(content_uid.to_owned(), uid.to_owned());
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         tracing::info!(pod = name, uid, "adopting the static pod that another kubelet has started");
         self.store(&mut adopted);
-        Some(uid)
+        Some(uid.to_owned())
     }
 
     /// Writes the record again if the last attempt failed: manifests that stay unchanged are not read again. Blocks.
@@ -130,6 +137,18 @@ impl Adoptions {
     }
 }
 
+/// The newest sandbox with the pod's name.
+fn newest<'a>(sandboxes: &'a [StaticSandbox], pod: &Pod) -> Option<&'a StaticSandbox> {
+    let (name, namespace) = (pod.metadata.name.as_deref()?, pod.metadata.namespace.as_deref()?);
+    let same_name = sandboxes.iter().filter(|sandbox| sandbox.name == name && sandbox.namespace == namespace);
+    same_name.max_by_key(|sandbox| sandbox.created_at)
+}
+
+/// Another kubelet runs the pod by now, under another UID than the adopted one. Pure.
+fn is_replaced(sandboxes: &[StaticSandbox], pod: &Pod, adopted: &str) -> bool {
+    newest(sandboxes, pod).is_some_and(|newest| newest.marked.is_none() && newest.ready && newest.uid != adopted)
+}
+
 /// The UID of the newest sandbox with the pod's name, if that sandbox is of this manifest: created after the last
 /// change of the file, and without a container that the pod does not define by name and image. A sandbox with a creation in
 /// the future tells nothing about the file: the clock was set back in between. A marked one is of the content that its mark
@@ -141,9 +160,7 @@ fn decide<'a>(
     changed_at: i64,
     listed_at: i64,
 ) -> Option<&'a str> {
-    let (name, namespace) = (pod.metadata.name.as_deref()?, pod.metadata.namespace.as_deref()?);
-    let same_name = sandboxes.iter().filter(|sandbox| sandbox.name == name && sandbox.namespace == namespace);
-    let newest = same_name.max_by_key(|sandbox| sandbox.created_at)?;
+    let newest = newest(sandboxes, pod)?;
     if let Some(marked) = &newest.marked {
         return (marked == content_uid).then_some(newest.uid.as_str());
     }
@@ -260,6 +277,31 @@ mod tests {
         assert_eq!(Adoptions::new(Vec::new(), dir.path()).uid_of(&pod("1"), "ours", Some(30)), None);
         fs::write(dir.path().join(NAME), "{").unwrap();
         assert_eq!(Adoptions::new(sandboxes(), dir.path()).uid_of(&pod("1"), "ours", Some(30)), None);
+    }
+
+    /// The node was given back to a kubelet, and taken over again before the runtime has removed the dead sandbox.
+    #[test]
+    fn an_adopted_pod_that_another_kubelet_has_replaced_since_is_adopted_anew() {
+        let (first, second) = (sandbox("G1", 20, &[("main", "1")]), sandbox("G2", 30, &[("main", "1")]));
+        let dead = StaticSandbox { ready: false, ..first.clone() };
+        let marked = StaticSandbox { marked: Some("G1".to_owned()), created_at: 40, ..first.clone() };
+        let (own, ended) = (sandbox("ours", 30, &[]), StaticSandbox { ready: false, ..second.clone() });
+        let uid_of = |sandboxes: Vec<StaticSandbox>, changed_at: Option<i64>| {
+            let dir = tempfile::tempdir().unwrap();
+            let known = Adoptions::new(vec![first.clone()], dir.path());
+            assert_eq!(known.uid_of(&pod("1"), "ours", Some(10)).as_deref(), Some("G1"));
+            let found = Adoptions::new(sandboxes, dir.path()).uid_of(&pod("1"), "ours", changed_at);
+            let record = read(&dir.path().join(NAME)).remove("ours");
+            assert_eq!(found, record, "it is recorded");
+            found
+        };
+        let is = |uid: &str| Some(uid.to_owned());
+        assert_eq!(uid_of(vec![dead.clone(), second.clone()], Some(10)), is("G2"));
+        assert_eq!(uid_of(vec![dead.clone(), own], Some(10)), None, "it has the own UID");
+        assert_eq!(uid_of(vec![dead.clone(), second.clone(), marked], Some(10)), is("G1"), "this agent's is newer");
+        assert_eq!(uid_of(vec![dead.clone(), ended], Some(10)), is("G1"), "it does not run");
+        assert_eq!(uid_of(vec![dead.clone(), second.clone()], None), is("G1"), "changed since the agent was started");
+        assert_eq!(uid_of(vec![dead, second], Some(35)), is("G1"), "of another content");
     }
 
     #[tokio::test(start_paused = true)]

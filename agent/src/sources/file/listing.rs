@@ -69,7 +69,8 @@ pub(super) enum Reading {
     Held,
     /// Pods. No stamp if the file is too fresh to be trusted not to change unnoticed.
     Good(Option<Stamp>, Manifest),
-    /// Nothing usable, and why. No stamp if there is none, or as above.
+    /// Nothing usable, and why. No stamp if there is none, as above, or if the file could not be read: the next look may
+    /// succeed.
     Bad(Option<Stamp>, String),
 }
 
@@ -169,7 +170,7 @@ impl View {
         match self.read(path) {
             Ok(reading) => Some(reading),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => Some(Reading::Bad(Some(Stamp::of(&meta)), format!("cannot read: {error}"))),
+            Err(error) => Some(Reading::Bad(None, format!("cannot read: {error}"))),
         }
     }
 
@@ -204,5 +205,32 @@ impl View {
             Ok(manifest) => Reading::Good(kept, manifest),
             Err(error) => Reading::Bad(kept, error.to_string()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Else the pods of a file that was read once while its disk or the machine had a problem would end, and stay away until
+    /// the file is changed.
+    #[test]
+    fn a_file_that_could_not_be_read_is_read_by_the_next_look() {
+        let dir = tempfile::tempdir().expect("a folder");
+        // No memory is mapped at its beginning: reading it is an I/O error.
+        symlink("/proc/self/mem", dir.path().join("a.yaml")).expect("a link");
+        let view = View {
+            path: dir.path().to_owned(),
+            node_name: "n".to_owned(),
+            prevent_api_references: true,
+            adoptions: Adoptions::default(),
+            is_first: true,
+        };
+        let Listing::Folder(files) = view.list(&HashMap::new(), &HashSet::new()) else { panic!("no folder") };
+        let Some(Reading::Bad(stamp, message)) = files.get(OsStr::new("a.yaml")) else { panic!("{files:?}") };
+        assert!(message.starts_with("cannot read: "), "{message}");
+        assert_eq!(*stamp, None);
     }
 }
