@@ -36,6 +36,7 @@ pub use host_ports::HostPort;
 pub use needs::Held;
 pub use needs::Needs;
 pub use needs::Quantities;
+pub use node_features::missing_for_update;
 pub use node_info::NodeInfo;
 pub use preemption::Candidate;
 pub use preemption::Candidates;

@@ -1,7 +1,10 @@
 //! What the node does not offer at all or at the moment: pod-level resources with their feature gate off, features that
 //! it does not declare, new pods while the machine shuts down. Pure.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::ResourceRequirements;
 
 use super::Decision;
 use super::Input;
@@ -29,12 +32,48 @@ const REQUIRED: [(&str, Requires); 2] = [
 pub(super) fn declared(input: Input<'_>) -> Decision {
     let Some(declared) = &input.node.declared_features else { return Decision::Admit };
     let missing = REQUIRED.iter().filter(|(feature, requires)| !declared.contains(*feature) && requires(input.pod));
-    let missing: Vec<&str> = missing.map(|(feature, _)| *feature).collect();
-    if missing.is_empty() {
-        return Decision::Admit;
+    match unavailable(missing.map(|(feature, _)| *feature)) {
+        Some(message) => Decision::reject("PodFeatureUnsupported", message),
+        None => Decision::Admit,
     }
-    let message = format!("Pod requires node features that are not available: {}", missing.join(", "));
-    Decision::reject("PodFeatureUnsupported", message)
+}
+
+/// An update of a pod, from the first to the second, requires the feature.
+type UpdateRequires = fn(&Pod, &Pod) -> bool;
+
+/// Features that an update of a pod requires of its node, with what requires them.
+const REQUIRED_BY_UPDATE: [(&str, UpdateRequires); 2] = [
+    ("InPlacePodLevelResourcesVerticalScaling", resizes_pod),
+    ("InPlacePodVerticalScalingInitContainers", resizes_init_container),
+];
+
+/// What there is to say of an update of a pod that requires what its node does not declare. `declared` is as in
+/// [`NodeOffer`](super::NodeOffer).
+pub fn missing_for_update(declared: Option<&BTreeSet<String>>, before: &Pod, after: &Pod) -> Option<String> {
+    let declared = declared?;
+    let required = REQUIRED_BY_UPDATE.iter().filter(|(_, requires)| requires(before, after));
+    unavailable(required.map(|(feature, _)| *feature).filter(|feature| !declared.contains(*feature)))
+}
+
+/// Names the missing features, if there are any.
+fn unavailable<'a>(missing: impl Iterator<Item = &'a str>) -> Option<String> {
+    let missing: Vec<&str> = missing.collect();
+    let names = || format!("Pod requires node features that are not available: {}", missing.join(", "));
+    (!missing.is_empty()).then(names)
+}
+
+fn resizes_pod(before: &Pod, after: &Pod) -> bool {
+    resources(before) != resources(after)
+}
+
+fn resources(pod: &Pod) -> Option<&ResourceRequirements> {
+    pod.spec.as_ref().and_then(|spec| spec.resources.as_ref())
+}
+
+/// Of init containers that are no sidecars.
+fn resizes_init_container(before: &Pod, after: &Pod) -> bool {
+    let mut pairs = spec::init_containers(before).iter().zip(spec::init_containers(after));
+    pairs.any(|(before, after)| !spec::is_sidecar(before) && before.resources != after.resources)
 }
 
 /// A restart rule with the action `RestartAllContainers` (KEP-5532).

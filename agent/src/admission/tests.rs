@@ -123,6 +123,35 @@ fn pods_for_this_node_are_admitted() {
 }
 
 #[test]
+fn an_update_may_need_what_the_node_does_not_declare() {
+    let (of_pod, of_init) = ("InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers");
+    let with_limits = |whole: &str, init: &str, sidecar: &str| {
+        let limits = |cpu: &str| json!({"limits": {"cpu": cpu}});
+        let entries = json!([
+            {"name": "init", "resources": limits(init)},
+            {"name": "side", "restartPolicy": "Always", "resources": limits(sidecar)},
+        ]);
+        pod(json!({}), json!({"resources": limits(whole), "initContainers": entries}))
+    };
+    let both = format!("{of_pod}, {of_init}");
+    let rows: [(Pod, &[&str], Option<&str>); 6] = [
+        (with_limits("2", "2", "1"), &[], Some(&both)),
+        (with_limits("2", "2", "1"), &[of_pod], Some(of_init)),
+        (with_limits("2", "2", "1"), &[of_pod, of_init], None),
+        (with_limits("2", "1", "1"), &[of_init], Some(of_pod)),
+        (with_limits("1", "1", "2"), &[], None),
+        (with_limits("1", "1", "1"), &[], None),
+    ];
+    for (after, declared, missing) in rows {
+        let declared: BTreeSet<String> = declared.iter().map(|name| (*name).to_owned()).collect();
+        let before = with_limits("1", "1", "1");
+        let expected = missing.map(|names| format!("Pod requires node features that are not available: {names}"));
+        assert_eq!(missing_for_update(Some(&declared), &before, &after), expected, "{declared:?} {after:?}");
+        assert_eq!(missing_for_update(None, &before, &after), None, "the feature gate is off");
+    }
+}
+
+#[test]
 fn the_first_check_in_order_decides() {
     let spec = json!({
         "os": {"name": "windows"},

@@ -1,6 +1,7 @@
 //! Requests and limits of a pod's containers and of the pod itself: what is allocated to them, and what was applied. Pure.
 
 use std::collections::BTreeMap;
+use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
@@ -11,7 +12,6 @@ use super::Amount;
 use super::ContainerClass;
 use super::ContainerResources;
 use super::ContainerState;
-use super::ContainerStatus;
 use super::PodSnapshot;
 use super::spec;
 
@@ -71,9 +71,11 @@ impl PodResources {
     /// allocated to it when it is started, and an init container that is no sidecar is never resized.
     pub fn retain_running(&mut self, pod: &Pod, snapshot: &PodSnapshot) {
         let lasts = |container: &spec::SpecContainer<'_>| container.class != ContainerClass::Init;
-        let lasting: Vec<&str> =
+        let lasting: HashSet<&str> =
             spec::lasting_containers(pod).filter(lasts).map(|container| container.name()).collect();
-        self.containers.retain(|name, _| lasting.contains(&name.as_str()) && running(snapshot, name).is_some());
+        let newest = snapshot.newest_by_name();
+        let is_running = |name: &str| newest.get(name).is_some_and(|of| of.state == ContainerState::Running);
+        self.containers.retain(|name, _| lasting.contains(name.as_str()) && is_running(name));
     }
 }
 
@@ -202,8 +204,9 @@ pub fn in_force(recorded: Option<&ResourceRequirements>, allocated: Compute, rep
 /// Something that is allocated to the pod is not applied to a running container of it, or to the pod itself. Upstream:
 /// `IsPodResizeInProgress`.
 pub fn is_resizing(pod: &Pod, snapshot: &PodSnapshot, actuated: Option<&PodResources>) -> bool {
+    let newest = snapshot.newest_by_name();
     let differs = |container: spec::SpecContainer<'_>| {
-        let Some(newest) = snapshot.newest(container.name()) else { return false };
+        let Some(newest) = newest.get(container.name()) else { return false };
         let allocated = Compute::of(&effective(pod, container.spec));
         let recorded = actuated.and_then(|actuated| actuated.containers.get(container.name()));
         newest.state == ContainerState::Running && in_force(recorded, allocated, newest.resources) != allocated
@@ -227,11 +230,6 @@ pub const RESTART_CONTAINER: &str = "RestartContainer";
 pub fn needs_restart(container: &Container, resource: Resizable) -> bool {
     let mut policies = container.resize_policy.iter().flatten();
     policies.any(|policy| policy.resource_name == resource.name() && policy.restart_policy == RESTART_CONTAINER)
-}
-
-/// What the runtime reported of a container that runs.
-pub fn running<'a>(snapshot: &'a PodSnapshot, name: &str) -> Option<&'a ContainerStatus> {
-    snapshot.newest(name).filter(|status| status.state == ContainerState::Running)
 }
 
 #[cfg(test)]

@@ -127,9 +127,15 @@ pub fn may_restart_all(container: &Container, gates: RestartGates) -> bool {
 /// AllContainersRestarting), or because a newest instance of an init or regular container exited with a code whose
 /// rule demands it.
 pub fn restart_all_due(pod: &Pod, snapshot: &PodSnapshot, announced: bool, gates: RestartGates) -> bool {
-    let mut newest = spec::lasting_containers(pod).filter_map(|c| Some((c.spec, snapshot.newest(c.name())?)));
-    let announced = announced && spec::lasting_containers(pod).any(|c| may_restart_all(c.spec, gates));
-    announced || newest.any(|(container, status)| demands_restart_all(container, status, gates))
+    let mut with_rule = spec::lasting_containers(pod).filter(|c| may_restart_all(c.spec, gates)).peekable();
+    // Most pods have no such rule.
+    if with_rule.peek().is_none() {
+        return false;
+    }
+    let newest = snapshot.newest_by_name();
+    let demands =
+        |c: spec::SpecContainer<'_>| newest.get(c.name()).is_some_and(|of| demands_restart_all(c.spec, of, gates));
+    announced || with_rule.any(demands)
 }
 
 /// Whether a restart of all containers is due and instances are still to be removed for it.

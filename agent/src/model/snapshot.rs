@@ -1,5 +1,6 @@
 //! What the runtime said of one pod, with the moment it was asked. Only `pleg` puts snapshots into the pod cache.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -50,6 +51,16 @@ impl PodSnapshot {
     /// The container instance with this id.
     pub fn by_id(&self, id: &ContainerId) -> Option<&ContainerStatus> {
         self.containers.iter().find(|c| &c.id == id)
+    }
+
+    /// [`Self::newest`] of all names. For whoever looks for many of them: a pod may have thousands of containers.
+    pub fn newest_by_name(&self) -> HashMap<&str, &ContainerStatus> {
+        self.containers.iter().rev().map(|c| (c.name.as_str(), c)).collect()
+    }
+
+    /// [`Self::by_id`] of all ids, for the same purpose.
+    pub fn containers_by_id(&self) -> HashMap<&ContainerId, &ContainerStatus> {
+        self.containers.iter().rev().map(|c| (&c.id, c)).collect()
     }
 
     /// Containers of the newest sandbox, provided it is ready ("active" containers).
@@ -162,7 +173,7 @@ pub struct ContainerResources {
     pub memory_limit: Option<i64>,
 }
 
-/// Termination message settings, read back from annotations and mounts.
+/// Termination message: settings, read back from annotations and mounts, and what depends on a code that is not final.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TerminationFile {
     /// Path inside the container.
@@ -171,6 +182,9 @@ pub struct TerminationFile {
     pub host_path: Option<String>,
     /// `terminationMessagePolicy` is `FallbackToLogsOnError`.
     pub fallback_to_logs: bool,
+    /// The message without the end of the log, which was appended for a code that stands for one that the runtime has yet to
+    /// learn: it may turn out to be 0.
+    pub before_log: Option<String>,
 }
 
 /// Proof by the kernel that a container's init process is gone.

@@ -1,6 +1,8 @@
 //! Reading a pod's spec: its container lists, their restart policies and what makes a container a sidecar. Only
 //! accessors; an absent spec reads as an empty one.
 
+use std::collections::HashMap;
+
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::EphemeralContainer;
 use k8s_openapi::api::core::v1::Pod;
@@ -73,6 +75,16 @@ pub fn classified_regular(pod: &Pod) -> impl DoubleEndedIterator<Item = SpecCont
 /// Init containers and sidecars, then regular containers: everything a restart policy applies to.
 pub fn lasting_containers(pod: &Pod) -> impl Iterator<Item = SpecContainer<'_>> {
     classified_init(pod).chain(classified_regular(pod))
+}
+
+/// [`lasting_containers`] by name; of several with one name the first. For whoever looks for many of them: a pod may have
+/// thousands.
+pub fn lasting_by_name(pod: &Pod) -> HashMap<&str, SpecContainer<'_>> {
+    let mut found = HashMap::new();
+    for container in lasting_containers(pod) {
+        found.entry(container.name()).or_insert(container);
+    }
+    found
 }
 
 /// True for an entry of `spec.initContainers` that is to run as long as the pod (KEP-753). Meaningless for regular

@@ -28,7 +28,8 @@ const AT_ONCE: usize = 8;
 /// A pass begins at most this often: it lists directories, log folders and cgroups of all pods. What an ended pod has is
 /// removed by its own worker, which waits for no pass.
 const PASS_INTERVAL: Duration = Duration::from_secs(2);
-/// Dangling log links are looked for at most this often, as by the kubelet: every link is followed for that.
+/// Log links that dangle, or are missing, are looked for at most this often, as by the kubelet: every link is followed for
+/// that.
 const LINKS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Whether the pod of a UID is desired, or something may still be made of it.
@@ -170,12 +171,13 @@ async fn leftovers(volumes: Volumes, cgroups: Option<Cgroups>) -> (HashSet<Strin
     (on_disk.into_iter().collect(), with_cgroup.into_keys().collect())
 }
 
-/// Returns when it is due again if some could not be removed, or if it is too early to look for dangling links.
+/// Returns when it is due again if some could not be removed, or if it is too early to look at links.
 async fn remove_logs_and_links(context: &WorkerContext, known: Known<'_>, links: &mut AtMostEvery) -> Option<Instant> {
     let logs_due = remove_logs(context, known).await;
     let links_due = links.begin(Instant::now());
     if links_due.is_none() {
         act::gc::remove_dangling_links(&context.act).await;
+        act::gc::make_missing_links(&context.act, &context.pleg.all()).await;
     }
     [logs_due, links_due].into_iter().flatten().min()
 }

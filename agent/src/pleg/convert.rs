@@ -60,6 +60,7 @@ pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_i
             fallback_to_logs: annotations
                 .get(runtime_keys::TERMINATION_POLICY)
                 .is_some_and(|p| p == "FallbackToLogsOnError"),
+            before_log: None,
         },
         pid,
         proven: None,

@@ -1,5 +1,8 @@
 //! Lifecycle events between two snapshots, by the table of the generic PLEG (`computeEvents` of the kubelet). Pure.
 
+use std::collections::HashMap;
+use std::collections::HashSet;
+
 use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::LifecycleKind;
@@ -59,18 +62,21 @@ fn items(snapshot: &PodSnapshot) -> Vec<Item> {
     containers.chain(sandboxes).collect()
 }
 
-/// Lifecycle events between two snapshots of the same pod, old items first. `None` means the pod was not known.
+/// Lifecycle events between two snapshots of the same pod, old items first. `None` means the pod was not known. All pods
+/// wait for the result, and a pod may have thousands of containers.
 pub(super) fn diff(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> Vec<Change> {
     let old = old.map(items).unwrap_or_default();
     let new = new.map(items).unwrap_or_default();
+    let known: HashSet<&ContainerId> = old.iter().map(|item| &item.id).collect();
+    let present: HashMap<&ContainerId, &Item> = new.iter().map(|item| (&item.id, item)).collect();
     let mut changes = Vec::new();
     for before in &old {
-        match new.iter().find(|n| n.id == before.id) {
+        match present.get(&before.id) {
             Some(now) => push(&mut changes, now, before.seen, now.seen),
             None => push(&mut changes, before, before.seen, PlegState::Absent),
         }
     }
-    for now in new.iter().filter(|n| !old.iter().any(|o| o.id == n.id)) {
+    for now in new.iter().filter(|item| !known.contains(&item.id)) {
         push(&mut changes, now, PlegState::Absent, now.seen);
     }
     changes
@@ -79,8 +85,9 @@ pub(super) fn diff(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> Vec<
 /// True if `new` contains the exit code of a container that had exited in `old` with an unknown code.
 pub(super) fn adds_exit_code(old: Option<&PodSnapshot>, new: Option<&PodSnapshot>) -> bool {
     let (Some(old), Some(new)) = (old, new) else { return false };
-    let undecided = |id| old.by_id(id).is_some_and(|c| c.state == ContainerState::Exited && c.exit_code.is_none());
-    new.containers.iter().any(|c| c.exit_code.is_some() && undecided(&c.id))
+    let undecided = old.containers.iter().filter(|c| c.state == ContainerState::Exited && c.exit_code.is_none());
+    let undecided: HashSet<&ContainerId> = undecided.map(|c| &c.id).collect();
+    new.containers.iter().any(|c| c.exit_code.is_some() && undecided.contains(&c.id))
 }
 
 fn push(changes: &mut Vec<Change>, item: &Item, old: PlegState, new: PlegState) {
@@ -133,6 +140,24 @@ mod tests {
                 assert_eq!(kinds(old, new), expected);
             }
         }
+    }
+
+    /// Looking for each among all others would take a minute.
+    #[test]
+    fn a_pod_may_have_any_number_of_containers() {
+        const COUNT: usize = 50_000;
+        let of = |state, first: usize| {
+            let numbers = first..first + COUNT;
+            let containers = numbers.map(|number| container(&format!("{number:064}"), "web", state));
+            snapshot(Instant::now(), containers.collect())
+        };
+        let (old, new) = (of(ContainerState::Running, 0), of(ContainerState::Exited, 1));
+        let began = std::time::Instant::now();
+        let changes = diff(Some(&old), Some(&new));
+        assert_eq!(changes.len(), COUNT + 2, "one died and was removed, one appeared");
+        assert!(changes.iter().all(|change| change.kind != ContainerStarted));
+        assert!(diff(Some(&new), Some(&new)).is_empty() && !adds_exit_code(Some(&new), Some(&new)));
+        assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
     }
 
     #[test]

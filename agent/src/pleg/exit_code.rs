@@ -3,6 +3,7 @@
 //! held back for a while, in which the pod is inspected again: a restart policy would take it for a failure, and what a pod
 //! has ended as is final.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -52,6 +53,17 @@ pub(super) fn is_held_back(container: &ContainerStatus) -> bool {
     lacks_code(container) && container.exit_code.is_none()
 }
 
+/// The exit has a status with a code, be it a placeholder.
+fn has_code(container: &ContainerStatus) -> bool {
+    container.state == ContainerState::Exited && container.exit_code.is_some()
+}
+
+/// The exit is so long ago that its code is not held back. Not known without its time.
+fn is_past_limit(finished_at: i64, wall_nanos: i64) -> bool {
+    let age = u64::try_from(wall_nanos.saturating_sub(finished_at)).map_or(Duration::ZERO, Duration::from_nanos);
+    finished_at > 0 && age >= CODE_LIMIT
+}
+
 impl PlegTask {
     /// Adds the code and the time that the kernel reports of an exit to a status without. `before` is the container in the
     /// snapshot before. `leads_namespace`: its init process is that of a PID namespace.
@@ -92,23 +104,31 @@ impl PlegTask {
         self.publish(uid, snapshot, Source::Kernel);
     }
 
-    /// Holds back the codes that the runtime has yet to learn. `known` is the snapshot before: what has ended before there
-    /// was one, has a status since then. True if the pod is to be inspected for them again.
+    /// Holds back the codes that the runtime has yet to learn. `known` is the snapshot before. Without one, the agent has just
+    /// started: an exit that is older than the limit has been reported with the code it has, or would be by now; an agent
+    /// that was killed may have held back a later one. True if the pod is to be inspected for them again.
     pub(super) fn hold_back_codes(
         &mut self,
         uid: &PodUid,
         known: Option<&PodSnapshot>,
         snapshot: &mut PodSnapshot,
     ) -> bool {
-        let (Some(known), Some(record)) = (known, self.records.get_mut(uid)) else { return false };
-        record.codeless_exits.retain(|id, _| snapshot.by_id(id).is_some_and(lacks_code));
+        let Some(record) = self.records.get_mut(uid) else { return false };
+        let wall_nanos = self.config.clock.wall_nanos();
+        let lacking = snapshot.containers.iter().filter(|container| lacks_code(container));
+        let lacking: HashSet<ContainerId> = lacking.map(|container| container.id.clone()).collect();
+        record.codeless_exits.retain(|id, _| lacking.contains(id));
+        let known = known.map(PodSnapshot::containers_by_id);
         let mut are_held_back = false;
         for container in snapshot.containers.iter_mut().filter(|container| lacks_code(container)) {
-            let before = known.by_id(&container.id);
-            if before.is_some_and(|before| before.state == ContainerState::Exited && before.exit_code.is_some()) {
+            let is_final = match &known {
+                Some(known) => known.get(&container.id).is_some_and(|before| has_code(before)),
+                None => is_past_limit(container.finished_at, wall_nanos),
+            };
+            if is_final {
                 continue;
             }
-            let now = CodelessExit { reported_at: Instant::now(), wall_nanos: self.config.clock.wall_nanos() };
+            let now = CodelessExit { reported_at: Instant::now(), wall_nanos };
             let first = record.codeless_exits.entry(container.id.clone()).or_insert(now);
             if container.finished_at <= 0 {
                 container.finished_at = first.wall_nanos;
@@ -122,11 +142,19 @@ impl PlegTask {
     }
 }
 
-/// Sets the code that the runtime did not know, and the reason that it gives with it.
+/// Sets the code that the runtime did not know, with the reason and the message that it gives with it: those it gave were for
+/// an error.
 fn set_code(container: &mut ContainerStatus, code: i32) {
     container.exit_code = Some(code);
-    if code == 0 && container.reason == "Error" {
+    let before_log = container.termination.before_log.take();
+    if code != 0 {
+        return;
+    }
+    if container.reason == "Error" {
         ordinary_reason(code).clone_into(&mut container.reason);
+    }
+    if let Some(message) = before_log {
+        container.message = message;
     }
 }
 
@@ -135,6 +163,20 @@ mod tests {
     use super::*;
     use crate::model::ProvenExit;
     use crate::pleg::testing::container;
+
+    #[test]
+    fn an_exit_without_a_time_or_in_the_future_may_be_a_late_one() {
+        let (now, second) = (1_000_000_000_000, 1_000_000_000);
+        for (finished_at, is_past) in [
+            (now - 10 * second, true),
+            (now - 10 * second + 1, false),
+            (now + 3600 * second, false),
+            (0, false),
+            (i64::MIN, false),
+        ] {
+            assert_eq!(is_past_limit(finished_at, now), is_past, "{finished_at}");
+        }
+    }
 
     #[test]
     fn a_code_is_missing_only_if_the_runtime_has_reported_the_exit_without() {

@@ -72,8 +72,9 @@ impl PlegTask {
 /// without its code is not from an event.
 pub(super) fn keep_exits(known: &PodSnapshot, snapshot: &mut PodSnapshot) {
     let is_final = |c: &ContainerStatus| c.state == ContainerState::Exited && c.proven.is_none() && !lacks_code(c);
+    let known = known.containers_by_id();
     for container in &mut snapshot.containers {
-        if let Some(before) = known.by_id(&container.id).filter(|before| is_final(before)) {
+        if let Some(before) = known.get(&container.id).filter(|before| is_final(before)) {
             container.clone_from(before);
         }
     }

@@ -171,11 +171,12 @@ impl PlegTask {
     /// runtime does not know. `known` is the snapshot before, whose containers were corrected already.
     pub(super) fn correct_reasons(&self, known: &PodSnapshot, snapshot: &mut PodSnapshot) {
         let (pod, sandboxes) = (&snapshot.pod, &snapshot.sandboxes);
+        let known = known.containers_by_id();
         for container in &mut snapshot.containers {
             if container.state != ContainerState::Exited || container.proven.is_some() {
                 continue;
             }
-            let before = known.by_id(&container.id);
+            let before = known.get(&container.id).copied();
             let was_there = |before: &ContainerStatus| {
                 before.exit_observed || before.proven.is_some() || before.state == ContainerState::Running
             };

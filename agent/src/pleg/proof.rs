@@ -7,6 +7,7 @@
 //! of a runtime handler, only events and relists tell of their exits.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
@@ -106,20 +107,21 @@ impl PlegTask {
     /// Watches the init process of every running container that is not watched yet. One that is already gone has ended.
     /// Removes pids that are not those of inits.
     pub(super) fn pin_running(&mut self, uid: &PodUid, snapshot: &mut PodSnapshot) {
-        let mut misnamed = Vec::new();
+        let mut misnamed = HashSet::new();
         for container in snapshot.running() {
             let Some(pid) = container.pid else { continue };
             let Some(record) = self.records.get_mut(uid) else { return };
             if record.pins.insert(container.id.clone()) && !self.pin(uid, snapshot, container, pid) {
-                misnamed.push(container.id.clone());
+                misnamed.insert(container.id.clone());
             }
         }
         for container in snapshot.containers.iter_mut().filter(|container| misnamed.contains(&container.id)) {
             container.pid = None;
         }
         if let Some(record) = self.records.get_mut(uid) {
+            let present = snapshot.containers_by_id();
             // Tried again when a status has another pid.
-            record.pins.retain(|id| snapshot.by_id(id).is_some() && !misnamed.contains(id));
+            record.pins.retain(|id| present.contains_key(id) && !misnamed.contains(id));
         }
     }
 
@@ -197,7 +199,8 @@ impl PlegTask {
             return false;
         };
         let Some(snapshot) = record.snapshot.clone() else { return false };
-        let running = |id: &ContainerId| snapshot.by_id(id).filter(|c| c.state == ContainerState::Running);
+        let containers = snapshot.containers_by_id();
+        let running = |id: &ContainerId| containers.get(id).filter(|c| c.state == ContainerState::Running);
         record.exit_hints.retain(|id, _| running(id).is_some());
         if record.rechecks >= PROCESSLESS_RECHECKS {
             let not_found = record.exit_hints.iter().filter(|(_, hint)| **hint == ExitHint::NotFound);

@@ -33,11 +33,16 @@ pub(super) fn overlay_exits(
     finished_at: impl Fn(&ProvenExit) -> i64,
 ) -> Overlay {
     let mut overlay = Overlay::default();
-    for (id, exit) in exits {
-        let Some(container) = snapshot.containers.iter_mut().find(|c| &c.id == id) else {
-            overlay.settled.push(id.clone());
-            continue;
-        };
+    if exits.is_empty() {
+        return overlay;
+    }
+    {
+        let present = snapshot.containers_by_id();
+        overlay.settled.extend(exits.keys().filter(|id| !present.contains_key(*id)).cloned());
+    }
+    for container in &mut snapshot.containers {
+        let id = &container.id;
+        let Some(exit) = exits.get(id) else { continue };
         if container.state == ContainerState::Exited && container.proven.is_none() {
             overlay.settled.push(id.clone());
         } else if snapshot.sampled_at > exit.seen_at + CONTRADICTION {

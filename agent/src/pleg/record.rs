@@ -116,9 +116,10 @@ impl PodRecord {
 
     /// Answers the callers whose container has exited as of the present snapshot, and drops those that were cancelled.
     pub(super) fn answer_exits(&mut self) {
-        let Some(snapshot) = &self.snapshot else { return };
+        let Some(snapshot) = self.snapshot.as_ref().filter(|_| !self.exit_waiters.is_empty()) else { return };
+        let containers = snapshot.containers_by_id();
         let has_exited =
-            |id: &ContainerId| snapshot.by_id(id).is_some_and(|found| found.state == ContainerState::Exited);
+            |id: &ContainerId| containers.get(id).is_some_and(|found| found.state == ContainerState::Exited);
         for (_, exited) in self.exit_waiters.extract_if(.., |(id, exited)| exited.is_closed() || has_exited(id)) {
             // Fails if the caller was cancelled.
             let _ = exited.send(());

@@ -23,15 +23,16 @@ impl PlegTask {
     pub(super) fn emit(&self, old: Option<&PodSnapshot>, new: Option<&PodSnapshot>, source: Source) {
         let Some(pod) = new.or(old).map(|s| &s.pod) else { return };
         let changes = diff(old, new);
+        let before = old.map(PodSnapshot::containers_by_id).unwrap_or_default();
+        let now = new.map(PodSnapshot::containers_by_id).unwrap_or_default();
         // `ContainerDied` also comes with the removal of a container that was created and never started: no exit.
         let unstarted = |id: &ContainerId| {
-            old.and_then(|s| s.by_id(id)).is_some_and(|c| c.state == ContainerState::Created)
-                && new.is_none_or(|s| s.by_id(id).is_none())
+            before.get(id).is_some_and(|c| c.state == ContainerState::Created) && !now.contains_key(id)
         };
         let is_exit = |change: &Change| change.kind == LifecycleKind::ContainerDied && !unstarted(&change.id);
         let exit = changes.iter().any(is_exit) || adds_exit_code(old, new);
         for change in changes {
-            let happened = new.and_then(|s| s.by_id(&change.id)).and_then(|c| self.happened(c, change.kind));
+            let happened = now.get(&change.id).and_then(|c| self.happened(c, change.kind));
             let event = LifecycleEvent {
                 pod: pod.clone(),
                 kind: change.kind,

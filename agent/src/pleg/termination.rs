@@ -19,6 +19,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 
+use super::exit_code::is_placeholder;
 use crate::filesystem;
 use crate::log_format::Format;
 use crate::model::ContainerId;
@@ -61,7 +62,15 @@ pub enum MessageSource {
 #[derive(Debug)]
 pub struct TerminationMessages {
     reader: MessageReader,
-    read: HashMap<ContainerId, (MessageSource, String)>,
+    read: HashMap<ContainerId, ReadMessage>,
+}
+
+/// A message, and what it was read for: the code of an exit may become known, or be corrected, later.
+#[derive(Debug)]
+struct ReadMessage {
+    source: MessageSource,
+    exit_code: Option<i32>,
+    text: String,
 }
 
 impl TerminationMessages {
@@ -71,27 +80,33 @@ impl TerminationMessages {
     }
 
     /// The snapshot with the messages of containers whose exit is proven by the kernel only. One that was read from the
-    /// file is read again if `source` allows more.
+    /// file is read again if `source` allows more, and each if the exit has another code by now.
     pub async fn complete(&mut self, snapshot: Arc<PodSnapshot>, source: MessageSource) -> Arc<PodSnapshot> {
         let is_unreported = |container: &ContainerStatus| container.proven.is_some();
-        self.read.retain(|id, _| snapshot.by_id(id).is_some_and(is_unreported));
+        if !self.read.is_empty() {
+            let known = snapshot.containers_by_id();
+            self.read.retain(|id, _| known.get(id).copied().is_some_and(is_unreported));
+        }
         if !snapshot.containers.iter().any(is_unreported) {
             return snapshot;
         }
         let mut snapshot = Arc::unwrap_or_clone(snapshot);
         let unreported = || snapshot.containers.iter().filter(|container| is_unreported(container));
-        let is_read = |id: &ContainerId| self.read.get(id).is_some_and(|(read, _)| *read >= source);
-        let missing = unreported().filter(|container| !is_read(&container.id)).cloned();
+        let is_read = |container: &&ContainerStatus| {
+            let read = self.read.get(&container.id);
+            read.is_some_and(|read| read.source >= source && read.exit_code == container.exit_code)
+        };
+        let missing = unreported().filter(|container| !is_read(container)).cloned();
         let (reader, pod) = (&self.reader, &snapshot.pod.uid);
         let read = join_all(missing.map(|mut container| async move {
             reader.append(pod, &mut container, source).await;
-            (container.id, (source, container.message))
+            (container.id, ReadMessage { source, exit_code: container.exit_code, text: container.message })
         }));
         let read = read.await;
         self.read.extend(read);
         for container in snapshot.containers.iter_mut().filter(|container| is_unreported(container)) {
-            if let Some((_, message)) = self.read.get(&container.id) {
-                container.message.clone_from(message);
+            if let Some(read) = self.read.get(&container.id) {
+                container.message.clone_from(&read.text);
             }
         }
         Arc::new(snapshot)
@@ -143,9 +158,12 @@ impl<K: Eq + Hash> Places<K> {
 impl MessageReader {
     /// Appends the termination message, if there is one, to the runtime's own message.
     pub(super) async fn append(&self, pod: &PodUid, container: &mut ContainerStatus, source: MessageSource) {
+        container.termination.before_log = None;
         let message = match self.file_message(pod, container).await {
             Some(message) => message,
             None if source == MessageSource::FileOrLog && wants_log(container) => {
+                let is_provisional = container.exit_code.is_some_and(is_placeholder);
+                container.termination.before_log = is_provisional.then(|| container.message.clone());
                 self.log_message(pod, container).await
             }
             None => return,

@@ -1,6 +1,8 @@
 //! The PLEG on runtimes that know little of their containers: no exit code yet, no process on the node, a wrong one.
 
+mod earlier_exits;
 mod faults;
+mod messages;
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -54,6 +56,9 @@ use crate::runtime::tests::server::script;
 
 /// What CRI-O reports for a time that it does not know: the zero time of Go, which nanoseconds cannot express.
 const NO_TIME: i64 = -6_795_364_578_871_345_152;
+
+/// The wall clock when a test begins, since the Unix epoch.
+const WALL: Duration = secs(1_000_000);
 
 fn uid() -> PodUid {
     PodUid::from("p")
@@ -236,7 +241,7 @@ impl Pleg {
             inspection_timeout: secs(30),
             watch: Arc::new(Watch(pin)),
             observer: inspections.clone(),
-            clock: Clock::derived(SystemTime::UNIX_EPOCH + secs(1_000_000)),
+            clock: Clock::derived(SystemTime::UNIX_EPOCH + WALL),
             sensor_states,
             ooms: OomReporter::default(),
         };
@@ -364,16 +369,6 @@ async fn a_code_that_stays_unknown_is_reported_as_the_runtime_has_it() {
     assert_eq!(pleg.cached("a").exit_code, Some(5), "of a late event");
     sleep(secs(10)).await;
     assert_eq!(pleg.cached("a").exit_code, Some(5));
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_ended_without_a_code_before_the_agent_started_is_reported_at_once() {
-    let runtime = FakeRuntime::with(4711, "");
-    runtime.set(exited("a", -1));
-    let pleg = Pleg::on(&runtime, unwatched);
-    assert_eq!(pleg.inspect("a").await.exit_code, Some(-1));
-    sleep(secs(60)).await;
-    assert_eq!((pleg.cached("a").exit_code, pleg.inspections()), (Some(-1), 1));
 }
 
 /// Kata Containers and gVisor: the pid is that of the sandbox.

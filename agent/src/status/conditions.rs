@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::StatusInput;
+use super::containers::statuses_by_name;
 use super::state;
 use crate::model::SandboxNeed;
 use crate::model::restart;
@@ -188,8 +189,9 @@ fn unknown_and_unsatisfied<'a>(
     satisfies: impl Fn(&SpecContainer<'a>, &ContainerStatus) -> bool,
 ) -> (Vec<&'a str>, Vec<&'a str>) {
     let (mut unknown, mut unsatisfied) = (Vec::new(), Vec::new());
+    let statuses = statuses_by_name(statuses);
     for entry in entries {
-        match statuses.iter().find(|status| status.name == entry.name()) {
+        match statuses.get(entry.name()) {
             None => unknown.push(entry.name()),
             Some(status) if !satisfies(entry, status) => unsatisfied.push(entry.name()),
             Some(_) => {}

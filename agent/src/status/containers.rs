@@ -2,6 +2,8 @@
 //! the container, and from the last start failure.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::ContainerState as ApiState;
@@ -19,6 +21,7 @@ use crate::model::ContainerClass;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::ContainerUser;
+use crate::model::PodSnapshot;
 use crate::model::recursive_read_only;
 use crate::model::restart;
 use crate::model::restart::RestartDecision;
@@ -68,17 +71,17 @@ fn statuses(
     definitions: Vec<Definition<'_>>,
     old: Option<&[ApiStatus]>,
 ) -> Option<Vec<ApiStatus>> {
-    let announced = input.announced_restart_all();
-    let view = PodView {
-        input,
-        has_init: !spec::init_containers(input.pod).is_empty(),
-        restart_all: restart::restart_all_due(input.pod, input.snapshot, announced, input.gates),
-    };
-    let each = definitions.iter().map(|definition| {
-        let old = old.unwrap_or_default().iter().find(|status| status.name == definition.name());
-        view.status(definition, old)
-    });
-    (!definitions.is_empty()).then(|| each.collect())
+    if definitions.is_empty() {
+        return None;
+    }
+    let (view, old) = (PodView::of(input), statuses_by_name(old.unwrap_or_default()));
+    let each = definitions.iter().map(|definition| view.status(definition, old.get(definition.name()).copied()));
+    Some(each.collect())
+}
+
+/// Statuses by the name of their container; of several with one name the first.
+pub(super) fn statuses_by_name(statuses: &[ApiStatus]) -> HashMap<&str, &ApiStatus> {
+    statuses.iter().rev().map(|status| (status.name.as_str(), status)).collect()
 }
 
 /// A container of the spec (init, regular or ephemeral).
@@ -102,20 +105,48 @@ impl<'a> Definition<'a> {
     }
 }
 
-/// What the statuses of all containers of a pod depend on.
+/// The newest instance of a container, and the one before.
+type Instances<'a> = (&'a ContainerStatus, Option<&'a ContainerStatus>);
+
+/// What the statuses of all containers of a pod depend on. All pods wait while a status is computed, and a pod may have
+/// thousands of containers: nothing is looked for among all of them for each.
 struct PodView<'a> {
     input: &'a StatusInput<'a>,
+    /// By container.
+    instances: HashMap<&'a str, Instances<'a>>,
     has_init: bool,
     restart_all: bool,
+    /// A regular container was created, and the runtime knows of its state.
+    has_regular_instance: bool,
+    /// The longest termination message of a container, in bytes.
+    message_limit: usize,
 }
 
-impl PodView<'_> {
+impl<'a> PodView<'a> {
+    fn of(input: &'a StatusInput<'a>) -> Self {
+        let (pod, announced) = (input.pod, input.announced_restart_all());
+        let instances = newest_two(input.snapshot);
+        let is_created = |container: SpecContainer<'_>| {
+            let newest = instances.get(container.name());
+            newest.is_some_and(|(newest, _)| newest.state != ContainerState::Unknown)
+        };
+        let containers = spec::lasting_containers(pod).count() + spec::ephemeral_containers(pod).len();
+        Self {
+            input,
+            has_init: !spec::init_containers(pod).is_empty(),
+            restart_all: restart::restart_all_due(pod, input.snapshot, announced, input.gates),
+            has_regular_instance: spec::classified_regular(pod).any(is_created),
+            message_limit: MESSAGES_LIMIT / containers.max(1),
+            instances,
+        }
+    }
+
     fn status(&self, definition: &Definition<'_>, old: Option<&ApiStatus>) -> ApiStatus {
-        let mut instances = self.input.snapshot.containers.iter().filter(|instance| instance.name == definition.name());
-        let newest = instances.next();
-        let mut status = match newest {
+        let instances = self.instances.get(definition.name()).copied();
+        let newest = instances.map(|(newest, _)| newest);
+        let mut status = match instances {
             None => self.without_instance(definition, old),
-            Some(newest) => self.converted(definition, newest, instances.next(), old),
+            Some((newest, second)) => self.converted(definition, newest, second, old),
         };
         if let Some(ended) = old.filter(|old| self.keeps_unknown_end(old, &status)) {
             status.clone_from(ended);
@@ -207,9 +238,17 @@ impl PodView<'_> {
             let reason = if self.restart_all { RESTARTING_ALL } else { state::UNKNOWN };
             return state::lost(reason, "The container could not be located when the pod was terminated");
         }
-        // Without exit code a dead container cannot be reported as terminated yet.
-        let state = state::of_instance(newest, self.input.runtime_type).unwrap_or_else(|| state::running(newest));
-        state::with_former_reason(state, newest, old.and_then(|old| old.state.as_ref()))
+        let former = old.and_then(|old| old.state.as_ref());
+        let Some(state) = state::of_instance(newest, self.input.runtime_type) else {
+            // Without exit code a dead container cannot be reported as terminated yet, unless an earlier process of the
+            // agent has done so.
+            let id = state::id(newest, self.input.runtime_type);
+            let is_reported = |former: &&ApiState| {
+                state::terminated(Some(*former)).is_some_and(|end| end.container_id.as_ref() == Some(&id))
+            };
+            return former.filter(is_reported).cloned().unwrap_or_else(|| state::running(newest));
+        };
+        state::with_former_reason(state, newest, former)
     }
 
     /// `lastState`: the state of the second newest instance, else taken from the previous status.
@@ -254,14 +293,10 @@ impl PodView<'_> {
         newest: Option<&ContainerStatus>,
         status: &mut ApiStatus,
     ) -> bool {
-        let is_created = |container: SpecContainer<'_>| {
-            let newest = self.input.snapshot.newest(container.name());
-            newest.is_some_and(|newest| newest.state != ContainerState::Unknown)
-        };
         let applies = definition.class == ContainerClass::Init
             && newest.is_none()
             && is_waiting(status)
-            && spec::classified_regular(self.input.pod).any(is_created);
+            && self.has_regular_instance;
         if applies {
             let message = "Unable to get init container status from container runtime and pod has been initialized, \
                            treat it as exited normally";
@@ -315,15 +350,27 @@ impl PodView<'_> {
     }
 
     fn truncate_messages(&self, status: &mut ApiStatus) {
-        let pod = self.input.pod;
-        let containers = spec::lasting_containers(pod).count() + spec::ephemeral_containers(pod).len();
-        let limit = MESSAGES_LIMIT / containers.max(1);
         for state in [&mut status.state, &mut status.last_state].into_iter().flatten() {
             if let Some(message) = state.terminated.as_mut().and_then(|terminated| terminated.message.as_mut()) {
-                message.truncate(message.floor_char_boundary(limit));
+                message.truncate(message.floor_char_boundary(self.message_limit));
             }
         }
     }
+}
+
+fn newest_two(snapshot: &PodSnapshot) -> HashMap<&str, Instances<'_>> {
+    let mut found: HashMap<&str, Instances<'_>> = HashMap::new();
+    for instance in &snapshot.containers {
+        match found.entry(instance.name.as_str()) {
+            Entry::Vacant(place) => {
+                place.insert((instance, None));
+            }
+            Entry::Occupied(mut known) => {
+                known.get_mut().1.get_or_insert(instance);
+            }
+        }
+    }
+    found
 }
 
 /// Both are terminations of the same instance.

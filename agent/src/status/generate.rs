@@ -138,7 +138,7 @@ fn set_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
     if deadline_exceeded(input) {
         status.phase = Some("Failed".to_owned());
         status.reason = Some(DEADLINE_EXCEEDED.to_owned());
-        status.message = Some("Pod was active on the node longer than the specified deadline".to_owned());
+        status.message = Some(DEADLINE_MESSAGE.to_owned());
     }
     if let Some(phase) = terminal(input.api()) {
         status.phase = Some(phase);
@@ -150,8 +150,10 @@ fn has_succeeded(input: &StatusInput<'_>, status: &PodStatus) -> bool {
     phase::of(&StatusInput { is_terminal: false, ..*input }, status) == "Succeeded"
 }
 
-/// `status.reason` of a pod that ran into `spec.activeDeadlineSeconds`.
-const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// `status.reason` of a pod that ran into `spec.activeDeadlineSeconds`, and the reason of the event of that.
+pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// The message that goes with it.
+pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
 /// `spec.activeDeadlineSeconds`, counted from `status.startTime`, has passed. A pod that has ended before keeps how it did:
 /// upstream gives it this reason all the same, beside phase Succeeded when the API server has that.

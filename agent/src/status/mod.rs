@@ -29,6 +29,8 @@ mod transition;
 
 pub use api_view::ApiCopies;
 pub use api_view::ApiStatusView;
+pub use generate::DEADLINE_EXCEEDED;
+pub use generate::DEADLINE_MESSAGE;
 pub use generate::NodeAddresses;
 pub use generate::ResizeView;
 pub use generate::StatusInput;

@@ -1,5 +1,7 @@
 //! Pod phase, computed from container statuses. Ephemeral containers do not count.
 
+use std::collections::HashSet;
+
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use k8s_openapi::api::core::v1::ContainerStatus;
@@ -8,6 +10,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 
 use super::StatusInput;
 use super::containers::RESTARTING_ALL;
+use super::containers::statuses_by_name;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 use crate::model::restart;
@@ -23,12 +26,14 @@ pub(super) fn is_terminal(phase: &str) -> bool {
 pub(super) fn of(input: &StatusInput<'_>, status: &PodStatus) -> &'static str {
     let mut counts = ContainerCounts::default();
     let rules = RestartRules { pod: input.pod, gates: input.gates };
+    let of_init = statuses_by_name(status.init_container_statuses.as_deref().unwrap_or_default());
     for container in spec::init_containers(input.pod) {
-        let own = find(status.init_container_statuses.as_deref(), &container.name);
+        let own = of_init.get(container.name.as_str()).copied();
         if spec::is_sidecar(container) { counts.sidecar(own) } else { counts.init(&rules, container, own) }
     }
+    let of_regular = statuses_by_name(status.container_statuses.as_deref().unwrap_or_default());
     for container in spec::regular_containers(input.pod) {
-        counts.regular(&rules, container, find(status.container_statuses.as_deref(), &container.name));
+        counts.regular(&rules, container, of_regular.get(container.name.as_str()).copied());
     }
     let is_terminal = input.is_terminal && !spec::is_static(input.pod);
     counts.phase(any_regular_created(input.pod, input.snapshot), is_terminal)
@@ -36,14 +41,11 @@ pub(super) fn of(input: &StatusInput<'_>, status: &PodStatus) -> &'static str {
 
 /// Whether a regular container was ever created in the sandbox in use.
 fn any_regular_created(pod: &Pod, snapshot: &PodSnapshot) -> bool {
-    let regular = |name: &str| spec::regular_containers(pod).iter().any(|container| container.name == name);
+    let regular: HashSet<&str> =
+        spec::regular_containers(pod).iter().map(|container| container.name.as_str()).collect();
     let is_created =
         |state| matches!(state, ContainerState::Created | ContainerState::Running | ContainerState::Exited);
-    snapshot.active().any(|instance| is_created(instance.state) && regular(&instance.name))
-}
-
-fn find<'a>(statuses: Option<&'a [ContainerStatus]>, name: &str) -> Option<&'a ContainerStatus> {
-    statuses.unwrap_or_default().iter().find(|status| status.name == name)
+    snapshot.active().any(|instance| is_created(instance.state) && regular.contains(instance.name.as_str()))
 }
 
 /// The state of a container status, in order of precedence.

@@ -1,5 +1,6 @@
 //! Fields `started` and `ready` of containers: whether they run, and what their probes say.
 
+use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
@@ -18,13 +19,16 @@ pub(super) fn set_started_and_ready(
     probes: Option<&ProbeResults>,
     status: &mut PodStatus,
 ) {
+    let (entries, newest) = (spec::lasting_by_name(pod), snapshot.newest_by_name());
+    let entry = |container: &ContainerStatus| entries.get(container.name.as_str()).map(|entry| entry.spec);
     let permits = |container: &ContainerStatus, kind| {
-        let Some((probes, newest)) = probes.zip(snapshot.newest(&container.name)) else { return true };
+        let Some((probes, newest)) = probes.zip(newest.get(container.name.as_str())) else { return true };
         let has_result = probes.of_kind(kind).contains_key(&newest.id);
-        probes.permits(kind, &newest.id) && (has_result || !has_probe(pod, &container.name, kind))
+        let awaits_result = || !has_result && entry(container).is_some_and(|entry| has_probe(entry, kind));
+        probes.permits(kind, &newest.id) && !awaits_result()
     };
     let started = |container: &ContainerStatus| {
-        let newest = snapshot.newest(&container.name);
+        let newest = newest.get(container.name.as_str());
         let is_alive = is_running(container) && newest.is_none_or(|newest| newest.state == ContainerState::Running);
         is_alive && permits(container, ProbeKind::Startup)
     };
@@ -35,18 +39,17 @@ pub(super) fn set_started_and_ready(
     }
     for container in status.init_container_statuses.iter_mut().flatten() {
         container.started = Some(started(container));
-        let entry = spec::init_containers(pod).iter().find(|entry| entry.name == container.name);
-        container.ready = if entry.is_some_and(spec::is_sidecar) { ready(container) } else { has_succeeded(container) };
+        let is_sidecar = entry(container).is_some_and(spec::is_sidecar);
+        container.ready = if is_sidecar { ready(container) } else { has_succeeded(container) };
     }
 }
 
-fn has_probe(pod: &Pod, name: &str, kind: ProbeKind) -> bool {
-    let mut containers = spec::lasting_containers(pod).filter(|container| container.name() == name);
-    containers.any(|container| match kind {
-        ProbeKind::Liveness => container.spec.liveness_probe.is_some(),
-        ProbeKind::Readiness => container.spec.readiness_probe.is_some(),
-        ProbeKind::Startup => container.spec.startup_probe.is_some(),
-    })
+fn has_probe(container: &Container, kind: ProbeKind) -> bool {
+    match kind {
+        ProbeKind::Liveness => container.liveness_probe.is_some(),
+        ProbeKind::Readiness => container.readiness_probe.is_some(),
+        ProbeKind::Startup => container.startup_probe.is_some(),
+    }
 }
 
 fn is_running(status: &ContainerStatus) -> bool {

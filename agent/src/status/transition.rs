@@ -1,5 +1,8 @@
 //! From one status of a pod to the next: illegal transitions, what counts as a change, transition times of conditions.
 
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodCondition;
@@ -7,6 +10,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::conditions;
+use super::containers::statuses_by_name;
 use super::state;
 use crate::model::restart;
 use crate::model::restart::RestartGates;
@@ -44,26 +48,29 @@ pub(super) fn check(pod: &Pod, old: &PodStatus, new: &PodStatus, gates: RestartG
     if RestartPolicy::of_pod(pod) == RestartPolicy::Always || may_restart_all() {
         return Ok(());
     }
-    let check = |kind, container, old: &ContainerStatus, new: Option<&[ContainerStatus]>| {
+    let check = |kind, container, old: &ContainerStatus, new: &HashMap<&str, &ContainerStatus>| {
         let terminated = state::terminated(old.state.as_ref());
         let is_final = terminated.is_some_and(|old| !restart::restarts_after(pod, container, old.exit_code, gates));
-        let is_non_terminated =
-            |new: &ContainerStatus| new.name == old.name && state::terminated(new.state.as_ref()).is_none();
-        if is_final && new.unwrap_or_default().iter().any(is_non_terminated) {
+        let new = new.get(old.name.as_str());
+        if is_final && new.is_some_and(|new| state::terminated(new.state.as_ref()).is_none()) {
             return Err(IllegalTransition::NonTerminated { kind, name: old.name.clone() });
         }
         Ok(())
     };
+    let regular: HashMap<&str, &Container> =
+        spec::regular_containers(pod).iter().rev().map(|container| (container.name.as_str(), container)).collect();
+    let of_regular = statuses_by_name(new.container_statuses.as_deref().unwrap_or_default());
     for old in old.container_statuses.iter().flatten() {
-        if let Some(container) = spec::regular_containers(pod).iter().find(|c| c.name == old.name) {
-            check("container", container, old, new.container_statuses.as_deref())?;
+        if let Some(&container) = regular.get(old.name.as_str()) {
+            check("container", container, old, &of_regular)?;
         }
     }
+    let of_init = statuses_by_name(new.init_container_statuses.as_deref().unwrap_or_default());
     for (index, old) in old.init_container_statuses.iter().flatten().enumerate() {
         let container = spec::init_containers(pod).get(index).filter(|container| container.name == old.name);
         let container = container.ok_or_else(|| IllegalTransition::Misaligned { index, name: old.name.clone() })?;
         if !spec::is_sidecar(container) {
-            check("init container", container, old, new.init_container_statuses.as_deref())?;
+            check("init container", container, old, &of_init)?;
         }
     }
     Ok(())
@@ -85,23 +92,73 @@ pub(super) fn set_condition_times(old: &PodStatus, new: &mut PodStatus, now: &Ti
 /// True if no field owned by the agent differs. Ignores foreign conditions, resource claims, and times and generations of
 /// conditions.
 pub(super) fn is_same(old: &PodStatus, new: &PodStatus) -> bool {
-    let owned_fields = |status: &PodStatus| PodStatus {
-        conditions: None,
-        resource_claim_statuses: None,
-        extended_resource_claim_status: None,
-        node_allocatable_resource_claim_statuses: None,
-        ..status.clone()
-    };
-    owned_fields(old) == owned_fields(new) && same_conditions(old, new)
+    // Without `..`: a field that the API gets is to be compared too, or left to its owner.
+    let PodStatus {
+        allocated_resources,
+        conditions: _,
+        container_statuses,
+        ephemeral_container_statuses,
+        extended_resource_claim_status: _,
+        host_ip,
+        host_ips,
+        init_container_statuses,
+        message,
+        node_allocatable_resource_claim_statuses: _,
+        nominated_node_name,
+        observed_generation,
+        phase,
+        pod_ip,
+        pod_ips,
+        qos_class,
+        reason,
+        resize,
+        resource_claim_statuses: _,
+        resources,
+        start_time,
+    } = old;
+    *phase == new.phase
+        && *reason == new.reason
+        && *message == new.message
+        && *container_statuses == new.container_statuses
+        && *init_container_statuses == new.init_container_statuses
+        && *ephemeral_container_statuses == new.ephemeral_container_statuses
+        && *host_ip == new.host_ip
+        && *host_ips == new.host_ips
+        && *pod_ip == new.pod_ip
+        && *pod_ips == new.pod_ips
+        && *qos_class == new.qos_class
+        && *allocated_resources == new.allocated_resources
+        && *resources == new.resources
+        && *resize == new.resize
+        && *nominated_node_name == new.nominated_node_name
+        && *observed_generation == new.observed_generation
+        && *start_time == new.start_time
+        && same_conditions(old, new)
 }
 
 fn same_conditions(old: &PodStatus, new: &PodStatus) -> bool {
-    let own = |status: &PodStatus| -> Vec<PodCondition> {
-        let own = status.conditions.iter().flatten().filter(|c| conditions::is_written_by_agent(&c.type_));
-        let mut own: Vec<_> =
-            own.map(|c| PodCondition { last_transition_time: None, observed_generation: None, ..c.clone() }).collect();
-        own.sort_by(|a, b| a.type_.cmp(&b.type_));
-        own
-    };
-    own(old) == own(new)
+    let (old, new) = (own_conditions(old), own_conditions(new));
+    old.len() == new.len() && old.into_iter().zip(new).all(|(old, new)| is_same_condition(old, new))
+}
+
+/// The conditions that the agent writes, by type.
+fn own_conditions(status: &PodStatus) -> Vec<&PodCondition> {
+    let own = status.conditions.iter().flatten().filter(|c| conditions::is_written_by_agent(&c.type_));
+    let mut own: Vec<&PodCondition> = own.collect();
+    own.sort_by(|a, b| a.type_.cmp(&b.type_));
+    own
+}
+
+fn is_same_condition(old: &PodCondition, new: &PodCondition) -> bool {
+    let PodCondition {
+        last_probe_time,
+        last_transition_time: _,
+        message,
+        observed_generation: _,
+        reason,
+        status,
+        type_,
+    } = old;
+    (type_, status, reason, message, last_probe_time)
+        == (&new.type_, &new.status, &new.reason, &new.message, &new.last_probe_time)
 }

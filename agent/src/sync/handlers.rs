@@ -10,6 +10,7 @@ use super::pods::is_mirror;
 use super::resize::Trigger;
 use super::task::HOUSEKEEPING_DELAY;
 use super::task::SyncLoop;
+use crate::admission;
 use crate::admission::path_safety;
 use crate::model::Pod;
 use crate::model::PodUid;
@@ -52,9 +53,20 @@ impl SyncLoop {
             self.on_spec(before.as_ref(), &pod);
             self.workers.request(&id, Request::Update(pod.clone()));
         }
+        self.report_missing_features(before.as_ref(), &pod);
         // The deletion may be all that the last API call about this pod waited for.
         self.statuses.request_sync(&id.uid);
         self.reconcile_mirror_of(&pod);
+    }
+
+    /// The update requires what the node does not declare (KEP-5328). As upstream it goes on: the API server refuses such
+    /// updates, if it knows.
+    fn report_missing_features(&self, before: Option<&Pod>, pod: &Pod) {
+        let declared = self.node_offer().declared_features;
+        let missing = before.and_then(|before| admission::missing_for_update(declared.as_deref(), before, pod));
+        if let Some(message) = missing {
+            self.recorder.pod_event(pod, "", EventType::Warning, "FailedNodeDeclaredFeaturesCheck", &message);
+        }
     }
 
     /// The updated pod, with the known spec if the new one is unsafe, and what is wrong with it. An admitted pod is not

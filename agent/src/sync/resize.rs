@@ -136,10 +136,9 @@ impl SyncLoop {
     fn count_changes(&self, before: &Pod, pod: &Pod) -> bool {
         let of_pod = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.resources.clone());
         let mut changed = !resources::is_same_pod_level(of_pod(before).as_ref(), of_pod(pod).as_ref());
+        let before = spec::lasting_by_name(before);
         for container in spec::lasting_containers(pod).filter(|container| self.allocations.resizes(container.class)) {
-            let Some(old) = spec::lasting_containers(before).find(|old| old.name() == container.name()) else {
-                continue;
-            };
+            let Some(&old) = before.get(container.name()) else { continue };
             let (old, new) = [old, container].map(|c| c.spec.resources.clone().unwrap_or_default()).into();
             for (requirement, old, new) in
                 [("requests", &old.requests, &new.requests), ("limits", &old.limits, &new.limits)]

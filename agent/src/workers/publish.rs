@@ -22,6 +22,8 @@ use crate::model::StartFailure;
 use crate::model::qos::pod_resources;
 use crate::model::resources::PodResources;
 use crate::recorder::EventType;
+use crate::status::DEADLINE_EXCEEDED;
+use crate::status::DEADLINE_MESSAGE;
 use crate::status::PodObservations;
 use crate::status::ResizeView;
 
@@ -174,19 +176,16 @@ impl Worker {
 
     /// Sends the event of an exceeded deadline once; the API server may have it from an earlier agent.
     fn send_deadline_event(&self, pass: &PassContext) {
-        let (reason, message) = DEADLINE;
-        let says = |status: &PodStatus| status.reason.as_deref() == Some(reason);
+        let says = |status: &PodStatus| status.reason.as_deref() == Some(DEADLINE_EXCEEDED);
         let sent = &self.status.deadline_event_sent;
         let known = pass.pod.status.as_ref().is_some_and(says) || sent.load(Ordering::Relaxed);
         if !known && self.context.statuses.stored(self.uid()).is_some_and(|stored| says(&stored.status)) {
             sent.store(true, Ordering::Relaxed);
-            self.context.recorder.pod_event(&pass.pod, "", EventType::Normal, reason, message);
+            let recorder = &self.context.recorder;
+            recorder.pod_event(&pass.pod, "", EventType::Normal, DEADLINE_EXCEEDED, DEADLINE_MESSAGE);
         }
     }
 }
-
-/// `status.reason` and message of a pod that ran into `activeDeadlineSeconds`.
-const DEADLINE: (&str, &str) = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");
 
 /// The snapshot with a newer sandbox, which replaces the others.
 fn with_sandbox(snapshot: &PodSnapshot, sandbox: &SandboxStatus) -> PodSnapshot {

@@ -1,8 +1,10 @@
 //! In-place resizes on a whole simulated node (KEP-1287): from the desired resources to the runtime, the pod's cgroup and the
 //! status, with refusals by the node and by the runtime, and restarts of the agent.
 
+mod features;
 mod room;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -71,6 +73,8 @@ struct ResizableNode {
     tree: TempDir,
     milli_cpu: i64,
     policy: ResizePolicy,
+    /// Features that the node declares; `None` if it declares none at all.
+    declared_features: Option<Arc<BTreeSet<String>>>,
 }
 
 impl ResizableNode {
@@ -79,7 +83,7 @@ impl ResizableNode {
         for controller in ["cpu", "memory", "pids", "hugetlb"] {
             std::fs::create_dir(tree.path().join(controller)).expect("a folder");
         }
-        Self { sim, folder, tree, milli_cpu, policy: ResizePolicy::default() }
+        Self { sim, folder, tree, milli_cpu, policy: ResizePolicy::default(), declared_features: None }
     }
 
     fn start(&self, pods: Vec<Pod>) -> (Agent, Arc<Metrics>, RecordedEvents) {
@@ -89,7 +93,8 @@ impl ResizableNode {
         let resources = ResourceSettings { cfs_period: Some(100_000), page_size: 4096, ..ResourceSettings::default() };
         let allocatable = Quantities { milli_cpu: self.milli_cpu, ..Quantities::unlimited() };
         let info = NodeInfo { name: "sim".to_owned(), allocatable, ..NodeInfo::default() };
-        let offer = NodeOffer { node: Some(Arc::new(info)), pod_level_resources: true, ..NodeOffer::default() };
+        let (node, declared_features) = (Some(Arc::new(info)), self.declared_features.clone());
+        let offer = NodeOffer { node, declared_features, pod_level_resources: true, ..NodeOffer::default() };
         let ((recorder, events), root) = (recorder(), self.folder.path());
         let (agent, metrics) =
             Agent::start_resizing(&self.sim, root, pods, recorder, (offer, self.policy), (Some(cgroups), resources));

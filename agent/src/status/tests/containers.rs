@@ -441,6 +441,20 @@ fn resources_of_a_running_container_are_the_runtimes() {
     assert_eq!(texts(&limited().then(vec![dead]).generate()), ["0.5", "64Mi", "1m"]);
 }
 
+/// The earlier agent knew the code from the kernel, or had given it up; this one waits for that of the runtime.
+#[test]
+fn an_end_that_an_earlier_agent_has_reported_stays_while_its_code_is_held_back() {
+    let held_back = |attempt| ContainerStatus { exit_code: None, ..exited("a", attempt, 0) };
+    for (next, expected) in [
+        (vec![held_back(0)], "terminated 3 Error after none, 0"),
+        (vec![exited("a", 0, 4)], "terminated 4 Error after none, 0"),
+        (vec![held_back(1), exited("a", 0, 3)], "running after terminated 3 Error, 1"),
+    ] {
+        let later = one("Always", vec![exited("a", 0, 3)]).then(next.clone());
+        assert_eq!(story(&later.generate(), "a"), expected, "{next:?}");
+    }
+}
+
 #[test]
 fn resources_of_the_pod_are_reported() {
     let resources: ResourceRequirements =

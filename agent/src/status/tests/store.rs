@@ -25,6 +25,7 @@ use crate::status::NodeAddresses;
 use crate::status::StatusStore;
 use crate::status::Statuses;
 use crate::status::Stored;
+use crate::status::transition::is_same;
 
 fn store() -> StatusStore {
     StatusStore::new(RestartGates::default())
@@ -94,6 +95,52 @@ fn foreign_conditions_make_no_version() {
     let mut reasoned = ready("True");
     reasoned.conditions.as_mut().expect("conditions")[0].reason = Some("Why".into());
     assert_eq!(store.set(&uid(), &pod, None, reasoned, at(1)), Ok(true));
+}
+
+#[test]
+fn a_status_differs_only_in_what_the_agent_owns() {
+    let same: [fn(&mut PodStatus); 6] = [
+        |_| {},
+        |status| status.conditions.as_mut().expect("some").reverse(),
+        |status| status.conditions.as_mut().expect("some")[0].observed_generation = Some(9),
+        |status| status.resource_claim_statuses = Some(Vec::new()),
+        |status| status.extended_resource_claim_status = Some(Default::default()),
+        |status| status.node_allocatable_resource_claim_statuses = Some(Vec::new()),
+    ];
+    let other: [fn(&mut PodStatus); 20] = [
+        |status| status.phase = None,
+        |status| status.reason = Some("other".into()),
+        |status| status.message = Some("other".into()),
+        |status| status.container_statuses = Some(Vec::new()),
+        |status| status.init_container_statuses = Some(Vec::new()),
+        |status| status.ephemeral_container_statuses = Some(Vec::new()),
+        |status| status.host_ip = Some("10.0.0.1".into()),
+        |status| status.host_ips = Some(Vec::new()),
+        |status| status.pod_ip = Some("10.0.0.1".into()),
+        |status| status.pod_ips = Some(Vec::new()),
+        |status| status.qos_class = Some("Burstable".into()),
+        |status| status.allocated_resources = Some(Default::default()),
+        |status| status.resources = Some(Default::default()),
+        |status| status.resize = Some("other".into()),
+        |status| status.nominated_node_name = Some("other".into()),
+        |status| status.observed_generation = Some(9),
+        |status| status.start_time = Some(testing::time(Duration::ZERO)),
+        |status| status.conditions = None,
+        |status| status.conditions.as_mut().expect("some")[0].message = Some("other".into()),
+        |status| status.conditions.as_mut().expect("some")[0].status = "True".into(),
+    ];
+    let status = || {
+        let mut status = ready("False");
+        let scheduled = PodCondition { type_: "PodScheduled".into(), status: "True".into(), ..PodCondition::default() };
+        status.conditions.as_mut().expect("some").push(scheduled);
+        status
+    };
+    let rows = same.map(|change| (change, true)).into_iter().chain(other.map(|change| (change, false)));
+    for (index, (change, expected)) in rows.enumerate() {
+        let mut changed = status();
+        change(&mut changed);
+        assert_eq!(is_same(&status(), &changed), expected, "{index}");
+    }
 }
 
 #[test]

@@ -1,11 +1,16 @@
 //! Addresses, QoS class and what a settled pod's status looks like as a whole.
 
+use std::time::Duration;
+use std::time::Instant;
+
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::Situation;
+use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::testing::*;
 use crate::status::NodeAddresses;
+use crate::status::transition::check;
 
 fn addresses(status: &PodStatus) -> (Vec<String>, Vec<String>) {
     let pods = status.pod_ips.iter().flatten().map(|ip| ip.ip.clone()).collect();
@@ -42,6 +47,27 @@ fn a_pod_that_ended_under_an_earlier_agent_keeps_its_address() {
     assert_eq!(old("Succeeded").as_deref(), Some("10.0.0.1"));
     assert_eq!(old("Failed").as_deref(), Some("10.0.0.1"));
     assert_eq!(old("Running"), None, "its sandbox is gone, and it gets another one");
+}
+
+/// Looking for each among all others would take minutes, for which the statuses of all pods would wait.
+#[test]
+fn a_pod_may_have_any_number_of_containers() {
+    let names: Vec<String> = (0..20_000).map(|number| format!("container-{number:050}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (init, regular) = names.split_at(names.len() / 2);
+    let instances =
+        |names: &[&str], state| -> Vec<ContainerStatus> { names.iter().map(|name| status(name, 0, state)).collect() };
+    let began = Instant::now();
+    let waiting = Situation::new(pod("Never", init, regular), vec![]);
+    let running =
+        waiting.then([instances(regular, ContainerState::Running), instances(init, ContainerState::Exited)].concat());
+    assert_eq!(running.old.phase.as_deref(), Some("Pending"));
+    let ended = running.then(instances(&names, ContainerState::Exited));
+    assert_eq!(ended.old.phase.as_deref(), Some("Running"));
+    let status = ended.generate();
+    assert_eq!(status.phase.as_deref(), Some("Succeeded"));
+    assert_eq!(check(&ended.pod, &status, &status, ended.gates), Ok(()));
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }
 
 #[test]

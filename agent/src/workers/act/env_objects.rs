@@ -24,6 +24,9 @@ use crate::workers::generate::names;
 
 /// Longest file of variables in bytes. The kernel accepts no longer environment.
 const MAX_ENV_FILE: u64 = 2 << 20;
+/// Bytes of all files of variables that are read for one start of a container: far more than an environment can have. A
+/// container can name thousands of large files, and is started again and again.
+const MAX_ENV_FILES: u64 = 64 << 20;
 
 /// Everything the environment of `container` refers to. An object that cannot be read is an error of the variable that needs
 /// it.
@@ -56,7 +59,9 @@ pub(super) async fn look_up(
 }
 
 /// The values of variables that are read from files. A reason why a file cannot be read is only logged: it names files
-/// of the host. Files are read one after another, so that the content of only one is in memory.
+/// of the host. Files are read one after another, so that the content of only one is in memory, and each once,
+/// however many of its keys are wanted. After one that cannot be read, or is longer than what may still be read, none is:
+/// the container cannot be started, and may name thousands.
 async fn files(volumes: &Volumes, pod: &Pod, container: &Container) -> EnvFiles {
     let sources =
         container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()?.file_key_ref.as_ref());
@@ -65,27 +70,30 @@ async fn files(volumes: &Volumes, pod: &Pod, container: &Container) -> EnvFiles 
         let file = (source.volume_name.clone(), source.path.clone());
         wanted.entry(file).or_default().insert(source.key.clone());
     }
-    let mut found = EnvFiles::default();
+    let (mut found, mut left) = (EnvFiles::default(), MAX_ENV_FILES);
     for ((volume, path), keys) in wanted {
-        match values(volumes, pod, &volume, &path, keys).await {
+        match values(volumes, pod, &volume, &path, keys, &mut left).await {
             Ok(values) => found.add(&volume, &path, values),
             Err(error) => {
                 tracing::warn!(pod = names::describe(pod), container = container.name, volume, path, %error, "no env file");
+                break;
             }
         }
     }
     found
 }
 
-/// The values of `keys` in a file of a volume.
+/// The values of `keys` in a file of a volume. `left`: bytes that may still be read.
 async fn values(
     volumes: &Volumes,
     pod: &Pod,
     volume: &str,
     path: &str,
     keys: BTreeSet<String>,
+    left: &mut u64,
 ) -> Result<FileValues, VolumeError> {
-    let content = volumes.read_file(pod, volume, path, MAX_ENV_FILE).await?;
+    let content = volumes.read_file(pod, volume, path, MAX_ENV_FILE.min(*left)).await?;
+    *left = left.saturating_sub(content.len() as u64);
     // On a thread for it: a file can have a million lines.
     let walked = filesystem::blocking(move || Ok(file_values(&content, keys))).await;
     walked.map_err(|error| VolumeError::Interrupted(error.to_string()))
@@ -117,6 +125,8 @@ fn lookup<T>(result: Result<Arc<T>, ObjectError>, kind: &str, namespace: &str, n
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::path::Path;
+    use std::path::PathBuf;
 
     use k8s_openapi::api::core::v1::Secret;
     use serde_json::json;
@@ -126,9 +136,9 @@ mod tests {
 
     const LINKS: usize = 20;
 
-    /// A pod with a variable of the key `k` for each of the links in its volume.
-    fn pod_with_links() -> Pod {
-        let env = (0..LINKS).map(|n| {
+    /// A pod with a variable of the key `k` for each of so many links in its volume.
+    fn pod_with_links(links: usize) -> Pod {
+        let env = (0..links).map(|n| {
             let source = json!({"volumeName": "v", "path": n.to_string(), "key": "k"});
             json!({"name": format!("V{n}"), "valueFrom": {"fileKeyRef": source}})
         });
@@ -140,13 +150,49 @@ mod tests {
         .expect("a pod")
     }
 
+    /// That volume below the agent's root directory.
+    fn make_links(root: &Path, links: usize) -> PathBuf {
+        let volume = root.join("pods/uid/volumes/kubernetes.io~empty-dir/v");
+        std::fs::create_dir_all(&volume).expect("a folder");
+        (0..links).for_each(|n| symlink("file", volume.join(n.to_string())).expect("a link"));
+        volume
+    }
+
+    #[tokio::test]
+    async fn what_is_read_of_all_files_together_has_a_bound() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let volume = make_links(dir.path(), 2 * LINKS);
+        std::fs::write(volume.join("file"), format!("k='v'\n#{}", "x".repeat((2 << 20) - 7))).expect("a file");
+        let (volumes, pod) = (Volumes::new(dir.path()), pod_with_links(2 * LINKS));
+        let found = files(&volumes, &pod, &pod.spec.as_ref().expect("a spec").containers[0]).await;
+        let values = (0..2 * LINKS).map(|n| found.value("v", &n.to_string(), "k"));
+        let (values, errors): (Vec<_>, Vec<_>) = values.partition(Result::is_ok);
+        assert_eq!(values.len(), 32, "64 MiB in files of 2 MiB");
+        assert!(errors.iter().all(|error| matches!(error, Err(GenerateError::EnvFile))), "{errors:?}");
+    }
+
+    #[tokio::test]
+    async fn after_a_file_that_cannot_be_read_no_other_is() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let volume = make_links(dir.path(), 0);
+        let pod = pod_with_links(3);
+        let container = &pod.spec.as_ref().expect("a spec").containers[0];
+        let of_each = async || {
+            let found = files(&Volumes::new(dir.path()), &pod, container).await;
+            ["0", "1", "2"].map(|path| found.value("v", path, "k").ok().flatten().map(str::to_owned))
+        };
+        std::fs::write(volume.join("0"), "k='first'").expect("a file");
+        std::fs::write(volume.join("2"), "k='last'").expect("a file");
+        assert_eq!(of_each().await, [Some("first".to_owned()), None, None]);
+        std::fs::write(volume.join("1"), "k='second'").expect("a file");
+        assert_eq!(of_each().await, ["first", "second", "last"].map(|value| Some(value.to_owned())));
+    }
+
     #[tokio::test]
     async fn links_to_one_file_do_not_multiply_what_is_kept() {
         let dir = tempfile::tempdir().expect("a folder");
-        let volume = dir.path().join("pods/uid/volumes/kubernetes.io~empty-dir/v");
-        std::fs::create_dir_all(&volume).expect("a folder");
-        (0..LINKS).for_each(|n| symlink("file", volume.join(n.to_string())).expect("a link"));
-        let (volumes, pod) = (Volumes::new(dir.path()), pod_with_links());
+        let volume = make_links(dir.path(), LINKS);
+        let (volumes, pod) = (Volumes::new(dir.path()), pod_with_links(LINKS));
         let container = &pod.spec.as_ref().expect("a spec").containers[0];
         let rest = "x".repeat((2 << 20) - 7);
         for (content, readable) in [(format!("k='v'\n#{rest}"), LINKS), (format!("k='{rest}'"), 6)] {

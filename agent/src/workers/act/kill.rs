@@ -185,7 +185,7 @@ async fn stop_sandbox(ctx: &ActContext, id: &str) -> Result<(), RuntimeError> {
 async fn wait_for_others(ctx: &ActContext, pod: &Pod, name: &str, exits: &Exits, grace: i64) -> i64 {
     let others = grace::waits_for(pod, name).into_iter().filter_map(|other| exits.get(other).cloned());
     let waiting = others.map(|mut exited| async move {
-        // The sender is dropped when the container's kill has returned.
+        // One that cannot be stopped is waited for until the grace period ends, as upstream.
         let _ = exited.wait_for(|exited| *exited).await;
     });
     let since = ctx.clock.now();

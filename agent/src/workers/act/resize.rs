@@ -365,10 +365,10 @@ fn pod_has_cpu_overhead(pod: &Pod) -> bool {
 }
 
 /// A container is about to be created with its allocated resources.
-pub(super) fn record_start(ctx: &ActContext, pass: &PassContext, container: &Container) {
+pub(super) async fn record_start(ctx: &ActContext, pass: &PassContext, container: &Container) {
     let is_ephemeral = !spec::lasting_containers(&pass.pod).any(|lasting| lasting.name() == container.name);
     if !is_ephemeral {
         let applied = amounts::effective(&pass.pod, container);
-        ctx.allocations.container_actuated(&pass.pod_ref.uid, &container.name, applied);
+        ctx.allocations.container_starts(&pass.pod_ref.uid, &container.name, applied).await;
     }
 }

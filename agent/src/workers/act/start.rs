@@ -167,7 +167,7 @@ impl StartContext<'_> {
         let config = config::configure(ctx, pass, spec, sandbox, &found.image, self.image_volumes, restarts)
             .await
             .map_err(|source| PodError::ConfigureContainer { container: container(), source })?;
-        resize::record_start(ctx, pass, &spec.container);
+        resize::record_start(ctx, pass, &spec.container).await;
         let created = ctx.runtime.create_container(sandbox.id.as_str(), config, sandbox.config.clone()).await;
         created.map(ContainerId::from).map_err(|source| PodError::CreateContainer { container: container(), source })
     }

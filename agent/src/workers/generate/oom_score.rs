@@ -33,7 +33,7 @@ pub(super) fn oom_score(pod: &Pod, container: &Container, memory_capacity: i64) 
         QosClass::Burstable => {}
     }
     let rest = unclaimed_memory(pod)?;
-    let score = |memory: i64| 1000 - 1000 * i128::from(memory + rest) / i128::from(memory_capacity.max(1));
+    let score = |memory: i64| 1000 - 1000 * (i128::from(memory) + rest) / i128::from(memory_capacity.max(1));
     let mut own = score(memory_request(container)?);
     if spec::init_containers(pod).iter().any(|init| init.name == container.name && spec::is_sidecar(init)) {
         let smallest =
@@ -54,12 +54,13 @@ fn memory_request(container: &Container) -> Result<i64, InvalidAmount> {
     Ok(requests.get("memory").map_or(0, |amount| amount.value()))
 }
 
-/// Each container's share of what the pod requests beyond its containers' sum (KEP-2837).
-fn unclaimed_memory(pod: &Pod) -> Result<i64, InvalidAmount> {
+/// Each container's share of what the pod requests beyond its containers' sum (KEP-2837). More than an `i64` can be: no
+/// request has to be one that a node can have.
+fn unclaimed_memory(pod: &Pod) -> Result<i128, InvalidAmount> {
     let Some(spec) = &pod.spec else { return Ok(0) };
     let stated = amounts(spec.resources.as_ref().and_then(|r| r.requests.as_ref()))?;
     let Some(stated) = stated.get("memory") else { return Ok(0) };
     let claimed = containers_total(pod, ResourceKind::Requests)?.get("memory").map_or(0, |amount| amount.value());
-    let count = i64::try_from(containers(pod).count().max(1)).unwrap_or(i64::MAX);
-    Ok((stated.value() - claimed).max(0) / count)
+    let count = i128::try_from(containers(pod).count().max(1)).unwrap_or(i128::MAX);
+    Ok((i128::from(stated.value()) - i128::from(claimed)).max(0) / count)
 }

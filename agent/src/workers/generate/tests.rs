@@ -424,6 +424,9 @@ fn out_of_memory_scores() {
     let critical =
         json!({"priorityClassName": "system-node-critical", "priority": 2_000_001_000, "containers": [{"name": "a"}]});
     assert_eq!(with(critical, "a"), -997);
+    let huge =
+        json!({"resources": {"requests": {"memory": "8Ei"}}, "containers": [memory("a", "8Ei"), memory("b", "-8Ei")]});
+    assert_eq!((with(huge.clone(), "a"), with(huge, "b")), (3, 999));
 }
 
 #[test]

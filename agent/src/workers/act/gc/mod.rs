@@ -11,7 +11,10 @@ mod plan;
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 pub use dead_containers::DeadContainers;
@@ -166,6 +169,32 @@ pub async fn remove_dangling_links(ctx: &ActContext) {
             tracing::debug!(link = %path.display(), %error, "cannot remove a dangling log link");
         }
     }
+}
+
+/// Makes the links to the logs of running instances that are missing: an earlier agent may have been killed right after it
+/// had started them. What cannot be made is only logged.
+pub async fn make_missing_links(ctx: &ActContext, pods: &[Arc<PodSnapshot>]) {
+    let Some(links) = ctx.files.log_links.clone() else { return };
+    let mut wanted = Vec::new();
+    for pod in pods {
+        for status in pod.running().filter(|status| !status.log_path.is_empty()) {
+            let name = names::log_link_name(&pod.pod, &status.name, status.id.as_str());
+            wanted.push((PathBuf::from(&status.log_path), links.join(name)));
+        }
+    }
+    let make = move || {
+        for (log, link) in wanted.iter().filter(|(log, link)| !link.is_symlink() && log.exists()) {
+            match symlink(log, link) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    tracing::debug!(link = %link.display(), %error, "cannot link a container log");
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    };
+    // Fails only if the agent is shutting down.
+    let _ = filesystem::blocking(make).await;
 }
 
 async fn has_exited(runtime: &Runtime, id: Option<&str>) -> bool {

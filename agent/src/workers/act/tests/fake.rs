@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -39,6 +40,9 @@ pub(super) struct State {
     pub(super) stops: HashMap<String, Duration>,
     /// What containers were created with.
     pub(super) created: Vec<cri::ContainerConfig>,
+    /// A file that CreateContainer reads, and what it had each time.
+    pub(super) file: Option<PathBuf>,
+    pub(super) file_contents: Vec<String>,
     /// Handlers that sandboxes were to run with.
     pub(super) handlers: Vec<String>,
     /// What sandboxes were made from.
@@ -114,7 +118,10 @@ impl Fake {
                 let config = read::<cri::CreateContainerRequest>(message).config.expect("a configuration");
                 let metadata = config.metadata.clone().expect("metadata");
                 self.note(format!("{method} {}/{}", metadata.name, metadata.attempt));
-                self.state().created.push(config);
+                let mut state = self.state();
+                let content = state.file.as_ref().map(|file| std::fs::read_to_string(file).expect("a file"));
+                state.file_contents.extend(content);
+                state.created.push(config);
                 say(&cri::CreateContainerResponse { container_id: format!("{}-{}", metadata.name, metadata.attempt) })
             }
             "StartContainer" => {

@@ -3,6 +3,8 @@
 use tonic::Status;
 
 use super::*;
+use crate::allocation::Allocations;
+use crate::allocation::ResizeGates;
 use crate::apiserver::recovery::Recovered;
 use crate::cgroups::CgroupName;
 use crate::cgroups::Cgroups;
@@ -124,6 +126,27 @@ async fn a_sandbox_runs_with_the_handler_of_the_pods_class() {
     let message = "Failed to create pod sandbox: runtimeclass.node.k8s.io \"sandboxed\" not found";
     assert_eq!((&*event.reason, event.message.as_str()), ("FailedCreatePodSandBox", message));
     assert!(node.runtime.take_calls().is_empty(), "nothing is made with another handler");
+}
+
+/// Killed with an older record on disk, the next agent would restart the container for its resize once more.
+#[tokio::test(start_paused = true)]
+async fn a_container_is_created_with_other_resources_once_they_are_recorded() {
+    let mut node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    node.ctx.allocations = Allocations::open(node.dir.path(), ResizeGates::default()).expect("opened");
+    node.ctx.allocations.container_actuated(&"uid".into(), "c", Default::default());
+    node.ctx.allocations.flush().await;
+    let record = node.path("actuated_pods_state");
+    let before = std::fs::read_to_string(&record).expect("written");
+    node.runtime.state().file = Some(record.clone());
+    let mut container = container("c");
+    container["resources"] = json!({"requests": {"cpu": "2"}});
+    let pod = pod(json!({"containers": [container]}));
+    let outcome = execute(&node.ctx, &pod, &actions(create(), vec![regular(0, "c")]), &empty()).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    let after = std::fs::read_to_string(&record).expect("written");
+    assert_ne!(after, before);
+    assert_eq!(node.runtime.state().file_contents, [after]);
 }
 
 #[tokio::test(start_paused = true)]

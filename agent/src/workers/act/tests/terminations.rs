@@ -395,6 +395,31 @@ async fn links_to_logs_that_no_longer_exist_are_removed() {
     assert_eq!(left, [false, true]);
 }
 
+/// The agent was killed between the start and the link.
+#[tokio::test]
+async fn missing_links_to_logs_of_running_instances_are_made() {
+    let node = Node::new();
+    std::fs::write(node.path("0.log"), "x").expect("a log");
+    let instance = |name: &str, state, log: &str| {
+        let log_path = node.path(log).to_string_lossy().into_owned();
+        ContainerStatus { log_path, ..status(name, 0, state) }
+    };
+    let snapshot = testing::snapshot(vec![
+        instance("runs", ContainerState::Running, "0.log"),
+        instance("ended", ContainerState::Exited, "0.log"),
+        instance("silent", ContainerState::Running, "missing.log"),
+        status("unknown", 0, ContainerState::Running),
+    ]);
+    let link = |name: &str| node.path(&format!("links/pod_ns_{name}-{name}-0.log"));
+    let pods = [Arc::new(snapshot)];
+    for attempt in ["the first time", "again"] {
+        gc::make_missing_links(&node.ctx, &pods).await;
+        let links = ["runs", "ended", "silent", "unknown"].map(|name| link(name).is_symlink());
+        assert_eq!(links, [true, false, false, false], "{attempt}");
+    }
+    assert_eq!(std::fs::read_link(link("runs")).expect("a link"), node.path("0.log"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn all_exited_instances_of_a_removed_pod_are_removed() {
     let node = Node::new();
