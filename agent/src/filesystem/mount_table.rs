@@ -70,8 +70,8 @@ impl MountTable {
     }
 }
 
-/// A `mountinfo` file as text. Names of mount points need not be text: whoever can mount chooses them, a privileged
-/// container among them, and must not keep the other mounts from being known.
+/// Reads a `mountinfo` file and replaces bytes that are not UTF-8: a privileged container can mount at a path that is not
+/// UTF-8, which must not make the other mounts unreadable.
 ///
 /// # Errors
 /// The file cannot be read.

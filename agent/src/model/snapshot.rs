@@ -53,7 +53,8 @@ impl PodSnapshot {
         self.containers.iter().find(|c| &c.id == id)
     }
 
-    /// [`Self::newest`] of all names. For whoever looks for many of them: a pod may have thousands of containers.
+    /// Indexes the newest instance of each container by name. Callers with many look-ups use it instead of [`Self::newest`],
+    /// which searches linearly.
     pub fn newest_by_name(&self) -> HashMap<&str, &ContainerStatus> {
         self.containers.iter().rev().map(|c| (c.name.as_str(), c)).collect()
     }

@@ -77,8 +77,8 @@ pub fn lasting_containers(pod: &Pod) -> impl Iterator<Item = SpecContainer<'_>> 
     classified_init(pod).chain(classified_regular(pod))
 }
 
-/// [`lasting_containers`] by name; of several with one name the first. For whoever looks for many of them: a pod may have
-/// thousands.
+/// Indexes [`lasting_containers`] by name; of several with one name the first. Callers with many look-ups use it instead of a
+/// linear search.
 pub fn lasting_by_name(pod: &Pod) -> HashMap<&str, SpecContainer<'_>> {
     let mut found = HashMap::new();
     for container in lasting_containers(pod) {

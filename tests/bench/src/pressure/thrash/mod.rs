@@ -53,7 +53,7 @@ const POLL: Duration = Duration::from_millis(50);
 const DECISIONS: &str = "keblet_eviction_decision_seconds";
 /// The machine has the memory that is left to the thrashing pod, and some for the rest: this file does not fit in it.
 const FILE: &str = "thrash.data";
-/// What the bystander serves; it is in the page cache until somebody else needs the memory.
+/// The file that the bystander serves; the kernel keeps it in the page cache until it reclaims the memory.
 const CONTENT: &str = "content.data";
 const CONTENT_MB: u32 = 16;
 /// Where a pod finds the folder of its file.
