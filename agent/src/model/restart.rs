@@ -140,8 +140,11 @@ pub fn restart_all_due(pod: &Pod, snapshot: &PodSnapshot, announced: bool, gates
 
 /// Whether a restart of all containers is due and instances are still to be removed for it.
 pub fn restart_all_pending(pod: &Pod, snapshot: &PodSnapshot, announced: bool, gates: RestartGates) -> bool {
-    restart_all_due(pod, snapshot, announced, gates)
-        && spec::lasting_containers(pod).any(|container| snapshot.newest(container.name()).is_some())
+    if !restart_all_due(pod, snapshot, announced, gates) {
+        return false;
+    }
+    let newest = snapshot.newest_by_name();
+    spec::lasting_containers(pod).any(|container| newest.contains_key(container.name()))
 }
 
 /// Whether this instance exited with a code whose rule restarts the whole pod.
@@ -296,6 +299,21 @@ mod tests {
         }
         let known = testing::proven("main", 0, Some(1));
         assert_eq!(should_start(&always, &testing::container("main"), Some(&known), GATES), RestartDecision::Start);
+    }
+
+    /// As many as an object of the API server has room for.
+    #[test]
+    fn a_restart_of_thousands_of_containers_is_pending_while_one_has_an_instance() {
+        let names: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();
+        let mut pod = testing::pod("Always", &[], &names.iter().map(String::as_str).collect::<Vec<_>>());
+        let demanding = container(Some("Never"), vec![rule("RestartAllContainers", "In", &[42])]);
+        pod.spec.as_mut().expect("a spec").containers.push(demanding);
+        let is_pending = |last: &str| {
+            let ephemeral = names.iter().map(|name| testing::running(&format!("debug-{name}"), 0));
+            let snapshot = testing::snapshot(ephemeral.chain([testing::running(last, 0)]).collect());
+            restart_all_pending(&pod, &snapshot, true, GATES)
+        };
+        assert_eq!((is_pending("other"), is_pending("c7")), (false, true));
     }
 
     proptest! {

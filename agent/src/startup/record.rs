@@ -1,5 +1,6 @@
 //! The start of one pod. Pure; times are arguments.
 
+use std::collections::HashMap;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -10,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Start;
 use crate::model::ContainerState;
+use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::model::spec;
 
@@ -46,12 +48,13 @@ impl Record {
         if self.running.is_some() {
             return None;
         }
+        let newest = view.newest_by_name();
         let runs = |name: &str| {
-            view.newest(name)
-                .is_some_and(|c| c.state == ContainerState::Running && c.started_at > 0 && c.proven.is_none())
+            let found = newest.get(name);
+            found.is_some_and(|c| c.state == ContainerState::Running && c.started_at > 0 && c.proven.is_none())
         };
         if spec::regular_containers(pod).iter().all(|container| runs(&container.name)) {
-            self.running = Some(init_time(pod, view));
+            self.running = Some(init_time(pod, &newest));
             return now.duration_since(first_seen(pod)?).ok();
         }
         None
@@ -99,9 +102,9 @@ fn says_running(status: &PodStatus) -> bool {
 }
 
 /// Duration of completed init containers; sidecars do not delay others.
-fn init_time(pod: &Pod, view: &PodSnapshot) -> Duration {
+fn init_time(pod: &Pod, newest: &HashMap<&str, &ContainerStatus>) -> Duration {
     let ends = spec::init_containers(pod).iter().filter(|container| !spec::is_sidecar(container));
-    let took = ends.filter_map(|container| view.newest(&container.name)).filter(|status| status.finished_at > 0);
+    let took = ends.filter_map(|container| newest.get(container.name.as_str())).filter(|status| status.finished_at > 0);
     let nanos = took.map(|status| status.finished_at.saturating_sub(status.started_at));
     Duration::from_nanos(nanos.filter_map(|nanos| u64::try_from(nanos).ok()).sum())
 }

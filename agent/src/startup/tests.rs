@@ -108,6 +108,21 @@ fn pods_seen_too_late_or_unschedulable_are_not_measured() {
     assert_eq!(measured(&json!({}), &json!({ "conditions": [condition] })), none);
 }
 
+/// As many as an object of the API server has room for.
+#[test]
+fn a_pod_of_thousands_of_containers_runs_when_the_last_of_them_does() {
+    let names: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();
+    let containers: Vec<Value> = names.iter().map(|name| json!({ "name": name })).collect();
+    let metrics = Metrics::new();
+    let (startups, desired) = (Startups::counting(metrics.clone()), desired(&json!({ "containers": containers })));
+    startups.added("uid".into());
+    for (running, seconds, expected) in [(0, 1.0, None), (19_999, 2.0, None), (20_000, 7.0, Some(6.5))] {
+        let view = testing::snapshot(names.iter().take(running).map(|name| testing::running(name, 0)).collect());
+        startups.published(&desired, &view, at(seconds));
+        assert_eq!(sum(&metrics, "kubelet_pod_start_duration_seconds"), expected, "{running}");
+    }
+}
+
 #[test]
 fn static_pods_are_found_running_unless_an_earlier_agent_has_started_them() {
     let table = [(vec![], Some(6.5)), (vec![testing::running("c", 0)], None), (vec![testing::exited("c", 0, 1)], None)];

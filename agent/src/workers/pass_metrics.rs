@@ -1,6 +1,8 @@
 //! Metrics of one worker's passes: remembers what was observed already, so that nothing is observed twice, also after a
 //! restart of the agent.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -38,11 +40,13 @@ impl PassMetrics {
             // Its exits were observed while a source had it.
             None => dead(view).map(|container| container.id.clone()).collect(),
         });
-        observed.retain(|id| view.by_id(id).is_some());
+        let (present, classes) = (view.containers_by_id(), classes_by_name(pod));
+        observed.retain(|id| present.contains_key(id));
         for container in dead(view) {
             let Some(code) = container.exit_code else { continue };
             if observed.insert(container.id.clone()) {
-                observer.died(class_of(pod, &container.name), code, &container.reason);
+                let class = classes.get(container.name.as_str()).copied().unwrap_or(ContainerClass::Regular);
+                observer.died(class, code, &container.reason);
             }
         }
     }
@@ -59,8 +63,12 @@ fn dead(view: &PodSnapshot) -> impl Iterator<Item = &ContainerStatus> {
 /// again.
 fn observed_before(known: Option<&PodStatus>, view: &PodSnapshot) -> HashSet<ContainerId> {
     let shown: HashSet<&str> = known.into_iter().flat_map(terminated).collect();
+    // Such a container, if there is one, is among the two that were created last.
+    let mut newest: Vec<&ContainerStatus> = view.containers.iter().collect();
+    newest.sort_by_key(|container| Reverse(container.created_at));
+    newest.truncate(2);
     let has_successor = |ended: &ContainerStatus| {
-        view.containers.iter().any(|other| other.id != ended.id && other.created_at >= ended.finished_at)
+        newest.iter().any(|other| other.id != ended.id && other.created_at >= ended.finished_at)
     };
     let observed = dead(view).filter(|ended| shown.contains(ended.id.as_str()) || has_successor(ended));
     observed.map(|ended| ended.id.clone()).collect()
@@ -75,16 +83,17 @@ fn terminated(status: &PodStatus) -> impl Iterator<Item = &str> {
     ids.map(|id| id.split_once("://").map_or(id, |(_, id)| id))
 }
 
-/// The list of the spec that names the container; a container that none names counts as regular.
-fn class_of(pod: Option<&Pod>, name: &str) -> ContainerClass {
-    let Some(pod) = pod else { return ContainerClass::Regular };
-    if let Some(init) = spec::init_containers(pod).iter().find(|init| init.name == name) {
-        return if spec::is_sidecar(init) { ContainerClass::Sidecar } else { ContainerClass::Init };
+/// The classes of the containers that are not regular, by name. A container that the spec does not name counts as regular.
+fn classes_by_name(pod: Option<&Pod>) -> HashMap<&str, ContainerClass> {
+    let mut classes = HashMap::new();
+    let Some(pod) = pod else { return classes };
+    let init = spec::classified_init(pod).map(|init| (init.name(), init.class));
+    let ephemeral = spec::ephemeral_containers(pod).iter();
+    let ephemeral = ephemeral.map(|container| (container.name.as_str(), ContainerClass::Ephemeral));
+    for (name, class) in init.chain(ephemeral) {
+        classes.entry(name).or_insert(class);
     }
-    match spec::ephemeral_containers(pod).iter().any(|ephemeral| ephemeral.name == name) {
-        true => ContainerClass::Ephemeral,
-        false => ContainerClass::Regular,
-    }
+    classes
 }
 
 #[cfg(test)]
@@ -146,6 +155,22 @@ mod tests {
         assert_eq!(observe(all()), ["Init 0 Completed", "Sidecar 137 OOMKilled", "Regular 3 Error"]);
         assert_eq!(observe(all()), Vec::<String>::new());
         assert_eq!(observe(vec![testing::running("b", 0)]), Vec::<String>::new());
+    }
+
+    /// As many as an object of the API server has room for.
+    #[test]
+    fn thousands_of_exits_are_observed_once() {
+        const COUNT: usize = 20_000;
+        let names: Vec<String> = (0..COUNT).map(|number| format!("c{number}")).collect();
+        let init: Vec<&str> = names.iter().map(String::as_str).collect();
+        let (pod, observed) = (testing::pod("Always", &init, &[]), Observed::default());
+        let view = testing::snapshot(init.iter().map(|name| exited(name, 0, "Completed")).collect());
+        let mut pass_metrics = PassMetrics::default();
+        pass_metrics.observe_exits(Some(&pod), |_| None, &view, &observed);
+        let all = observed.take();
+        assert!(all.len() == COUNT && all.iter().all(|of| of == "Init 0 Completed"), "{:?}", all.first());
+        pass_metrics.observe_exits(Some(&pod), |_| None, &view, &observed);
+        assert_eq!(observed.take().len(), 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A worker's syncing phase (`SyncPod`): inspect, plan, execute, and again, until the plan is empty.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -59,12 +60,13 @@ struct FailedStart {
 impl SyncState {
     /// Keeps which starts failed, of a plan that was made from this snapshot.
     fn remember_starts(&mut self, snapshot: &PodSnapshot, outcome: &SyncOutcome) {
+        let last_exited = last_exited(snapshot);
         for tried in &outcome.starts {
             self.held.remove(&tried.name);
             if tried.result.is_ok() {
                 self.failed.remove(&tried.name);
             } else {
-                let exited = last_exited(snapshot, &tried.name).cloned();
+                let exited = last_exited.get(tried.name.as_str()).copied().cloned();
                 self.failed.insert(tried.name.clone(), FailedStart { at: Instant::now(), exited });
             }
         }
@@ -72,10 +74,10 @@ impl SyncState {
 
     /// For how long the status still shows why the last start of a container failed, instead of the back-off that holds the
     /// next one; `None` if it need not, or if an instance has exited since.
-    fn failure_shown_for(&self, snapshot: &PodSnapshot, name: &str) -> Option<Duration> {
+    fn failure_shown_for(&self, last_exited: &LastExited<'_>, name: &str) -> Option<Duration> {
         let failed = self.failed.get(name)?;
         let left = FAILURE_SHOWN.saturating_sub(failed.at.elapsed());
-        (!left.is_zero() && failed.exited.as_ref() == last_exited(snapshot, name)).then_some(left)
+        (!left.is_zero() && failed.exited.as_ref() == last_exited.get(name).copied()).then_some(left)
     }
 
     /// When the restart of all containers that is planned is due, if it is too early now.
@@ -241,8 +243,7 @@ impl Worker {
 
     /// The plan is empty: collects garbage, and wakes for what time alone changes.
     async fn settled(&mut self, pass: &PassContext, state: &mut SyncState) -> Next {
-        let is_running = |name: &str| pass.snapshot.newest(name).is_some_and(|c| c.state == ContainerState::Running);
-        self.status.reasons.retain(|name, _| !is_running(name));
+        self.forget_reasons_of_running(&pass.snapshot);
         let again = self.collect_garbage(&pass.snapshot).await;
         Next::Wait(earliest(again, self.refresh_volumes(&mut state.volumes, &pass.pod)))
     }
@@ -278,12 +279,13 @@ impl Worker {
     /// A start counts for crash-loop back-off when it is attempted, also if it then fails. One that is not attempted, for
     /// lack of the network, a volume or the sandbox, does not count. `began_at` is when the plan was begun.
     fn record_starts(&mut self, pod: &Pod, actions: &PodActions, outcome: &SyncOutcome, began_at: SystemTime) {
-        let is_attempted = |start: &&StartContainer| outcome.starts.iter().any(|tried| tried.name == start.name);
+        let tried: HashSet<&str> = outcome.starts.iter().map(|tried| tried.name.as_str()).collect();
+        let containers = spec::lasting_by_name(pod);
+        let is_attempted = |start: &&StartContainer| tried.contains(start.name.as_str());
         for start in actions.start.iter().filter(|start| start.blocked.is_none()).filter(is_attempted) {
             let Some(finished) = start.last_finished_at else { continue };
-            let mut containers = spec::init_containers(pod).iter().chain(spec::regular_containers(pod));
-            let Some(container) = containers.find(|c| c.name == start.name) else { continue };
-            self.history.record(&backoff::crash_loop_key(pod, container), backoff::wall_time(finished), began_at);
+            let Some(container) = containers.get(start.name.as_str()) else { continue };
+            self.history.record(&backoff::crash_loop_key(pod, container.spec), backoff::wall_time(finished), began_at);
         }
     }
 
@@ -312,10 +314,10 @@ impl Worker {
     ) -> (PodActions, Option<SystemTime>) {
         self.bound_back_offs(&mut state.held, &mut actions);
         let blocked: Vec<StartContainer> = actions.start.extract_if(.., |start| start.blocked.is_some()).collect();
-        let mut first = None;
+        let (last_exited, mut first) = (last_exited(&pass.snapshot), None);
         for start in &blocked {
             let Some(block) = &start.blocked else { continue };
-            let shown = state.failure_shown_for(&pass.snapshot, &start.name);
+            let shown = state.failure_shown_for(&last_exited, &start.name);
             let due = shown.map_or(block.until, |left| block.until.min(self.context.clock.wall() + left));
             first = Some(first.map_or(due, |first: SystemTime| first.min(due)));
             if shown.is_none() {
@@ -346,6 +348,13 @@ impl Worker {
     fn recheck_at(&self, until: SystemTime) -> Instant {
         let period = self.context.sync_frequency.mul_f64(1.0 + fastrand::f64() * 0.5);
         self.at(until).min(Instant::now() + period)
+    }
+
+    /// Forgets why containers were not started that run.
+    fn forget_reasons_of_running(&mut self, snapshot: &PodSnapshot) {
+        let newest = snapshot.newest_by_name();
+        let is_running = |name: &str| newest.get(name).is_some_and(|of| of.state == ContainerState::Running);
+        self.status.reasons.retain(|name, _| !is_running(name));
     }
 
     /// Keeps why containers were not started. Returns those that were.
@@ -380,10 +389,12 @@ const FAILURE_SHOWN: Duration = Duration::from_secs(10);
 /// The event of a blocked start is repeated after this at the earliest.
 const BACK_OFF_EVENT_PERIOD: Duration = Duration::from_secs(1);
 
-/// The instance of a container that has exited last.
-fn last_exited<'a>(snapshot: &'a PodSnapshot, name: &str) -> Option<&'a ContainerId> {
-    let mut instances = snapshot.containers.iter().filter(|instance| instance.name == name);
-    instances.find(|instance| instance.state == ContainerState::Exited).map(|instance| &instance.id)
+/// The instance of each container that has exited last, by name.
+type LastExited<'a> = HashMap<&'a str, &'a ContainerId>;
+
+fn last_exited(snapshot: &PodSnapshot) -> LastExited<'_> {
+    let exited = snapshot.containers.iter().rev().filter(|instance| instance.state == ContainerState::Exited);
+    exited.map(|instance| (instance.name.as_str(), &instance.id)).collect()
 }
 
 fn field_path(start: &StartContainer) -> String {
@@ -415,16 +426,38 @@ mod tests {
         };
         let crashed = snapshot(vec![exited("c", 0, 1)]);
         let mut state = SyncState::default();
-        assert_eq!(state.failure_shown_for(&crashed, "c"), None, "no start has failed");
+        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "c"), None, "no start has failed");
         state.remember_starts(&crashed, &refused());
-        assert_eq!(state.failure_shown_for(&crashed, "c"), Some(FAILURE_SHOWN));
-        assert_eq!(state.failure_shown_for(&crashed, "other"), None);
+        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "c"), Some(FAILURE_SHOWN));
+        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "other"), None);
         let again = snapshot(vec![exited("c", 1, 1), exited("c", 0, 1)]);
-        assert_eq!(state.failure_shown_for(&again, "c"), None, "it has exited once more");
+        assert_eq!(state.failure_shown_for(&last_exited(&again), "c"), None, "it has exited once more");
         tokio::time::advance(FAILURE_SHOWN).await;
-        assert_eq!(state.failure_shown_for(&crashed, "c"), None, "it was shown for long enough");
+        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "c"), None, "it was shown for long enough");
         state.remember_starts(&crashed, &refused());
         state.remember_starts(&crashed, &tried(Ok("c-1".into())));
-        assert_eq!(state.failure_shown_for(&crashed, "c"), None, "it was started");
+        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "c"), None, "it was started");
+    }
+
+    /// As many as an object of the API server has room for.
+    #[tokio::test(start_paused = true)]
+    async fn thousands_of_failed_starts_are_kept() {
+        let names: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();
+        let crashed = |attempt| snapshot(names.iter().map(|name| exited(name, attempt, 1)).collect());
+        let (token, message) = ("CreateContainerError".to_owned(), "refused".to_owned());
+        let refused = StartFailure { token, message, retry_at: None };
+        let start = |name: &String| StartOutcome {
+            name: name.clone(),
+            class: ContainerClass::Regular,
+            result: Err(refused.clone()),
+        };
+        let outcome = SyncOutcome { starts: names.iter().map(start).collect(), ..SyncOutcome::default() };
+        let (before, mut state) = (crashed(0), SyncState::default());
+        state.remember_starts(&before, &outcome);
+        let again = crashed(1);
+        for (view, shown) in [(before, Some(FAILURE_SHOWN)), (again, None)] {
+            let exited = last_exited(&view);
+            assert!(names.iter().all(|name| state.failure_shown_for(&exited, name) == shown), "{shown:?}");
+        }
     }
 }

@@ -13,6 +13,7 @@ use super::Cause;
 use super::PodError;
 use super::grace;
 use super::hooks::Hook;
+use crate::model::ContainerClass;
 use crate::model::ContainerId;
 use crate::model::KillReason;
 use crate::model::PodSnapshot;
@@ -20,6 +21,7 @@ use crate::recorder::EventType;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use crate::workers::generate::ContainerSpec;
+use crate::workers::generate::ContainerSpecs;
 use crate::workers::generate::names;
 
 /// How long a runtime takes to report the exit of a container that made its call fail.
@@ -58,7 +60,7 @@ type Exits = HashMap<String, watch::Receiver<bool>>;
 /// # Errors
 /// The runtime did not stop it, or the spec does not name it.
 pub(super) async fn kill_container(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) -> Result<(), PodError> {
-    kill_in_order(ctx, pod, kill, &Exits::new()).await
+    kill_in_order(ctx, pod, ContainerSpec::named(pod, kill.name), kill, &Exits::new()).await
 }
 
 /// [`kill_container`] without the event that it is stopped, for a container whose pod is not known: `pod` is made from the
@@ -67,20 +69,31 @@ pub(super) async fn kill_container(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) 
 /// # Errors
 /// The runtime did not stop it.
 pub(super) async fn stop_silently(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) -> Result<(), Cause> {
-    stop_in_order(ctx, pod, &spec_of(pod, kill)?, kill, &Exits::new()).await
+    let spec = known(ContainerSpec::named(pod, kill.name), kill)?;
+    stop_in_order(ctx, pod, &spec, kill, &Exits::new()).await
 }
 
-async fn kill_in_order(ctx: &ActContext, pod: &Pod, kill: Kill<'_>, exits: &Exits) -> Result<(), PodError> {
+async fn kill_in_order(
+    ctx: &ActContext,
+    pod: &Pod,
+    spec: Option<ContainerSpec<'_>>,
+    kill: Kill<'_>,
+    exits: &Exits,
+) -> Result<(), PodError> {
     let failed = |source| PodError::KillContainer { container: kill.name.to_owned(), source };
-    let spec = spec_of(pod, kill).map_err(failed)?;
+    let spec = known(spec, kill).map_err(failed)?;
     let usual = format!("Stopping container {}", kill.name);
     let message = if kill.message.is_empty() { &usual } else { kill.message };
     ctx.container_event(pod, &spec, EventType::Normal, "Killing", message);
     stop_in_order(ctx, pod, &spec, kill, exits).await.map_err(failed)
 }
 
-fn spec_of<'a>(pod: &'a Pod, kill: Kill<'_>) -> Result<ContainerSpec<'a>, Cause> {
-    ContainerSpec::named(pod, kill.name).ok_or_else(|| Cause::NoContainerSpec(kill.name.to_owned()))
+/// The definition that was looked up for a container to stop.
+///
+/// # Errors
+/// The spec does not name it.
+fn known<'a>(spec: Option<ContainerSpec<'a>>, kill: Kill<'_>) -> Result<ContainerSpec<'a>, Cause> {
+    spec.ok_or_else(|| Cause::NoContainerSpec(kill.name.to_owned()))
 }
 
 /// preStop hook, then the containers that end first, then the container itself, each within what is left of the grace
@@ -94,7 +107,11 @@ async fn stop_in_order(
 ) -> Result<(), Cause> {
     let grace = grace::grace_period(pod, &spec.container, kill.reason, kill.grace_override);
     let left = run_pre_stop(ctx, pod, spec, kill, grace).await;
-    let left = wait_for_others(ctx, pod, kill.name, exits, left).await;
+    // Only sidecars wait.
+    let left = match spec.class {
+        ContainerClass::Sidecar => wait_for_others(ctx, pod, kill.name, exits, left).await,
+        _ => left,
+    };
     let stopped = stop(ctx, pod, kill, grace::stop_timeout(left)).await;
     ctx.pre_stops.release(kill.id);
     stopped
@@ -212,7 +229,7 @@ pub(super) async fn kill_containers(
     snapshot: &PodSnapshot,
     grace_override: Option<i64>,
 ) -> Vec<PodError> {
-    let running: Vec<_> = snapshot.running().collect();
+    let (running, specs): (Vec<_>, _) = (snapshot.running().collect(), ContainerSpecs::of(pod));
     let (senders, exits): (Vec<_>, Exits) = running
         .iter()
         .map(|container| {
@@ -224,7 +241,7 @@ pub(super) async fn kill_containers(
         let reason = KillReason::PodKilled;
         let (id, name, ips) = (&container.id, &container.name, &snapshot.ips);
         let kill = Kill { id, name, reason, message: "", grace_override, ips, until: Until::Stopped };
-        let result = kill_in_order(ctx, pod, kill, &exits).await;
+        let result = kill_in_order(ctx, pod, specs.named(name), kill, &exits).await;
         if result.is_ok() {
             exited.send_replace(true);
         }

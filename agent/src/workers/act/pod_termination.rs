@@ -21,7 +21,7 @@ use crate::model::PodSnapshot;
 use crate::model::QosClass;
 use crate::pacing::StopPermit;
 use crate::volumes::VolumeError;
-use crate::workers::generate::ContainerSpec;
+use crate::workers::generate::ContainerSpecs;
 
 /// The terms on which a pod is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -67,7 +67,8 @@ pub async fn stop_containers(
 
 /// The pod with the running containers that its spec does not name: no sandbox is stopped that would end them.
 fn with_unnamed<'a>(pod: &'a Pod, snapshot: &PodSnapshot) -> Cow<'a, Pod> {
-    let is_unnamed = |status: &&ContainerStatus| ContainerSpec::named(pod, &status.name).is_none();
+    let specs = ContainerSpecs::of(pod);
+    let is_unnamed = |status: &&ContainerStatus| !specs.contains(&status.name);
     let unnamed: Vec<Container> = snapshot.running().filter(is_unnamed).map(container_of).collect();
     let mut pod = Cow::Borrowed(pod);
     if !unnamed.is_empty() {

@@ -1,5 +1,7 @@
 //! Which images are pulled ahead when an init container has been started: those of the containers after it.
 
+use std::collections::HashSet;
+
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -35,14 +37,10 @@ pub(super) async fn after(context: StartContext<'_>, started: &StartContainer) {
 /// are not on the node, since others depend on the moment of the pull.
 fn later_images<'a>(pod: &'a Pod, started: &str) -> Vec<&'a str> {
     let init = spec::init_containers(pod).iter().skip_while(|container| container.name != started).skip(1);
-    let mut images: Vec<&str> = Vec::new();
-    for container in init.chain(spec::regular_containers(pod)).filter(|container| is_pulled_if_absent(container)) {
-        let image = container.image.as_deref().unwrap_or_default();
-        if !images.contains(&image) {
-            images.push(image);
-        }
-    }
-    images
+    let pulled = init.chain(spec::regular_containers(pod)).filter(|container| is_pulled_if_absent(container));
+    let images = pulled.map(|container| container.image.as_deref().unwrap_or_default());
+    let mut seen = HashSet::new();
+    images.filter(|image| seen.insert(*image)).collect()
 }
 
 fn is_pulled_if_absent(container: &Container) -> bool {

@@ -1,5 +1,7 @@
 //! Prerequisites of a pod's sandbox and containers: network, cgroup, directories, volumes.
 
+use std::collections::HashSet;
+
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
@@ -68,8 +70,9 @@ fn has_cgroup(cgroups: Option<&Cgroups>, pass: &PassContext) -> Result<bool, Pod
 
 /// True if a regular container of the pod runs. Without the pod's cgroup it has no limits.
 fn runs(PassContext { pod, snapshot, .. }: &PassContext) -> bool {
-    let is_regular = |name: &str| spec::regular_containers(pod).iter().any(|container| container.name == name);
-    snapshot.running().any(|container| is_regular(&container.name))
+    let regular: HashSet<&str> =
+        spec::regular_containers(pod).iter().map(|container| container.name.as_str()).collect();
+    snapshot.running().any(|container| regular.contains(container.name.as_str()))
 }
 
 /// True if the pod's cgroup may lack its limits, since the agent ended between creating and limiting it, or systemd did not take
@@ -103,4 +106,28 @@ fn record_pod_level(ctx: &ActContext, pass: &PassContext) {
 pub(super) fn cgroup_parent(cgroups: Option<&Cgroups>, pass: &PassContext) -> Result<String, Cause> {
     let Some(cgroups) = cgroups else { return Ok(String::new()) };
     Ok(cgroups.parent_for_runtime(pass.qos_class.clone()?, pass.uid())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::testing;
+    use crate::workers::act::StopTerms;
+
+    /// As many as an object of the API server has room for.
+    #[test]
+    fn of_thousands_of_containers_only_regular_ones_count_as_running() {
+        let names = |prefix: &str| (0..15_000).map(|number| format!("{prefix}{number}")).collect::<Vec<_>>();
+        let (sidecars, regular) = (names("side"), names("main"));
+        let [init, main] = [&sidecars, &regular].map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
+        let pod = Arc::new(testing::pod("Always", &init, &main));
+        let runs_with = |last: &str| {
+            let running = sidecars.iter().map(String::as_str).chain([last]);
+            let snapshot = testing::snapshot(running.map(|name| testing::running(name, 0)).collect());
+            runs(&PassContext::new(snapshot.pod.clone(), pod.clone(), Arc::new(snapshot), StopTerms::default()))
+        };
+        assert_eq!((runs_with("other"), runs_with("main7")), (false, true));
+    }
 }

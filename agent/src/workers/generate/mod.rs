@@ -42,3 +42,4 @@ pub use settings::ResourceSettings;
 pub use settings::SecuritySettings;
 pub use settings::Swap;
 pub use spec::ContainerSpec;
+pub use spec::ContainerSpecs;

@@ -1,6 +1,7 @@
 //! One view of regular, init and ephemeral containers. Pure.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::EphemeralContainer;
@@ -8,6 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::model::ContainerClass;
 use crate::model::StartContainer;
+use crate::model::spec;
+use crate::model::spec::SpecContainer;
 
 /// A container of the pod spec: regular, init or ephemeral.
 #[derive(Clone, Debug)]
@@ -34,7 +37,7 @@ impl<'a> ContainerSpec<'a> {
         (found.container.name == start.name).then_some(found)
     }
 
-    /// The container of this name.
+    /// The container of this name. Callers with many look-ups use [`ContainerSpecs`] instead.
     pub fn named(pod: &'a Pod, name: &str) -> Option<Self> {
         let spec = pod.spec.as_ref()?;
         let is_sidecar = |c: &Container| c.restart_policy.as_deref() == Some("Always");
@@ -71,6 +74,33 @@ impl<'a> ContainerSpec<'a> {
     }
 }
 
+/// The containers of a pod spec by name; of several with one name the one that [`ContainerSpec::named`] finds.
+#[derive(Debug)]
+pub struct ContainerSpecs<'a> {
+    lasting: HashMap<&'a str, SpecContainer<'a>>,
+    ephemeral: HashMap<&'a str, &'a EphemeralContainer>,
+}
+
+impl<'a> ContainerSpecs<'a> {
+    /// Indexes the containers of this pod.
+    pub fn of(pod: &'a Pod) -> Self {
+        let ephemeral = spec::ephemeral_containers(pod).iter().rev();
+        let ephemeral = ephemeral.map(|container| (container.name.as_str(), container)).collect();
+        Self { lasting: spec::lasting_by_name(pod), ephemeral }
+    }
+
+    /// The container of this name.
+    pub fn named(&self, name: &str) -> Option<ContainerSpec<'a>> {
+        let lasting = self.lasting.get(name).map(|found| ContainerSpec::plain(found.class, found.spec));
+        lasting.or_else(|| self.ephemeral.get(name).copied().map(ContainerSpec::ephemeral))
+    }
+
+    /// True if there is a container of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.lasting.contains_key(name) || self.ephemeral.contains_key(name)
+    }
+}
+
 fn as_container(from: EphemeralContainer) -> Container {
     Container {
         args: from.args,
@@ -98,5 +128,28 @@ fn as_container(from: EphemeralContainer) -> Container {
         volume_devices: from.volume_devices,
         volume_mounts: from.volume_mounts,
         working_dir: from.working_dir,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing;
+
+    /// As many as an object of the API server has room for.
+    #[test]
+    fn thousands_of_containers_are_found_by_name() {
+        let names: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();
+        let regular: Vec<&str> = names.iter().map(String::as_str).collect();
+        let pod = testing::pod("Always", &["side", "c1"], &regular);
+        let pod = testing::with_ephemeral(testing::with_ephemeral(pod, "c0"), "debug");
+        let specs = ContainerSpecs::of(&pod);
+        assert!(names.iter().all(|name| specs.contains(name)) && specs.contains("debug") && !specs.contains("none"));
+        assert!(names.iter().all(|name| specs.named(name).is_some_and(|found| found.container.name == *name)));
+        for name in ["side", "c1", "c0", "c2", "debug", "none"] {
+            let (found, expected) = (specs.named(name), ContainerSpec::named(&pod, name));
+            let parts = |spec: &ContainerSpec<'_>| (spec.class, spec.container.clone().into_owned());
+            assert_eq!(found.as_ref().map(parts), expected.as_ref().map(parts), "{name}");
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! A plan that is being built.
 
+use std::collections::HashMap;
+use std::collections::HashSet;
+
 use k8s_openapi::api::core::v1::Container;
 
 use super::PlanInput;
@@ -18,10 +21,15 @@ use crate::model::spec;
 use crate::model::spec::SpecContainer;
 use crate::workers::backoff;
 
-/// The plan so far. Starts are kept per class, because they are found in another order than they are executed in.
+/// The plan so far. Starts are kept per class, because they are found in another order than they are executed in. Instances are
+/// indexed: a plan is made without an await, and a pod may have thousands of containers.
 pub(super) struct Draft<'a> {
     pub(super) input: &'a PlanInput<'a>,
     pub(super) actions: PodActions,
+    /// The instances of each container by its name, newest first.
+    instances: HashMap<&'a str, Vec<&'a ContainerStatus>>,
+    /// The newest instance of each container in the current sandbox.
+    active: HashMap<&'a str, &'a ContainerStatus>,
     ephemeral: Vec<StartContainer>,
     init: Vec<StartContainer>,
     regular: Vec<StartContainer>,
@@ -39,7 +47,15 @@ impl<'a> Draft<'a> {
             start: Vec::new(),
             await_confirmation: false,
         };
-        Self { input, actions, ephemeral: Vec::new(), init: Vec::new(), regular: Vec::new() }
+        let mut instances: HashMap<&str, Vec<&ContainerStatus>> = HashMap::new();
+        for instance in &input.snapshot.containers {
+            instances.entry(&instance.name).or_default().push(instance);
+        }
+        let mut active: HashMap<&str, &ContainerStatus> = HashMap::new();
+        for instance in input.snapshot.active() {
+            active.entry(&instance.name).or_insert(instance);
+        }
+        Self { input, actions, instances, active, ephemeral: Vec::new(), init: Vec::new(), regular: Vec::new() }
     }
 
     pub(super) fn into_actions(mut self) -> PodActions {
@@ -53,12 +69,17 @@ impl<'a> Draft<'a> {
 
     /// The newest instance of a container, over all sandboxes.
     pub(super) fn newest(&self, container: &SpecContainer<'_>) -> Option<&'a ContainerStatus> {
-        self.input.snapshot.newest(container.name())
+        self.instances_of(container.name()).first().copied()
     }
 
     /// The newest instance of a container in the current sandbox.
     pub(super) fn active(&self, container: &SpecContainer<'_>) -> Option<&'a ContainerStatus> {
-        self.input.snapshot.active().find(|status| status.name == container.name())
+        self.active.get(container.name()).copied()
+    }
+
+    /// All instances of the container called `name`, newest first.
+    pub(super) fn instances_of(&self, name: &str) -> &[&'a ContainerStatus] {
+        self.instances.get(name).map(Vec::as_slice).unwrap_or_default()
     }
 
     /// The container has exited and the next action depends on its exit code.
@@ -81,7 +102,7 @@ impl<'a> Draft<'a> {
     /// Ephemeral containers run once: any instance, whatever its state, is enough.
     pub(super) fn start_new_ephemeral(&mut self) {
         for (index, container) in spec::ephemeral_containers(self.input.pod).iter().enumerate() {
-            if self.input.snapshot.newest(&container.name).is_none() {
+            if self.instances_of(&container.name).is_empty() {
                 self.ephemeral.push(StartContainer { index, ..self.start_of(&container.name, None) });
             }
         }
@@ -111,9 +132,8 @@ impl<'a> Draft<'a> {
     pub(super) fn replace_sandbox(&mut self, attempt: u32, replaces: Option<SandboxId>) {
         self.actions.kill_pod = true;
         self.actions.sandbox = SandboxPlan::Create { attempt, replaces };
-        let snapshot = self.input.snapshot;
-        let of_init = |c: &&ContainerStatus| spec::init_containers(self.input.pod).iter().any(|i| i.name == c.name);
-        let instances = snapshot.containers.iter().filter(of_init);
+        let init: HashSet<&str> = spec::init_containers(self.input.pod).iter().map(|init| init.name.as_str()).collect();
+        let instances = self.input.snapshot.containers.iter().filter(|instance| init.contains(instance.name.as_str()));
         self.actions.prune.extend(instances.map(|instance| remove(instance, false)));
     }
 
@@ -124,29 +144,24 @@ impl<'a> Draft<'a> {
 
     /// Removes all but the newest exited instance of each init container and sidecar, with their logs.
     fn prune_old_init(&mut self) {
-        let snapshot = self.input.snapshot;
         for container in spec::init_containers(self.input.pod) {
-            let exited = snapshot.containers.iter().filter(|instance| {
-                instance.name == container.name
-                    && matches!(instance.state, ContainerState::Exited | ContainerState::Unknown)
-            });
+            let instances = self.instances.get(container.name.as_str()).into_iter().flatten();
+            let exited =
+                instances.filter(|instance| matches!(instance.state, ContainerState::Exited | ContainerState::Unknown));
             self.actions.prune.extend(exited.skip(1).map(|instance| remove(instance, false)));
         }
     }
 
     fn start_of(&self, name: &str, container: Option<&Container>) -> StartContainer {
-        let snapshot = self.input.snapshot;
-        let newest = snapshot.newest(name);
-        let mut instances = snapshot.containers.iter().filter(|instance| instance.name == name);
-        let exited = instances.find(|instance| instance.state == ContainerState::Exited);
+        let instances = self.instances_of(name);
+        let exited = instances.iter().find(|instance| instance.state == ContainerState::Exited);
         let last_finished_at = exited.map(|instance| instance.finished_at);
-        let of_name = snapshot.containers.iter().filter(|instance| instance.name == name);
-        let unstarted = of_name.filter(|instance| instance.state == ContainerState::Created);
+        let unstarted = instances.iter().filter(|instance| instance.state == ContainerState::Created);
         StartContainer {
             class: ContainerClass::Ephemeral,
             index: 0,
             name: name.to_owned(),
-            restart_count: newest.map(|instance| instance.restart_count.saturating_add(1)),
+            restart_count: instances.first().map(|instance| instance.restart_count.saturating_add(1)),
             last_finished_at,
             replaces: unstarted.map(|instance| instance.id.clone()).collect(),
             blocked: container.zip(last_finished_at).and_then(|(container, at)| self.crash_loop(container, at)),

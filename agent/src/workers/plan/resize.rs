@@ -1,9 +1,13 @@
 //! Which resources of running containers are to be changed in place, and for which a restart is needed (KEP-1287). What the
 //! pod's own cgroup gets is computed when it is read.
 
+use std::collections::HashSet;
+use std::collections::VecDeque;
+
 use super::PodCgroup;
 use super::draft::Draft;
 use crate::model::ContainerClass;
+use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::ProbeResult;
@@ -34,21 +38,24 @@ fn change(draft: &Draft<'_>, container: &SpecContainer<'_>, running: &ContainerS
 /// Plans the changes of all containers that keep running, init containers first, from the last to the first. The plan is
 /// otherwise complete.
 pub(super) fn plan(draft: &mut Draft<'_>) {
-    let (pod, snapshot, resizes_init) = (draft.input.pod, draft.input.snapshot, draft.input.resizes_init);
-    let mut resize = ResizePod::default();
+    let (pod, resizes_init) = (draft.input.pod, draft.input.resizes_init);
+    let killed: HashSet<&ContainerId> = draft.actions.kill.iter().map(|kill| &kill.id).collect();
+    let (mut memory, mut cpu) = (VecDeque::new(), VecDeque::new());
     let init = spec::classified_init(pod).rev().filter(|init| resizes_init || init.class != ContainerClass::Init);
     for container in init.chain(spec::classified_regular(pod)) {
-        let running = snapshot.newest(container.name()).filter(|newest| newest.state == ContainerState::Running);
+        let running = draft.newest(&container).filter(|newest| newest.state == ContainerState::Running);
+        let running = running.filter(|running| !killed.contains(&running.id));
         if let Some(running) = running.filter(|running| is_resizable(draft, &container, running)) {
             let (from, to) = change(draft, &container, running);
             let entry = || ResizeContainer { id: running.id.clone(), name: container.name().to_owned(), from, to };
-            list(&mut resize.memory, Resizable::Memory, entry);
-            list(&mut resize.cpu, Resizable::Cpu, entry);
+            list(&mut memory, Resizable::Memory, entry);
+            list(&mut cpu, Resizable::Cpu, entry);
         }
     }
-    resize.pod_level = resources::is_pod_level_behind(pod, draft.input.actuated);
+    let pod_level = resources::is_pod_level_behind(pod, draft.input.actuated);
     let restarts = draft.starts_with_other_resources();
-    resize.checks_memory = !resize.memory.is_empty() || restarts;
+    let checks_memory = !memory.is_empty() || restarts;
+    let resize = ResizePod { memory: memory.into(), cpu: cpu.into(), pod_level, checks_memory };
     let changes = !resize.memory.is_empty() || !resize.cpu.is_empty() || resize.pod_level;
     let pod_cgroup = match draft.input.pod_cgroup {
         PodCgroup::Behind => true,
@@ -62,7 +69,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
 
 /// Adds a container whose amounts of this resource differ: those that shrink in front, by their limit, else by their
 /// request.
-fn list(containers: &mut Vec<ResizeContainer>, resource: Resizable, entry: impl FnOnce() -> ResizeContainer) {
+fn list(containers: &mut VecDeque<ResizeContainer>, resource: Resizable, entry: impl FnOnce() -> ResizeContainer) {
     let entry = entry();
     let ((request, limit), (new_request, new_limit)) = (entry.from.get(resource), entry.to.get(resource));
     // No limit is the highest one.
@@ -72,21 +79,20 @@ fn list(containers: &mut Vec<ResizeContainer>, resource: Resizable, entry: impl 
         std::cmp::Ordering::Equal => new_request > request,
         order => order.is_gt(),
     };
-    if grows { containers.push(entry) } else { containers.insert(0, entry) }
+    if grows { containers.push_back(entry) } else { containers.push_front(entry) }
 }
 
-/// The instance keeps running, and is not about to be restarted for another reason. A sidecar has passed its startup probe.
+/// The instance is not about to be restarted for another reason. A sidecar has passed its startup probe.
 fn is_resizable(draft: &Draft<'_>, container: &SpecContainer<'_>, running: &ContainerStatus) -> bool {
     let probes = draft.input.probes;
-    let failed = |results: &std::collections::HashMap<crate::model::ContainerId, ProbeResult>| {
+    let failed = |results: &std::collections::HashMap<ContainerId, ProbeResult>| {
         results.get(&running.id) == Some(&ProbeResult::Failure)
     };
     let hash = container_hash(container.name(), container.spec.image.as_deref().unwrap_or_default());
-    let is_killed = draft.actions.kill.iter().any(|kill| kill.id == running.id);
     let is_started = container.class != ContainerClass::Sidecar
         || ((container.spec.startup_probe.is_none() || probes.startup.get(&running.id) == Some(&ProbeResult::Success))
             && (container.spec.liveness_probe.is_none() || probes.liveness.contains_key(&running.id)));
-    !is_killed && is_started && running.hash == hash && !failed(&probes.liveness) && !failed(&probes.startup)
+    is_started && running.hash == hash && !failed(&probes.liveness) && !failed(&probes.startup)
 }
 
 impl Draft<'_> {
@@ -94,8 +100,9 @@ impl Draft<'_> {
     fn starts_with_other_resources(&self) -> bool {
         let pod = self.input.pod;
         let Some(actuated) = self.input.actuated else { return false };
+        let containers = spec::lasting_by_name(pod);
         self.planned_starts().any(|name| {
-            let container = spec::lasting_containers(pod).find(|container| container.name() == name);
+            let container = containers.get(name);
             container.zip(actuated.containers.get(name)).is_some_and(|(container, recorded)| {
                 Compute::of(recorded) != Compute::of(&resources::effective(pod, container.spec))
             })

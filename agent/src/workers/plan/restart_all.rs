@@ -12,11 +12,10 @@ use crate::model::restart;
 use crate::model::spec;
 
 pub(super) fn plan(draft: &mut Draft<'_>) {
-    let (pod, snapshot) = (draft.input.pod, draft.input.snapshot);
-    let instances = spec::classified_regular(pod).chain(spec::classified_init(pod)).flat_map(|container| {
-        let own = snapshot.containers.iter().filter(move |instance| instance.name == container.name());
-        own.map(move |instance| (container, instance))
-    });
+    let pod = draft.input.pod;
+    let instances = spec::classified_regular(pod)
+        .chain(spec::classified_init(pod))
+        .flat_map(|container| draft.instances_of(container.name()).iter().map(move |instance| (container, *instance)));
     let gates = draft.input.gates;
     let (last, first): (Vec<_>, Vec<_>) =
         instances.partition(|(container, instance)| restart::demands_restart_all(container.spec, instance, gates));

@@ -1,6 +1,7 @@
 //! What the plan must say: tables of single situations, and properties over random ones.
 
 mod init;
+mod many;
 mod properties;
 mod proven;
 mod regular;

@@ -1,5 +1,6 @@
 //! Which dead containers exceed the limits of the node (upstream: `evictContainers`).
 
+use std::collections::HashMap;
 use std::collections::HashSet;
 
 use super::Dead;
@@ -54,11 +55,13 @@ pub fn excess(pods: &[CountedPod<'_>], policy: &DeadContainerPolicy, now: i64) -
 
 fn units_of<'a>(pod: &CountedPod<'a>, policy: &DeadContainerPolicy, now: i64) -> Vec<Unit<'a>> {
     let mut units: Vec<Unit<'a>> = Vec::new();
+    let mut positions: HashMap<&str, usize> = HashMap::new();
     for dead in dead_instances(pod.snapshot) {
         if policy.old_at(dead.status.created_at) > now {
             continue;
         }
-        match units.iter_mut().find(|unit| unit.dead.iter().any(|other| other.status.name == dead.status.name)) {
+        let position = *positions.entry(&dead.status.name).or_insert(units.len());
+        match units.get_mut(position) {
             Some(unit) => unit.dead.push(dead),
             None => units.push(Unit { has_ended: pod.has_ended, dead: vec![dead] }),
         }
@@ -162,6 +165,18 @@ mod tests {
         }
         // Those of the other pod do not count for the node either: its worker removes them.
         assert_eq!(ids(&[(&a, true), (&b, false)], policy(Some(1), Some(2))), ["a8"]);
+    }
+
+    /// As many as an object of the API server has room for.
+    #[test]
+    fn thousands_of_containers_are_counted_each() {
+        const COUNT: usize = 20_000;
+        let names: Vec<String> = (0..COUNT).map(|number| format!("c{number}")).collect();
+        let exited = |attempt| names.iter().map(move |name| testing::exited(name, attempt, 1));
+        let many = testing::snapshot(exited(1).chain(exited(0)).collect());
+        let counted = [CountedPod { snapshot: &many, has_ended: true }];
+        let found = excess(&counted, &policy(Some(1), None), testing::at(100_000));
+        assert!(found.len() == COUNT && found.iter().all(|id| id.as_str().ends_with("-0")), "{}", found.len());
     }
 
     #[test]
