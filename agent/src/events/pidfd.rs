@@ -27,8 +27,6 @@ const LONGEST_CODE_DELAY: Duration = Duration::from_millis(16);
 pub struct PidfdWatch {
     hierarchy: Hierarchy,
     sensor_states: SensorStates,
-    /// A probe reports exit codes: no need to read them from the pidfd.
-    codes_from_probe: bool,
     /// The runtime's pids were seen to be pids of the agent's own PID namespace. Until then "no such process" proves
     /// nothing.
     trusted: AtomicBool,
@@ -38,15 +36,9 @@ pub struct PidfdWatch {
 
 impl PidfdWatch {
     /// A watch that checks cgroups in `hierarchy`.
-    pub fn new(hierarchy: Hierarchy, sensor_states: SensorStates, codes_from_probe: bool) -> Self {
+    pub fn new(hierarchy: Hierarchy, sensor_states: SensorStates) -> Self {
         sensor_states.set(Sensor::Pidfd, SensorState::Up);
-        Self {
-            hierarchy,
-            sensor_states,
-            codes_from_probe,
-            trusted: AtomicBool::new(false),
-            has_failed: AtomicBool::new(false),
-        }
+        Self { hierarchy, sensor_states, trusted: AtomicBool::new(false), has_failed: AtomicBool::new(false) }
     }
 
     fn watch(&self, process: PinnedProcess, id: &ContainerId) -> Pinned {
@@ -63,13 +55,14 @@ impl PidfdWatch {
         }
         let is_init = process.is_pid_ns_init();
         self.trusted.store(true, Relaxed);
-        let read_code = is_init && !self.codes_from_probe;
+        let sensor_states = self.sensor_states.clone();
         let gone = Box::pin(async move {
             if let Err(error) = process.gone().await {
                 tracing::warn!(pid = process.pid(), %error, "cannot wait for a pidfd; waiting for the runtime's event");
                 std::future::pending::<()>().await;
             }
-            Gone { exit_code: if read_code { exit_code(&process).await } else { None } }
+            let reads_code = is_init && !has_codes_from_probe(&sensor_states);
+            Gone { exit_code: if reads_code { exit_code(&process).await } else { None } }
         });
         if is_init { Pinned::Watching(gone) } else { Pinned::Hint(gone) }
     }
@@ -91,6 +84,11 @@ fn owner(path: &str, id: &ContainerId) -> Owner {
         Some(_) => Owner::Container,
         None => Owner::Other,
     }
+}
+
+/// A probe reports exit codes: no need to read them from the pidfd.
+fn has_codes_from_probe(sensor_states: &SensorStates) -> bool {
+    sensor_states.get(Sensor::Exits) == Some(SensorState::Up)
 }
 
 async fn exit_code(process: &PinnedProcess) -> Option<i32> {
@@ -115,10 +113,12 @@ impl ProcessWatch for PidfdWatch {
             }
             Err(PinError::AlreadyGone { .. }) if self.trusted.load(Relaxed) => Pinned::Gone,
             Err(error @ PinError::AlreadyGone { .. }) => Pinned::NotFound(error.to_string()),
-            Err(error @ PinError::System { .. }) => {
+            Err(PinError::System { source, .. }) => {
                 self.has_failed.store(true, Relaxed);
-                self.sensor_states.set(Sensor::Pidfd, SensorState::Degraded(error.to_string()));
-                Pinned::Failed(error.to_string())
+                // It names no process: refusals for the same reason are one change of the state, also with each relist.
+                let reason = format!("cannot pin processes: {source}");
+                self.sensor_states.set(Sensor::Pidfd, SensorState::Degraded(reason.clone()));
+                Pinned::Failed(reason)
             }
             Err(error) => Pinned::Ineligible(error.to_string()),
         }
@@ -128,6 +128,34 @@ impl ProcessWatch for PidfdWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cgroups::HierarchyKind;
+
+    #[test]
+    fn codes_are_read_unless_the_probe_of_exits_is_up() {
+        let sensor_states = SensorStates::default();
+        assert!(!has_codes_from_probe(&sensor_states));
+        for (state, expected) in [
+            (SensorState::Up, true),
+            (SensorState::Degraded("some cgroups are not watched".to_owned()), false),
+            (SensorState::Down("process_exit: refused".to_owned()), false),
+            (SensorState::Off, false),
+        ] {
+            sensor_states.set(Sensor::Exits, state.clone());
+            assert_eq!(has_codes_from_probe(&sensor_states), expected, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn the_reason_of_a_refusal_is_the_same_for_all_processes() {
+        let (mount, kind) = ("/sys/fs/cgroup".into(), HierarchyKind::Unified);
+        let hierarchy = Hierarchy { kind, number: 0, mount, root: "/".to_owned() };
+        let sensor_states = SensorStates::default();
+        let watch = PidfdWatch::new(hierarchy, sensor_states.clone());
+        // The kernel refuses pid 0.
+        assert!(matches!(watch.pin(0, &ContainerId::from("a")), Pinned::Failed(_)));
+        let refused = SensorState::Degraded("cannot pin processes: Invalid argument (os error 22)".to_owned());
+        assert_eq!(sensor_states.get(Sensor::Pidfd), Some(refused));
+    }
 
     #[test]
     fn a_container_does_not_own_the_cgroup_of_its_monitor() {

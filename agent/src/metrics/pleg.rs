@@ -44,12 +44,12 @@ impl Pleg {
             ),
             interval: register.histogram(
                 "kubelet_pleg_relist_interval_seconds",
-                "[ALPHA] Time between the starts of two lists of all pods.",
+                "[ALPHA] Time from the start of the last successful list of all pods to that of the next.",
                 buckets::USUAL,
             ),
             last_seen: register.float_gauge(
                 "kubelet_pleg_last_seen_seconds",
-                "[ALPHA] Unix time at which the last list of all pods began.",
+                "[ALPHA] Unix time at which the last successful list of all pods began.",
             ),
             pod_relist: register.histogram(
                 "kubelet_pleg_pod_relist_duration_seconds",
@@ -95,7 +95,7 @@ impl Pleg {
         }
     }
 
-    /// A list of all pods ended. `interval` is the time since the one before began.
+    /// A list of all pods ended. `interval` is the time since the beginning of the last successful one, up to its own.
     pub fn relist(&self, reason: &'static str, took: Duration, interval: Option<Duration>, ok: bool) {
         self.relists.with_label_values(&[reason, result(ok)]).inc();
         self.relist.observe(took.as_secs_f64());
@@ -103,7 +103,8 @@ impl Pleg {
             self.interval.observe(interval.as_secs_f64());
         }
         let began = SystemTime::now().checked_sub(took).and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
-        if let Some(began) = began {
+        // It stays while lists fail, so that its age shows for how long.
+        if let Some(began) = began.filter(|_| ok) {
             self.last_seen.set(began.as_secs_f64());
         }
     }

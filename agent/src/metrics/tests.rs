@@ -229,6 +229,25 @@ fn without_use_only_unlabelled_families_show() {
     assert!(!text.contains("kubelet_runtime_operations_total"));
 }
 
+/// So that `time() - kubelet_pleg_last_seen_seconds` grows while the runtime does not answer.
+#[test]
+fn only_a_successful_list_of_all_pods_is_one_that_was_seen() {
+    let metrics = Metrics::new();
+    let seen = || {
+        let text = metrics.render().unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix("kubelet_pleg_last_seen_seconds "));
+        value.expect("the family").to_owned()
+    };
+    let relisted = |ok| metrics.pleg.relist("period", Duration::ZERO, None, ok);
+    relisted(false);
+    assert_eq!(seen(), "0");
+    relisted(true);
+    let last = seen();
+    assert_ne!(last, "0");
+    relisted(false);
+    assert_eq!(seen(), last);
+}
+
 /// An increase is seen only from the second value of a series on.
 #[test]
 fn oom_kills_begin_with_zero() {

@@ -284,9 +284,13 @@ impl PlegTask {
     /// lasted. True if exits are still unconfirmed.
     pub(super) fn overlay_pending_exits(&mut self, uid: &PodUid, snapshot: &mut PodSnapshot) -> bool {
         let Some(record) = self.records.get_mut(uid) else { return false };
-        let clock = self.config.clock;
-        let overlay = proven_exits::overlay_exits(snapshot, &record.proven_exits, |exit| {
-            clock.wall_nanos_before(exit.seen_at.elapsed() + exit.kernel_age.unwrap_or_default())
+        let (clock, known) = (self.config.clock, record.snapshot.clone());
+        let known = known.as_deref().filter(|_| !record.proven_exits.is_empty());
+        let known = known.map(PodSnapshot::containers_by_id).unwrap_or_default();
+        let overlay = proven_exits::overlay_exits(snapshot, &record.proven_exits, |id, exit| {
+            let shown = known.get(id).and_then(|container| finish_shown(container, exit));
+            let now = || clock.wall_nanos_before(exit.seen_at.elapsed() + exit.kernel_age.unwrap_or_default());
+            shown.unwrap_or_else(now)
         });
         for id in overlay.settled.iter().chain(&overlay.contradicted) {
             record.proven_exits.remove(id);
@@ -303,6 +307,12 @@ impl PlegTask {
 /// Time between two exits.
 fn apart(a: &ExitFacts, b: &ExitFacts) -> Duration {
     a.at.age(b.at.0).max(b.at.age(a.at.0))
+}
+
+/// The finish time of an exit that the snapshot before shows. It stays: computed again it is another one, by what lies between
+/// two readings of the clocks or by what the wall clock was set, and each change wakes the pod's worker.
+fn finish_shown(known: &ContainerStatus, exit: &ProvenExit) -> Option<i64> {
+    known.proven.filter(|shown| shown.seen_at == exit.seen_at).map(|_| known.finished_at)
 }
 
 /// The end of an init proves nothing where other processes may outlive it.

@@ -26,11 +26,11 @@ pub(super) struct Overlay {
     pub pending: bool,
 }
 
-/// Applies `exits` to `snapshot`. `finished_at` returns the wall-clock time of an exit in nanoseconds.
+/// Applies `exits` to `snapshot`. `finished_at` returns the wall-clock time of a container's exit in nanoseconds.
 pub(super) fn overlay_exits(
     snapshot: &mut PodSnapshot,
     exits: &HashMap<ContainerId, ProvenExit>,
-    finished_at: impl Fn(&ProvenExit) -> i64,
+    finished_at: impl Fn(&ContainerId, &ProvenExit) -> i64,
 ) -> Overlay {
     let mut overlay = Overlay::default();
     if exits.is_empty() {
@@ -50,7 +50,7 @@ pub(super) fn overlay_exits(
         } else {
             container.state = ContainerState::Exited;
             container.exit_code = exit.exit_code;
-            container.finished_at = finished_at(exit);
+            container.finished_at = finished_at(id, exit);
             container.proven = Some(*exit);
             overlay.pending = true;
         }
@@ -76,13 +76,13 @@ mod tests {
         let exits = HashMap::from([(ContainerId::from("a"), exit(now))]);
 
         let mut stale = snapshot(now, vec![container("a", "web", ContainerState::Running)]);
-        let overlay = overlay_exits(&mut stale, &exits, |_| 99);
+        let overlay = overlay_exits(&mut stale, &exits, |_, _| 99);
         assert!(overlay.pending && overlay.settled.is_empty());
         assert_eq!(stale.containers[0].state, ContainerState::Exited);
         assert_eq!((stale.containers[0].exit_code, stale.containers[0].finished_at), (Some(3), 99));
 
         let mut confirmed = snapshot(now, vec![container("a", "web", ContainerState::Exited)]);
-        assert_eq!(overlay_exits(&mut confirmed, &exits, |_| 99).settled, vec![ContainerId::from("a")]);
+        assert_eq!(overlay_exits(&mut confirmed, &exits, |_, _| 99).settled, vec![ContainerId::from("a")]);
         assert!(confirmed.containers[0].proven.is_none());
     }
 
@@ -92,7 +92,7 @@ mod tests {
         let exits = HashMap::from([(ContainerId::from("a"), exit(now))]);
         let later = now + CONTRADICTION + Duration::from_millis(1);
         let mut late = snapshot(later, vec![container("a", "web", ContainerState::Running)]);
-        let overlay = overlay_exits(&mut late, &exits, |_| 99);
+        let overlay = overlay_exits(&mut late, &exits, |_, _| 99);
         assert_eq!(overlay.contradicted, vec![ContainerId::from("a")]);
         assert_eq!(late.containers[0].state, ContainerState::Running);
     }

@@ -126,6 +126,12 @@ impl PodRecord {
         }
     }
 
+    /// False if the system has refused to watch the init process of a running container.
+    pub(super) fn watches_all(&self) -> bool {
+        let Some(snapshot) = &self.snapshot else { return true };
+        snapshot.running().all(|container| container.pid.is_none() || self.pins.contains(&container.id))
+    }
+
     /// True if the record holds nothing and can be removed.
     pub(super) fn is_vacant(&self) -> bool {
         self.snapshot.is_none() && self.inflight.is_none() && self.waiters.is_empty() && self.acting_since.is_none()

@@ -101,7 +101,7 @@ impl PlegTask {
     ) {
         let now = Instant::now();
         let reason = self.relists.inflight.take().map_or(RelistReason::Period, |(_, reason)| reason);
-        let interval = self.relists.previous.map(|previous| began - previous);
+        let interval = self.relists.covered_at.map(|covered_at| began.saturating_duration_since(covered_at));
         // The period is the pause between relists, so that a slow runtime is not called all the time.
         self.relists.previous = Some(now);
         self.config.observer.relist(reason, now - began, interval, result.is_ok());
@@ -166,7 +166,9 @@ impl PlegTask {
     fn listed(&mut self, uid: &PodUid, sampled_at: Instant, listing: Listing) {
         let record = self.records.entry(uid.clone()).or_default();
         let newer = record.snapshot.as_ref().is_some_and(|known| known.sampled_at > sampled_at);
-        if newer || record.snapshot.as_ref().is_some_and(|known| inspect::agrees(&listing, known)) {
+        let agrees = record.snapshot.as_ref().is_some_and(|known| inspect::agrees(&listing, known));
+        // One that agrees costs no call: when it is installed, processes that could not be watched are tried again.
+        if newer || (agrees && record.watches_all()) {
             return;
         }
         record.source.get_or_insert(Source::Relist);

@@ -196,6 +196,17 @@ fn unwatched(_pid: u32) -> Pinned {
     Pinned::Ineligible("no watch".to_owned())
 }
 
+/// A process whose end is noticed on `end`, with this code.
+fn ends_on(end: Arc<Notify>, code: i32) -> impl Fn(u32) -> Pinned + Send + Sync + 'static {
+    move |_pid| {
+        let end = end.clone();
+        Pinned::Watching(Box::pin(async move {
+            end.notified().await;
+            Gone { exit_code: Some(code) }
+        }))
+    }
+}
+
 #[derive(Default)]
 struct Inspections(AtomicUsize);
 
@@ -329,14 +340,7 @@ async fn a_late_code_of_a_pidfd_is_the_one_that_is_waited_for() {
     let runtime = FakeRuntime::with(4711, "");
     runtime.set(running("a"));
     let ended = Arc::new(Notify::new());
-    let end = ended.clone();
-    let pleg = Pleg::on(&runtime, move |_| {
-        let end = end.clone();
-        Pinned::Watching(Box::pin(async move {
-            end.notified().await;
-            Gone { exit_code: Some(0) }
-        }))
-    });
+    let pleg = Pleg::on(&runtime, ends_on(ended.clone(), 0));
     pleg.inspect("a").await;
     runtime.set(exited("a", -1));
     assert_eq!(pleg.inspect("a").await.exit_code, None);

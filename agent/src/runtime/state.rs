@@ -1,5 +1,6 @@
 //! Readiness of the runtime and its network, polled with the CRI call Status: frequently while not ready, rarely while
-//! ready, immediately on request. Version and features are read each time the runtime becomes ready.
+//! ready, immediately on request. The version is read when the runtime becomes ready, and with each check on request: a runtime
+//! that was replaced by another version may answer before a check has found it gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::Runtime;
 const HEALTHY_PERIOD: Duration = Duration::from_secs(60);
 /// Period while it is not.
 const UNHEALTHY_PERIOD: Duration = Duration::from_secs(1);
-/// Timeout of a Status call.
+/// Timeout of a Status call, and of one for the version.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(15);
 /// Delay of a requested check, which bundles requests in quick succession.
 const CHECK_DELAY: Duration = Duration::from_millis(100);
@@ -108,13 +109,15 @@ pub async fn watch_runtime(
     shutdown: CancellationToken,
 ) {
     let mut version: Option<v1::VersionResponse> = None;
+    let mut is_requested = false;
     loop {
         let began = Instant::now();
         let reply = tokio::time::timeout(STATUS_TIMEOUT, runtime.status(false)).await;
         let reply = reply.map_err(|_| format!("no answer to Status within {STATUS_TIMEOUT:?}"));
         let reply = reply.and_then(|reply| reply.map_err(|error| error.to_string()));
-        if reply.is_ok() && !state.borrow().is_ready() {
-            version = runtime.version().await.ok().or(version);
+        if reply.is_ok() && (is_requested || !state.borrow().is_ready()) {
+            let answer = tokio::time::timeout(STATUS_TIMEOUT, runtime.version()).await;
+            version = answer.ok().and_then(Result::ok).or(version);
         }
         let now = evaluate(reply, version.clone());
         state.send_if_modified(|known| {
@@ -127,11 +130,14 @@ pub async fn watch_runtime(
         });
         let healthy = matches!(now, RuntimeState::Ready { network_error: None, .. });
         let period = if healthy { HEALTHY_PERIOD } else { UNHEALTHY_PERIOD };
-        tokio::select! {
+        is_requested = tokio::select! {
             () = shutdown.cancelled() => return,
-            () = tokio::time::sleep_until(began + period) => {}
-            Ok(()) = check_request.changed() => tokio::time::sleep(CHECK_DELAY).await,
-        }
+            () = tokio::time::sleep_until(began + period) => false,
+            Ok(()) = check_request.changed() => {
+                tokio::time::sleep(CHECK_DELAY).await;
+                true
+            }
+        };
     }
 }
 

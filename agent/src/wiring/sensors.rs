@@ -95,7 +95,7 @@ pub(super) async fn start(
         tasks.spawn(named("OOM kills without probes", kills));
     }
     let watch: Arc<dyn ProcessWatch> = match hierarchy {
-        Ok(hierarchy) if sensors.pidfd => Arc::new(PidfdWatch::new(hierarchy, sensor_states.clone(), probes.is_some())),
+        Ok(hierarchy) if sensors.pidfd => Arc::new(PidfdWatch::new(hierarchy, sensor_states.clone())),
         Ok(_) => {
             sensor_states.set(Sensor::Pidfd, SensorState::Off);
             Arc::new(NoProcessWatch)

@@ -49,6 +49,7 @@ use crate::kernel::bpf::Probes;
 use crate::kernel::btf;
 use crate::kernel::kmsg::KMSG;
 use crate::kernel::kmsg::KernelLog;
+use crate::kernel::open_files;
 use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::oom::OomReporter;
@@ -122,6 +123,8 @@ pub async fn start(
     options: CollectOptions,
     shutdown: CancellationToken,
 ) -> Result<(mpsc::Receiver<Message>, Measure), CgroupError> {
+    // Each container takes a pidfd: as many files as the hard limit allows. A failure shows in the state of the sensor.
+    let _ = open_files::limit(u64::MAX);
     let hierarchies = in_own_namespace(Hierarchies::detect()?);
     let sensor_states = SensorStates::default();
     let (hints, hinted) = mpsc::channel(HINT_CAPACITY);
@@ -138,7 +141,7 @@ pub async fn start(
     let probes = sensing.start(&early, &shutdown).await;
     pressure_state(&sensor_states, &hierarchies);
     let watch: Arc<dyn ProcessWatch> = match hierarchies.containers.clone() {
-        Some(hierarchy) => Arc::new(PidfdWatch::new(hierarchy, sensor_states.clone(), probes.is_some())),
+        Some(hierarchy) => Arc::new(PidfdWatch::new(hierarchy, sensor_states.clone())),
         None => Arc::new(NoProcessWatch),
     };
     let runtime = Runtime::new(&options.endpoint, None, RuntimeOptions::default());

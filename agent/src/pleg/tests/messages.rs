@@ -49,14 +49,7 @@ async fn a_late_code_of_success_takes_the_message_of_an_error_away() {
     let (log, runtime) = (log(), FakeRuntime::with(4711, ""));
     runtime.set(running("a"));
     let ended = Arc::new(Notify::new());
-    let end = ended.clone();
-    let pleg = Pleg::on(&runtime, move |_| {
-        let end = end.clone();
-        Pinned::Watching(Box::pin(async move {
-            end.notified().await;
-            Gone { exit_code: Some(0) }
-        }))
-    });
+    let pleg = Pleg::on(&runtime, ends_on(ended.clone(), 0));
     pleg.inspect("a").await;
     runtime.set(codeless(log.path()));
     let codeless = pleg.inspect("a").await;

@@ -2,6 +2,7 @@
 
 mod events;
 pub(crate) mod server;
+mod state;
 
 use std::sync::Arc;
 use std::sync::Mutex;
