@@ -1,5 +1,6 @@
 //! The task: reads the signals, decides, acts. One pod at a time; after an eviction the signals are read again at once.
 
+use std::collections::HashMap;
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::Pressures;
 use crate::model::pod_ref;
+use crate::model::spec;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::workers::act::runtime_kill_limit;
@@ -270,6 +272,9 @@ impl<O: Observe> Manager<O> {
             let relieved = self.relieve_disk(signal, reclaim, thresholds, pods).await;
             let Some(measured) = relieved else { return false };
             measured
+        } else if pods.iter().all(|pod| spec::is_critical(pod)) {
+            // Notifications of the kernel may come often while nothing can be done.
+            (pods, Ok(HashMap::new()))
         } else {
             let usage = self.parts.observe.usage(&pods, false).await;
             (pods, usage)

@@ -50,13 +50,45 @@ enum Step {
 pub(super) struct Relief {
     /// At most one, with what is removed from the node.
     running: JoinSet<(Reclaim, Step)>,
+    /// What is removed by the one that was begun last.
+    begun: Reclaim,
     /// The last one, until the next one follows from it.
     ended: Option<(Reclaim, Step)>,
-    /// What removes from the node, and what measures files: at most one of each. It may outlast its step.
-    removing: JoinSet<()>,
+    containers: Removal,
+    images: Removal,
+    /// What measures files: at most one. It may outlast its step.
     measuring: JoinSet<()>,
-    /// Cancelled when what removes has ended.
-    removed: CancellationToken,
+}
+
+/// What removes one kind of what no pod needs: at most one. It may outlast its step.
+#[derive(Debug, Default)]
+struct Removal {
+    running: JoinSet<()>,
+    /// Cancelled when it has ended.
+    ended: CancellationToken,
+}
+
+impl Removal {
+    /// Begins what `start` returns, unless the last one still runs: two would remove the same. Returns what is cancelled when
+    /// the one that runs has ended.
+    fn begin(&mut self, start: impl FnOnce() -> BoxFuture<'static, ()>) -> CancellationToken {
+        while let Some(ended) = self.running.try_join_next() {
+            if let Err(error) = ended {
+                tracing::error!(%error, "not all that no pod needs was removed");
+            }
+        }
+        // Its task may still be about to return after it has ended.
+        if self.running.is_empty() || self.ended.is_cancelled() {
+            self.ended = CancellationToken::new();
+            // It has ended if it panics, too.
+            let (removing, ended) = (start(), self.ended.clone().drop_guard());
+            self.running.spawn(async move {
+                removing.await;
+                drop(ended);
+            });
+        }
+        self.ended.clone()
+    }
 }
 
 impl Relief {
@@ -87,27 +119,34 @@ impl Relief {
         (of == what && !is_old).then_some(step)
     }
 
-    /// The step that removes what no pod needs, by what `start` returns. If the last removal still runs, that one is waited for:
-    /// two would remove the same.
-    fn removal(&mut self, start: impl FnOnce() -> BoxFuture<'static, ()>) -> BoxFuture<'static, Step> {
-        while let Some(ended) = self.removing.try_join_next() {
-            if let Err(error) = ended {
-                tracing::error!(%error, "not all that no pod needs was removed");
-            }
-        }
-        // Its task may still be about to return after it has ended.
-        if self.removing.is_empty() || self.removed.is_cancelled() {
-            self.removed = CancellationToken::new();
-            // It has ended if it panics, too.
-            let (removing, ended) = (start(), self.removed.clone().drop_guard());
-            self.removing.spawn(async move {
-                removing.await;
-                drop(ended);
-            });
-        }
-        let removed = self.removed.clone();
+    /// The step that removes what no pod needs, each kind by what `start` returns for it. A kind whose last removal still runs is
+    /// waited for. Images are removed after the containers that use them, which are waited for half of the time at most.
+    fn removal(
+        &mut self,
+        what: Reclaim,
+        mut start: impl FnMut(Reclaim) -> BoxFuture<'static, ()>,
+    ) -> BoxFuture<'static, Step> {
+        let containers = what.containers.then(|| self.containers.begin(|| start(Reclaim { images: false, ..what })));
+        let before = containers.clone();
+        let images = what.images.then(|| {
+            self.images.begin(|| {
+                let removing = start(Reclaim { containers: false, ..what });
+                Box::pin(async move {
+                    if let Some(containers) = before {
+                        // One that takes longer is waited for no more.
+                        let _ = tokio::time::timeout(LIMIT / 2, containers.cancelled()).await;
+                    }
+                    removing.await;
+                })
+            })
+        });
         Box::pin(async move {
-            if tokio::time::timeout(LIMIT, removed.cancelled()).await.is_err() {
+            let all = async {
+                for removed in [containers, images].into_iter().flatten() {
+                    removed.cancelled().await;
+                }
+            };
+            if tokio::time::timeout(LIMIT, all).await.is_err() {
                 tracing::warn!(limit = ?LIMIT, "what no pod needs is not removed yet: pods may be evicted before");
             }
             Step::Reclaimed
@@ -141,8 +180,17 @@ impl Relief {
         }))
     }
 
+    /// Waits no more for a step that removes anything else than `what`: it is for another disk. The removal or measurement that
+    /// it has begun goes on.
+    fn leave_other(&mut self, what: Reclaim) {
+        if self.begun != what {
+            self.running = JoinSet::new();
+        }
+    }
+
     /// Begins a step. Returns it if it ends soon.
     async fn begin(&mut self, of: Reclaim, step: impl Future<Output = Step> + Send + 'static) -> Option<Step> {
+        self.begun = of;
         self.running.spawn(async move { (of, step.await) });
         // If it takes longer, a later pass goes on from it.
         let _ = tokio::time::timeout(PATIENCE, self.next()).await;
@@ -160,6 +208,7 @@ impl<O: Observe> Manager<O> {
         thresholds: &[Threshold],
         mut pods: Vec<Pod>,
     ) -> Option<(Vec<Pod>, Usage)> {
+        self.relief.leave_other(what);
         if self.relief.is_running() {
             return None;
         }
@@ -168,7 +217,7 @@ impl<O: Observe> Manager<O> {
             let next = match ended {
                 None if !what.is_any() => Step::Reclaimed,
                 None => {
-                    let step = self.relief.removal(|| self.parts.observe.reclaim(what));
+                    let step = self.relief.removal(what, |kind| self.parts.observe.reclaim(kind));
                     self.relief.begin(what, step).await?
                 }
                 Some(Step::Reclaimed) => {
@@ -202,6 +251,8 @@ impl<O: Observe> Manager<O> {
 mod tests {
     use super::*;
 
+    const CONTAINERS: Reclaim = Reclaim { containers: true, images: false };
+    const IMAGES: Reclaim = Reclaim { containers: false, images: true };
     const ALL: Reclaim = Reclaim { containers: true, images: true };
 
     #[tokio::test(start_paused = true)]
@@ -232,23 +283,66 @@ mod tests {
         }
         let (mut relief, begin) = (Relief::default(), Instant::now());
         let (finish, finished) = oneshot::channel::<()>();
-        let hanging = relief.removal(|| {
+        let mut finished = Some(finished);
+        let hanging = relief.removal(IMAGES, |_| {
+            let finished = finished.take().unwrap();
             Box::pin(async move {
                 let _ = finished.await;
             })
         });
         assert!(matches!(hanging.await, Step::Reclaimed));
         assert!((LIMIT..LIMIT + PATIENCE).contains(&begin.elapsed()), "{:?}", begin.elapsed());
-        let waiting = relief.removal(|| panic!("the first one still runs"));
+        let waiting = relief.removal(IMAGES, |_| panic!("the first one still runs"));
         finish.send(()).unwrap();
         assert!(matches!(waiting.await, Step::Reclaimed));
         assert!(begin.elapsed() < LIMIT + PATIENCE, "it has ended: {:?}", begin.elapsed());
         let mut is_begun = false;
-        let panics = relief.removal(|| {
+        let panics = relief.removal(IMAGES, |_| {
             is_begun = true;
             Box::pin(panicking())
         });
         assert!(matches!(panics.await, Step::Reclaimed) && is_begun);
+    }
+
+    /// The order in which kinds are removed, if `hanging` does not end.
+    async fn removed(relief: &mut Relief, what: Reclaim, hanging: Reclaim) -> Vec<Reclaim> {
+        let (sender, mut kinds) = tokio::sync::mpsc::unbounded_channel();
+        let step = relief.removal(what, |kind| {
+            let sender = sender.clone();
+            Box::pin(async move {
+                sender.send(kind).unwrap();
+                if kind == hanging {
+                    std::future::pending::<()>().await;
+                }
+            })
+        });
+        assert!(matches!(step.await, Step::Reclaimed));
+        std::iter::from_fn(|| kinds.try_recv().ok()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kind_whose_removal_hangs_does_not_keep_the_other_one_from_being_removed() {
+        let (mut relief, begin) = (Relief::default(), Instant::now());
+        assert_eq!(removed(&mut relief, IMAGES, IMAGES).await, [IMAGES]);
+        let hung = begin.elapsed();
+        assert_eq!(removed(&mut relief, CONTAINERS, IMAGES).await, [CONTAINERS]);
+        assert_eq!(begin.elapsed(), hung, "the images are not waited for");
+        assert_eq!(removed(&mut Relief::default(), ALL, CONTAINERS).await, [CONTAINERS, IMAGES]);
+        let before = begin.elapsed();
+        let in_order = removed(&mut Relief::default(), ALL, Reclaim::default()).await;
+        assert_eq!(in_order, [CONTAINERS, IMAGES]);
+        assert_eq!(begin.elapsed(), before, "nothing hangs");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_for_another_disk_is_not_waited_for() {
+        let mut relief = Relief::default();
+        assert!(relief.begin(IMAGES, std::future::pending()).await.is_none());
+        relief.leave_other(IMAGES);
+        assert!(relief.is_running(), "it is for the same disk");
+        relief.leave_other(CONTAINERS);
+        assert!(!relief.is_running());
+        assert!(relief.begin(CONTAINERS, std::future::ready(Step::Reclaimed)).await.is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -28,7 +28,6 @@ use super::descriptors::OpenFiles;
 use super::descriptors::Wanted;
 use super::family::Family;
 use super::filesystems::FileSystem;
-use super::filesystems::file_systems;
 use super::sample::ContainerSample;
 use super::sample::Measured;
 use super::sample::PodSample;
@@ -86,6 +85,7 @@ struct Row {
 pub(super) fn take(
     layout: &Layout,
     proc: &Path,
+    file_systems: Vec<FileSystem>,
     sample: &Sample,
     descriptors: &mut Descriptors,
     ooms: &OomCounts,
@@ -97,7 +97,7 @@ pub(super) fn take(
     let mut events = ooms.all();
     rows.extend(row(&sample.node).map(|row| Row {
         interfaces: interfaces_of(&proc.join("self")).unwrap_or_default(),
-        file_systems: file_systems(proc),
+        file_systems,
         has_pressure: pressure_of_machine,
         oom_events: Some(ooms.of_node()),
         ..row

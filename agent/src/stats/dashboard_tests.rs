@@ -3,10 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::path::PathBuf;
 
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::Value;
 use tonic::Status;
 
@@ -364,5 +367,42 @@ async fn the_summary_has_volumes_pressure_and_processes() {
         let DiskUsage { inodes, inodes_free, inodes_used, .. } = claim.usage;
         assert_eq!(inodes_used + inodes_free, inodes, "of its file system, not of the files that were counted");
         assert_eq!(volumes[1]["usedBytes"], claim.usage.used);
+    }
+}
+
+/// In real time, as a call that hangs stops a paused clock. A pipe is opened for reading when it is opened for writing.
+#[test]
+fn a_request_that_hangs_keeps_one_thread() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().max_blocking_threads(2).build().unwrap();
+    runtime.block_on(async {
+        for is_summary in [false, true] {
+            let node = node(Kind::V2);
+            let file = node._dir.path().join("proc/self/net/dev");
+            fs::remove_file(&file).unwrap();
+            mkfifo(&file, Mode::S_IRWXU).unwrap();
+            let first = tokio::spawn(ask(node.stats.clone(), is_summary));
+            let mut options = fs::File::options();
+            options.write(true).custom_flags(libc::O_NONBLOCK);
+            let _writer = loop {
+                match options.open(&file) {
+                    Ok(writer) => break writer,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            };
+            first.abort();
+            let second = tokio::time::timeout(Duration::from_millis(500), ask(node.stats.clone(), is_summary)).await;
+            assert!(second.is_err(), "it waits for the first one");
+            let other = tokio::time::timeout(Duration::from_secs(20), tokio::task::spawn_blocking(|| ())).await;
+            assert!(other.is_ok(), "summary: {is_summary}");
+        }
+    });
+}
+
+async fn ask(stats: Stats, is_summary: bool) {
+    if is_summary {
+        drop(stats.summary(false).await);
+    } else {
+        drop(stats.cadvisor_metrics().await);
     }
 }

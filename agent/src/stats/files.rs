@@ -1,12 +1,20 @@
 //! Logs and other files of pods outside their volumes: one folder for each container, written by the runtime. Measured when
-//! asked for, kept for a while, and within a time limit: those that were measured longest ago come first. Blocks.
+//! asked for, kept for a while, and within a time limit: those that were measured longest ago come first. One thread
+//! measures at a time: a disk that hangs keeps that one, and readers get what is known. Blocks.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::Condvar;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::thread;
 use std::time::Duration;
+use std::time::Instant as RealInstant;
 
 use tokio::time::Instant;
 
@@ -17,6 +25,8 @@ use crate::model::PodUid;
 
 /// Files of a log folder that are looked at: the runtime and the rotation of logs keep a handful.
 const LONGEST_LISTING: usize = 1000;
+/// How long a reader waits for a disk that hangs.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Files of one pod outside its volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,45 +44,131 @@ pub(super) struct Effort {
     pub(super) max_age: Duration,
     /// After this time the older results are used; pods without one are measured in any case.
     pub(super) limit: Duration,
+    /// After this time what is known is used.
+    pub(super) timeout: Duration,
 }
 
 impl Effort {
     /// For a request of a monitoring system.
-    pub(super) const SCRAPE: Self = Self { max_age: Duration::from_secs(10), limit: Duration::from_millis(5) };
+    pub(super) const SCRAPE: Self =
+        Self { max_age: Duration::from_secs(10), limit: Duration::from_millis(5), timeout: TIMEOUT };
     /// For an eviction.
-    pub(super) const NOW: Self = Self { max_age: Duration::ZERO, limit: Duration::from_secs(1) };
+    pub(super) const NOW: Self = Self { max_age: Duration::ZERO, limit: Duration::from_secs(1), timeout: TIMEOUT };
 }
 
-/// The files of all pods, as far as they were measured.
-#[derive(Debug, Default)]
-pub(super) struct Files(HashMap<PodUid, (Instant, PodFiles)>);
+/// The files of all pods, as far as they were measured. Clones share them.
+#[derive(Clone, Default)]
+pub(super) struct Files(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// The thread that measured has ended.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    known: HashMap<PodUid, (Instant, PodFiles)>,
+    /// A thread measures, and readers wait for it until then.
+    awaited_until: Option<RealInstant>,
+}
+
+/// Pods that are to be measured, and whether an older result is known of each.
+type Due = Vec<(bool, PodRef)>;
 
 impl Files {
-    /// The files of the wanted ones of these pods. What is known of the others stays; of pods that are not among these it is
-    /// dropped.
+    /// The files of the wanted ones of these pods, as far as they are known. What is known of the others stays; of pods that
+    /// are not among these it is dropped.
     pub(super) fn measure(
-        &mut self,
+        &self,
         folders: &Folders,
         pods: &[PodRef],
         wanted: impl Fn(&PodUid) -> bool,
         effort: Effort,
     ) -> HashMap<PodUid, PodFiles> {
-        let (now, began) = (Instant::now(), std::time::Instant::now());
-        let present: HashSet<&PodUid> = pods.iter().map(|pod| &pod.uid).collect();
-        self.0.retain(|uid, _| present.contains(uid));
-        let wanted = pods.iter().filter(|pod| wanted(&pod.uid));
-        let mut order: Vec<(Option<Instant>, &PodRef)> =
-            wanted.map(|pod| (self.0.get(&pod.uid).map(|(at, _)| *at), pod)).collect();
-        order.sort_by_key(|(at, _)| *at);
-        for &(measured_at, pod) in &order {
-            let is_fresh = measured_at.is_some_and(|at| now.saturating_duration_since(at) < effort.max_age);
-            let is_late = measured_at.is_some() && began.elapsed() > effort.limit;
-            if !is_fresh && !is_late {
-                self.0.insert(pod.uid.clone(), (now, of_pod(folders, pod)));
+        let folders = folders.clone();
+        self.measure_by(move |pod| of_pod(&folders, pod), pods, wanted, effort)
+    }
+
+    fn measure_by(
+        &self,
+        of_pod: impl Fn(&PodRef) -> PodFiles + Send + 'static,
+        pods: &[PodRef],
+        wanted: impl Fn(&PodUid) -> bool,
+        effort: Effort,
+    ) -> HashMap<PodUid, PodFiles> {
+        let until = RealInstant::now() + effort.timeout;
+        let wanted: Vec<&PodRef> = pods.iter().filter(|pod| wanted(&pod.uid)).collect();
+        let mut state = self.0.await_thread();
+        let now = Instant::now();
+        let due = state.due(pods, &wanted, now, effort.max_age);
+        if state.awaited_until.is_none() && !due.is_empty() {
+            state.awaited_until = Some(until);
+            drop(state);
+            let turn = Turn(self.0.clone());
+            let work = move || turn.measure(of_pod, due, now, effort.limit);
+            if let Err(error) = thread::Builder::new().name("logs".to_owned()).spawn(work) {
+                tracing::warn!(%error, "there is no thread to measure the logs of pods");
             }
+            state = self.0.await_thread();
         }
-        let files = |(_, pod): (_, &PodRef)| Some((pod.uid.clone(), self.0.get(&pod.uid)?.1.clone()));
-        order.into_iter().filter_map(files).collect()
+        let files = |pod: &&PodRef| Some((pod.uid.clone(), state.known.get(&pod.uid)?.1.clone()));
+        wanted.iter().filter_map(files).collect()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Changed one entry at a time: a panic elsewhere leaves it usable.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the end of the thread that measures, if there is one.
+    fn await_thread(&self) -> MutexGuard<'_, State> {
+        let state = self.lock();
+        let now = RealInstant::now();
+        let left = state.awaited_until.unwrap_or(now).saturating_duration_since(now);
+        let waited = self.ended.wait_timeout_while(state, left, |state| state.awaited_until.is_some());
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state
+    }
+}
+
+/// A thread measures, until this is dropped.
+struct Turn(Arc<Shared>);
+
+impl Turn {
+    fn measure(&self, of_pod: impl Fn(&PodRef) -> PodFiles, due: Due, now: Instant, limit: Duration) {
+        let began = RealInstant::now();
+        for (is_known, pod) in due {
+            // Those without an older result come first.
+            if is_known && began.elapsed() > limit {
+                break;
+            }
+            let files = of_pod(&pod);
+            self.0.lock().known.insert(pod.uid, (now, files));
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.lock().awaited_until = None;
+        self.0.ended.notify_all();
+    }
+}
+
+impl State {
+    /// Those of the wanted pods that have no result of this age, that with the oldest one first.
+    fn due(&mut self, pods: &[PodRef], wanted: &[&PodRef], now: Instant, max_age: Duration) -> Due {
+        let present: HashSet<&PodUid> = pods.iter().map(|pod| &pod.uid).collect();
+        self.known.retain(|uid, _| present.contains(uid));
+        let known_at = |pod: &PodRef| self.known.get(&pod.uid).map(|(at, _)| *at);
+        let mut order: Vec<(Option<Instant>, &PodRef)> = wanted.iter().map(|pod| (known_at(pod), *pod)).collect();
+        order.retain(|(at, _)| at.is_none_or(|at| now.saturating_duration_since(at) >= max_age));
+        order.sort_by_key(|(at, _)| *at);
+        order.into_iter().map(|(at, pod)| (at.is_some(), pod.clone())).collect()
     }
 }
 
@@ -103,6 +199,8 @@ fn file(path: &Path) -> Used {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
     fn pod(name: &str) -> PodRef {
@@ -121,7 +219,7 @@ mod tests {
         write(&logs.join("main/deeper/not-a-log"));
         write(&logs.join("loose"));
         write(&dir.path().join("pods/a-uid/etc-hosts"));
-        let mut files = Files::default();
+        let files = Files::default();
         let found = files.measure(&folders, &[pod("a"), pod("b")], |_| true, Effort::SCRAPE);
         let of_a = &found[&pod("a").uid];
         assert_eq!((of_a.logs["main"].inodes, of_a.other.inodes), (2, 2), "the folder and its log; two other files");
@@ -129,16 +227,14 @@ mod tests {
         assert_eq!(found[&pod("b").uid], PodFiles::default());
 
         write(&logs.join("main/1.log"));
-        let inodes = |files: &mut Files, effort| {
-            files.measure(&folders, &[pod("a")], |_| true, effort)[&pod("a").uid].logs["main"].inodes
-        };
-        assert_eq!(inodes(&mut files, Effort::SCRAPE), 2, "measured a moment ago");
-        assert_eq!(files.0.len(), 1, "a pod that is gone is dropped");
-        assert_eq!(inodes(&mut files, Effort::NOW), 3);
+        let inodes = |effort| files.measure(&folders, &[pod("a")], |_| true, effort)[&pod("a").uid].logs["main"].inodes;
+        assert_eq!(inodes(Effort::SCRAPE), 2, "measured a moment ago");
+        assert_eq!(files.0.lock().known.len(), 1, "a pod that is gone is dropped");
+        assert_eq!(inodes(Effort::NOW), 3);
         write(&logs.join("main/2.log"));
         tokio::time::advance(Effort::SCRAPE.max_age).await;
-        assert_eq!(inodes(&mut files, Effort { limit: Duration::ZERO, ..Effort::SCRAPE }), 3, "no time is left");
-        assert_eq!(inodes(&mut files, Effort::SCRAPE), 4);
+        assert_eq!(inodes(Effort { limit: Duration::ZERO, ..Effort::SCRAPE }), 3, "no time is left");
+        assert_eq!(inodes(Effort::SCRAPE), 4);
     }
 
     #[tokio::test(start_paused = true)]
@@ -154,7 +250,7 @@ mod tests {
         for name in ["a", "b"] {
             write(name, "0.log");
         }
-        let mut files = Files::default();
+        let files = Files::default();
         files.measure(&folders, &pods, |_| true, Effort::NOW);
         for name in ["a", "b"] {
             write(name, "1.log");
@@ -164,6 +260,40 @@ mod tests {
         let known = files.measure(&folders, &pods, |_| true, Effort::SCRAPE);
         assert_eq!(known[&pod("b").uid].logs["main"].inodes, 2, "it is known from before");
         files.measure(&folders, &[pod("b"), pod("c")], |_| false, Effort::NOW);
-        assert_eq!(files.0.keys().collect::<Vec<_>>(), [&pod("b").uid], "a pod that is gone is dropped");
+        let state = files.0.lock();
+        assert_eq!(state.known.keys().collect::<Vec<_>>(), [&pod("b").uid], "a pod that is gone is dropped");
+    }
+
+    #[test]
+    fn a_folder_that_hangs_keeps_one_thread_and_no_reader() {
+        let (started, starts) = mpsc::channel();
+        let (finish, finished) = mpsc::channel::<()>();
+        let (files, finished) = (Files::default(), Arc::new(Mutex::new(finished)));
+        let known = |pods: &[PodRef], timeout| {
+            let (started, finished) = (started.clone(), finished.clone());
+            let of_pod = move |pod: &PodRef| {
+                // Fails if the test has ended.
+                let _ = started.send(pod.name.to_string());
+                if pod.name.starts_with("hangs") {
+                    // Until the other end is dropped.
+                    let _ = finished.lock().unwrap().recv();
+                }
+                PodFiles::default()
+            };
+            let found = files.measure_by(of_pod, pods, |_| true, Effort { timeout, ..Effort::NOW });
+            pods.iter().map(|pod| found.contains_key(&pod.uid)).collect::<Vec<_>>()
+        };
+        let pods = [pod("hangs"), pod("other")];
+        assert_eq!(known(&pods[1..], TIMEOUT), [true]);
+        assert_eq!(known(&pods, Duration::ZERO), [false, true], "it waits no longer than it is told");
+        assert_eq!(starts.iter().take(2).collect::<Vec<_>>(), ["other", "hangs"]);
+        let began = RealInstant::now();
+        assert_eq!(known(&pods, TIMEOUT), [false, true]);
+        assert!(began.elapsed() < TIMEOUT, "the folder that hangs is not waited for again");
+        assert!(starts.try_recv().is_err(), "no other thread is kept");
+        drop(finish);
+        while known(&pods, TIMEOUT) != [true, true] {
+            thread::yield_now();
+        }
     }
 }

@@ -1,11 +1,13 @@
-//! File systems of the machine that are on a block device, and the traffic with their devices. Reads two tables, and asks
-//! each file system for its size; those of networks are left out, since they may not answer. Blocks.
+//! File systems of the machine that are on a block device, and the traffic with their devices, from two tables of the kernel.
+//! Their sizes are measured elsewhere: a device may not answer, as that of a volume whose server is gone.
 
 use std::collections::BTreeMap;
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
+use std::path::PathBuf;
 
+use super::disks::Usages;
 use crate::filesystem::read_mounts;
 use crate::kernel::usage::DiskUsage;
 
@@ -13,6 +15,16 @@ use crate::kernel::usage::DiskUsage;
 const MOST: usize = 64;
 
 /// A mounted block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mounted {
+    /// Such as `/dev/sda1`.
+    device: String,
+    /// Where it is mounted.
+    pub(super) point: PathBuf,
+    traffic: Option<Traffic>,
+}
+
+/// A mounted block device whose size is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FileSystem {
     /// Such as `/dev/sda1`.
@@ -36,17 +48,27 @@ pub(super) struct Traffic {
     pub(super) weighted_time: u64,
 }
 
-/// Each device once, by the mount with the shortest path.
-pub(super) fn file_systems(proc: &Path) -> Vec<FileSystem> {
+/// Each device once, by the mount with the shortest path. Blocks for the time of two files of the kernel.
+pub(super) fn mounted(proc: &Path) -> Vec<Mounted> {
     let table = read_mounts(&proc.join("self/mountinfo")).unwrap_or_default();
     let traffic = traffic(&fs::read_to_string(proc.join("diskstats")).unwrap_or_default());
     let mut mounts = devices(&table);
     mounts.truncate(MOST);
-    let one = |(number, device, point): (String, String, String)| {
-        let usage = DiskUsage::of(Path::new(&point)).ok().filter(|usage| usage.capacity > 0)?;
-        Some(FileSystem { device, usage, traffic: traffic.get(&number).copied() })
+    let one = |(number, device, point): (String, String, String)| Mounted {
+        device,
+        point: point.into(),
+        traffic: traffic.get(&number).copied(),
     };
-    mounts.into_iter().filter_map(one).collect()
+    mounts.into_iter().map(one).collect()
+}
+
+/// Those whose size is known.
+pub(super) fn file_systems(mounted: Vec<Mounted>, sizes: &Usages) -> Vec<FileSystem> {
+    let one = |Mounted { device, point, traffic }: Mounted| {
+        let usage = sizes.get(&point).copied().filter(|usage| usage.capacity > 0)?;
+        Some(FileSystem { device, usage, traffic })
+    };
+    mounted.into_iter().filter_map(one).collect()
 }
 
 /// Number, file and mount point of each block device in a `mountinfo` table. Mounts of single files and of parts of a file
@@ -114,15 +136,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("self")).unwrap();
         // A privileged container chose the name of the second mount point.
-        let table = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 8:1 /x /pods/\xff rw - ext4 /dev/sda1 rw\n";
+        let table = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n23 22 8:1 /x /pods/\xff rw - ext4 /dev/sda1 rw\n\
+                      24 22 8:16 / /silent rw - xfs /dev/sdb rw\n";
         fs::write(dir.path().join("self/mountinfo"), table).unwrap();
         fs::write(dir.path().join("diskstats"), "   8       1 sda1 1 2 3 4 5 6 7 8 9 10 11 0 0 0 0\n").unwrap();
-        let found = file_systems(dir.path());
-        let [disk] = &found[..] else { panic!("{found:?}") };
-        assert_eq!((disk.device.as_str(), disk.usage.capacity > 0), ("/dev/sda1", true));
+        let mounted_devices = mounted(dir.path());
+        assert_eq!(mounted_devices.len(), 2, "{mounted_devices:?}");
+        let size = DiskUsage { capacity: 9, ..DiskUsage::default() };
+        let found = file_systems(mounted_devices, &[("/".into(), size)].into());
+        let [disk] = &found[..] else { panic!("one does not answer: {found:?}") };
+        assert_eq!((disk.device.as_str(), disk.usage), ("/dev/sda1", size));
         let traffic = disk.traffic.expect("it is counted");
         assert_eq!((traffic.reads_merged, traffic.sectors_read, traffic.read_time), (2, 3, 4));
         assert_eq!((traffic.in_progress, traffic.io_time, traffic.weighted_time), (9, 10, 11));
-        assert!(file_systems(&dir.path().join("none")).is_empty());
+        assert!(mounted(&dir.path().join("none")).is_empty());
     }
 }

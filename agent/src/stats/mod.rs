@@ -58,6 +58,7 @@ pub use self::extras::VolumeAt;
 use self::files::Effort;
 use self::files::Files;
 use self::files::PodFiles;
+use self::filesystems::FileSystem;
 pub use self::pod_usage::ContainerUsage;
 pub use self::pod_usage::PodUsage;
 use self::quotas::Quotas;
@@ -151,9 +152,12 @@ pub struct Stats {
     identity: Arc<NodeIdentity>,
     sample: Arc<Mutex<Option<Arc<Sample>>>>,
     extras: Arc<Mutex<Option<Aged>>>,
-    files: Arc<std::sync::Mutex<Files>>,
-    descriptors: Arc<std::sync::Mutex<Descriptors>>,
+    files: Files,
+    descriptors: Arc<Mutex<Descriptors>>,
+    /// Of volumes.
     disks: Arc<Disks>,
+    /// Of the machine.
+    machine_disks: Arc<Disks>,
     quotas: Arc<Quotas>,
     walks: Arc<Walks>,
     durations: Durations,
@@ -174,9 +178,10 @@ impl Stats {
             identity: Arc::new(identity),
             sample: Arc::default(),
             extras: Arc::default(),
-            files: Arc::default(),
+            files: Files::default(),
             descriptors: Arc::default(),
             disks: Arc::default(),
+            machine_disks: Arc::default(),
             quotas: Arc::default(),
             walks: Arc::default(),
             durations: Durations::default(),
@@ -229,16 +234,26 @@ impl Stats {
                 return Scrape::default();
             }
         };
-        let stats = self.clone();
+        let (file_systems, source) = (self.file_systems().await, self.source.clone());
+        // Held by the thread: one that hangs keeps no others.
+        let mut descriptors = self.descriptors.clone().lock_owned().await;
         let scrape = tokio::task::spawn_blocking(move || {
-            // Changed one entry at a time: a panic elsewhere leaves it usable.
-            let mut descriptors = stats.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
-            let source = &stats.source;
-            cadvisor::take(&source.layout, &source.proc, &sample, &mut descriptors, &source.ooms)
+            cadvisor::take(&source.layout, &source.proc, file_systems, &sample, &mut descriptors, &source.ooms)
         })
         .await;
         // The agent is shutting down.
         scrape.unwrap_or_default()
+    }
+
+    /// File systems of the machine. Those that do not answer are absent, or have their last size.
+    async fn file_systems(&self) -> Vec<FileSystem> {
+        let proc = self.source.proc.clone();
+        let mounted = tokio::task::spawn_blocking(move || filesystems::mounted(&proc)).await;
+        // The agent is shutting down.
+        let mounted = mounted.unwrap_or_default();
+        let points: Vec<_> = mounted.iter().map(|mount| (mount.point.clone(), MeasuredBy::FileSystem)).collect();
+        let sizes = self.machine_disks.usages(&points, FRESH_EXTRAS).await;
+        filesystems::file_systems(mounted, &sizes)
     }
 
     /// A fresh sample. `with_rates`: takes two if there is no recent one to compute rates from.
@@ -343,7 +358,8 @@ impl Stats {
         sizes
     }
 
-    /// Bytes of the logs of running containers: the pod, the container's name, and the size. Blocks for a few milliseconds.
+    /// Bytes of the logs of running containers: the pod, the container's name, and the size. Blocks for a few milliseconds, or
+    /// for ten seconds if a folder hangs.
     pub fn logs(&self) -> Vec<(PodRef, String, u64)> {
         let (snapshots, files) = (self.source.snapshots.all(), self.files(|_| true, Effort::SCRAPE));
         let of_pod = |snapshot: &Arc<PodSnapshot>| {
@@ -355,12 +371,10 @@ impl Stats {
         snapshots.iter().flat_map(of_pod).collect()
     }
 
-    /// Files of the wanted pods, whether they run or not. Blocks.
+    /// Files of the wanted pods, whether they run or not. Blocks, for ten seconds if a folder hangs.
     fn files(&self, wanted: impl Fn(&PodUid) -> bool, effort: Effort) -> HashMap<PodUid, PodFiles> {
         let pods: Vec<PodRef> = self.source.snapshots.all().iter().map(|snapshot| snapshot.pod.clone()).collect();
-        // A panic elsewhere loses known sizes only.
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        files.measure(&self.source.folders, &pods, wanted, effort)
+        self.files.measure(&self.source.folders, &pods, wanted, effort)
     }
 
     /// Usage of volumes that belong to a claim, one for each claim; only those that were measured.
@@ -436,7 +450,7 @@ impl Stats {
     }
 
     async fn extras(&self, sample: &Arc<Sample>) -> Result<Arc<Extras>, StatsError> {
-        let mut last = self.extras.lock().await;
+        let mut last = self.extras.clone().lock_owned().await;
         if let Some((at, extras)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH_EXTRAS) {
             tracing::trace!(age = ?at.elapsed(), "disk usage is reused");
             return Ok(extras.clone());
@@ -444,13 +458,14 @@ impl Stats {
         let images = extras::image_filesystem(&self.source.runtime).await?;
         let writable = extras::writable_layers(&self.source.runtime).await?;
         let (volumes, stats, sample) = (self.measured_volumes(|_| true).await, self.clone(), sample.clone());
-        let measured = tokio::task::spawn_blocking(move || {
+        // Holds the lock also after the request was cancelled: one that hangs keeps no other threads.
+        let measured = tokio::task::spawn_blocking(move || -> Result<Arc<Extras>, StatsError> {
             let files = stats.files(|_| true, Effort::SCRAPE);
-            extras::measure(&stats.source, &sample, extras::Known { files, volumes, images, writable })
+            let extras = extras::measure(&stats.source, &sample, extras::Known { files, volumes, images, writable })?;
+            let (_, extras) = last.insert((Instant::now(), Arc::new(extras)));
+            Ok(extras.clone())
         });
-        let extras = Arc::new(measured.await.map_err(|error| StatsError::Stopped(error.to_string()))??);
-        *last = Some((Instant::now(), extras.clone()));
-        Ok(extras)
+        measured.await.map_err(|error| StatsError::Stopped(error.to_string()))?
     }
 }
 

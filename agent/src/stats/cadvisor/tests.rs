@@ -64,7 +64,8 @@ fn scrape(with_sandbox: bool) -> (tempfile::TempDir, Scrape) {
     pod.containers[0].measured.path = Some("/kubepods/poduid/main-0".to_owned());
     pod.containers[0].init = Some(std::process::id());
     pod.containers[0].measured.usage.counters = CgroupPlace::at(&layout, "/kubepods/poduid/main-0").read().counters;
-    let scrape = take(&layout, Path::new("/proc"), &sample, &mut Descriptors::default(), &OomCounts::default());
+    let proc = Path::new("/proc");
+    let scrape = take(&layout, proc, Vec::new(), &sample, &mut Descriptors::default(), &OomCounts::default());
     (dir, scrape)
 }
 
@@ -169,7 +170,7 @@ async fn a_container_that_has_divided_its_cgroup_has_the_processes_below() {
 }
 
 fn take_new(layout: &Layout, sample: &Sample, ooms: &OomCounts) -> Scrape {
-    take(layout, Path::new("/proc"), sample, &mut Descriptors::default(), ooms)
+    take(layout, Path::new("/proc"), Vec::new(), sample, &mut Descriptors::default(), ooms)
 }
 
 /// Verdicts on kills in an earlier instance, a gone container and on the node.
