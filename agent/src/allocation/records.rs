@@ -100,6 +100,8 @@ pub(super) struct Records {
     began: Option<Instant>,
     /// Number of the last content that was taken to be written.
     taken: u64,
+    /// Number of the last one that was written.
+    pub(super) on_disk: u64,
     /// Number of the last one whose write has ended.
     ended: watch::Sender<u64>,
     /// A task waits to write what is collected.
@@ -121,6 +123,7 @@ impl Default for Records {
             writing: false,
             began: None,
             taken: 0,
+            on_disk: 0,
             ended: watch::Sender::new(0),
             collecting: false,
             retrying: false,
@@ -166,6 +169,11 @@ impl Records {
         Some(Content { path, entries: self.entries.clone(), stored: self.stored, number: self.taken })
     }
 
+    /// Number of the first content that has what the entries have now: it may be on the disk, or still to be taken.
+    pub(super) fn newest(&self) -> u64 {
+        self.taken + u64::from(self.changed.is_some())
+    }
+
     /// The next write that begins, which has what the entries have now; `None` without a file.
     pub(super) fn next_write(&self) -> Option<PendingWrite> {
         let path = self.path.clone()?;
@@ -177,6 +185,7 @@ impl Records {
         self.ended.send_replace(content.number);
         match written {
             Ok(checksum) => {
+                self.on_disk = content.number;
                 self.written(&content.path, checksum);
                 self.writing = self.changed == Some(Urgency::AtOnce);
                 self.changed.map_or(Next::Nothing, Next::Write)

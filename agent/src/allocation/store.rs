@@ -6,7 +6,8 @@
 //! and goes by what the runtime reports: what they were started with. When it allocates something else to one of them, it
 //! records what was allocated until then as applied (see `lost`), since not every runtime reports resources, and none
 //! reports all. All else is written at once: an outdated record of what was applied would have a container resized, or
-//! restarted, once more. What was applied before a resize is on the disk before what the resize allocates.
+//! restarted, once more. What was applied before a resize is on the disk before what the resize allocates, which waits for
+//! it also if that write has to be tried again.
 
 mod containers;
 
@@ -90,6 +91,8 @@ struct Shared {
 struct State {
     allocated: Records,
     actuated: Records,
+    /// The content of `actuated` that is to be on the disk before `allocated` is, by its number.
+    allocated_after: u64,
     conditions: HashMap<PodUid, ResizeConditions>,
     /// Pods that were counted before it was known which of their containers run.
     unseen: HashSet<PodUid>,
@@ -235,7 +238,7 @@ impl Allocations {
     }
 
     /// Records what a pod has before something else is allocated to it, as far as that is not on record, and has it written
-    /// at once with what is collected.
+    /// at once with what is collected. What is allocated from then on is written after that.
     fn record_before(&self, uid: &PodUid, pod: &Pod) {
         let mut state = self.state();
         let before = state.allocated.entries.get(uid).and_then(|entry| entry.put_into(pod, self.0.gates.pod_level));
@@ -245,6 +248,7 @@ impl Allocations {
             state.actuated.entries.insert(uid.clone(), Arc::new(completed));
             state.actuated.mark_changed(Urgency::AtOnce);
         }
+        state.allocated_after = state.actuated.newest();
         if state.actuated.changed.is_some() {
             self.store(state, Which::Actuated, Urgency::AtOnce);
         }
@@ -307,7 +311,7 @@ impl Allocations {
     fn write_once(&self, which: Which) -> bool {
         let mut state = self.state();
         // An agent that finds what a resize allocates, but not what was applied before, would take the resize for applied.
-        if which == Which::Allocated && state.actuated.writing {
+        if which == Which::Allocated && state.actuated.on_disk < state.allocated_after {
             state.allocated.postpone();
             return false;
         }

@@ -263,6 +263,28 @@ async fn what_was_applied_is_written_before_what_a_resize_allocates() {
     until("the resize is allocated", || cpu(&open().allocated_form(pod("3", 3))) == "2").await;
 }
 
+/// As on a full disk.
+#[test]
+fn what_a_resize_allocates_waits_for_what_was_applied_also_if_that_cannot_be_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = || Allocations::open(folder.path(), ResizeGates::default()).expect("opened");
+    let recorded_cpu = || cpu(&open().allocated_form(pod("3", 3)));
+    // Without a runtime each write has ended when the call returns.
+    let allocations = open();
+    allocations.allocate(&pod("1", 1));
+    let in_the_way = folder.path().join(format!(".{ACTUATED}"));
+    fs::create_dir(&in_the_way).expect("made");
+    start(&allocations, "uid");
+    allocations.accept(&pod("2", 2), SystemTime::UNIX_EPOCH);
+    assert_eq!((recorded(folder.path()), recorded_cpu().as_str()), (0, "1"), "the next agent finds the resize pending");
+    // Another pod changes nothing about that.
+    start(&allocations, "other");
+    assert_eq!(recorded_cpu(), "1");
+    fs::remove_dir(&in_the_way).expect("removed");
+    start(&allocations, "third");
+    assert_eq!((recorded(folder.path()), recorded_cpu().as_str()), (3, "2"));
+}
+
 /// Else the next agent would restart it once more.
 #[tokio::test(start_paused = true)]
 async fn a_container_that_is_restarted_for_its_resize_waits_for_the_record() {

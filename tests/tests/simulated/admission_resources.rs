@@ -297,6 +297,21 @@ async fn a_critical_pod_that_is_removed_while_it_waits_never_starts() {
     assert_eq!(status(&agent, "web").reason.as_deref(), Some("Preempting"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_critical_pod_whose_victims_end_while_the_node_shuts_down_is_rejected() {
+    let (sim, folder) = node();
+    let pods = vec![bound("web", "term ignore", requests("1"), json!({ "terminationGracePeriodSeconds": 20 }))];
+    let (agent, _) = start(&sim, folder.path(), pods, offer(10, 1000));
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    agent.add(bound("critical", "run", requests("1"), json!({ "priority": 2_000_000_000 }))).await;
+    sleep(Duration::from_secs(5)).await;
+    agent.close();
+    until_true("it is rejected", || reason(&agent, "critical").as_deref() == Some("NodeShutdown")).await;
+    assert!(!is_live(&sim, "web"));
+    sleep(LONG).await;
+    assert_eq!(sim.trace(|l| l.history("critical", "main").count()), 0, "{}", sim.trace(Trace::to_string));
+}
+
 /// Another kubelet has started it, and this agent does not support all of it.
 #[tokio::test(start_paused = true)]
 async fn an_unmanaged_pod_is_not_preempted() {

@@ -175,8 +175,11 @@ impl SyncLoop {
             Awaited::Preempted { uid, victims, resource, ended } => {
                 (0..ended).for_each(|_| self.workers.preempted(&resource));
                 victims.iter().for_each(|victim| _ = self.admission.preempted.remove(victim));
-                let is_shutting_down = *self.requests.closed.borrow();
-                if self.admission.waiting.remove(&uid) == Some(Wait::Victims) && !is_shutting_down {
+                if self.admission.waiting.remove(&uid) == Some(Wait::Victims) {
+                    if *self.requests.closed.borrow() {
+                        // Upstream looks for a shutdown after its preemption: the pod is decided on again, and rejected.
+                        self.admission.decisions.remove(&uid);
+                    }
                     self.start_admitted(self.pods.by_uid(&uid));
                 }
             }
