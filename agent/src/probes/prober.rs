@@ -212,7 +212,8 @@ impl Shared {
         if !runs() {
             return Done { job, outcome: None, took: Duration::ZERO };
         }
-        let outcome = match self.address(&job.pod, &pod.uid) {
+        let no_need = || (!job.target.needs_address()).then(String::new);
+        let outcome = match self.address(&job.pod, &pod.uid).or_else(no_need) {
             Some(address) => {
                 let (container, target, timeout) = (&job.container, &*job.target, job.timeout);
                 let subject = Subject { pod: &pod, container, address: &address, target, timeout };
@@ -305,7 +306,63 @@ fn next_tick(epoch: Instant, due: Instant) -> Instant {
 
 #[cfg(test)]
 mod tests {
+    use keblet_proto::cri::v1::ExecSyncResponse;
+    use serde_json::json;
+    use tokio_util::task::AbortOnDropHandle;
+
     use super::*;
+    use crate::model::ProbeKind;
+    use crate::model::testing;
+    use crate::runtime::RuntimeOptions;
+    use crate::runtime::tests::server::Socket;
+    use crate::runtime::tests::server::say;
+    use crate::runtime::tests::server::script;
+
+    struct WithoutAddress;
+
+    impl ProbedPods for WithoutAddress {
+        fn address(&self, _: &PodUid) -> Option<String> {
+            None
+        }
+
+        fn may_run(&self, _: &PodUid, _: &ContainerId) -> bool {
+            true
+        }
+
+        fn last_status(&self, _: &Pod) -> Option<PodStatus> {
+            None
+        }
+    }
+
+    /// Some runtimes report nothing of a sandbox's network.
+    #[tokio::test(start_paused = true)]
+    async fn a_command_is_run_without_an_address_of_its_pod() {
+        let (socket, results) = (Socket::default(), ProbeResultStore::default());
+        socket.serve(script(|_, _| say(&ExecSyncResponse::default())));
+        let options = RuntimeOptions::default();
+        let prober = Prober::new(Parts {
+            runtime: Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), options),
+            results: results.clone(),
+            pods: Arc::new(WithoutAddress),
+            version: "v1.36.3",
+            expand: |command, _| Ok(command.to_vec()),
+            clock: Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_nanos(testing::T0.unsigned_abs())),
+            recorder: Recorder::logging("node"),
+            metrics: Metrics::new(),
+        });
+        let mut pod = testing::pod("Always", &[], &["a"]);
+        let probe = serde_json::from_value(json!({ "exec": { "command": ["check"] } })).expect("a probe");
+        pod.spec.as_mut().expect("a spec").containers[0].readiness_probe = Some(probe);
+        prober.observe(&Arc::new(pod), &testing::snapshot(vec![testing::running("a", 0)]));
+        let _running = AbortOnDropHandle::new(tokio::spawn(prober.run(CancellationToken::new())));
+        let (uid, id) = (PodUid::from("uid"), ContainerId::from("a-0"));
+        let is_ready = async {
+            while !results.of_pod(&uid).permits(ProbeKind::Readiness, &id) {
+                results.changed_pods().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), is_ready).await.expect("it is ready");
+    }
 
     #[test]
     fn ticks_are_multiples_of_a_period_also_after_years() {

@@ -37,6 +37,17 @@ impl Target {
         Some(Self { kind, is_sidecar, has_startup_probe, probe, container: container_spec })
     }
 
+    /// It is sent to the pod's address: neither a command nor a request to a host that it names. Upstream's order of actions.
+    pub(super) fn needs_address(&self) -> bool {
+        let is_unnamed = |host: &Option<String>| host.as_deref().is_none_or(str::is_empty);
+        match &self.probe {
+            Probe { exec: Some(_), .. } => false,
+            Probe { http_get: Some(action), .. } => is_unnamed(&action.host),
+            Probe { tcp_socket: Some(action), .. } => is_unnamed(&action.host),
+            Probe { grpc, .. } => grpc.is_some(),
+        }
+    }
+
     /// The container for events: `spec.containers{web}`.
     pub(super) fn field_path(&self) -> String {
         let list = if self.is_sidecar { "initContainers" } else { "containers" };
@@ -59,5 +70,33 @@ pub(super) const fn label(kind: ProbeKind) -> &'static str {
         ProbeKind::Liveness => "Liveness",
         ProbeKind::Readiness => "Readiness",
         ProbeKind::Startup => "Startup",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::testing;
+
+    #[test]
+    fn only_what_names_no_host_needs_an_address() {
+        for (action, expected) in [
+            (json!({ "exec": { "command": ["check"] }, "httpGet": { "port": 80 } }), false),
+            (json!({ "httpGet": { "port": 80 } }), true),
+            (json!({ "httpGet": { "port": 80, "host": "" } }), true),
+            (json!({ "httpGet": { "port": 80, "host": "10.0.0.9" } }), false),
+            (json!({ "tcpSocket": { "port": 80 } }), true),
+            (json!({ "tcpSocket": { "port": 80, "host": "localhost" } }), false),
+            (json!({ "grpc": { "port": 80 } }), true),
+            (json!({}), false),
+        ] {
+            let mut container = testing::container("c");
+            container.readiness_probe = Some(serde_json::from_value(action.clone()).expect("a probe"));
+            let of = SpecContainer { class: ContainerClass::Regular, index: 0, spec: &container };
+            let target = Target::of(&of, ProbeKind::Readiness).expect("a probe");
+            assert_eq!(target.needs_address(), expected, "{action}");
+        }
     }
 }

@@ -183,15 +183,19 @@ impl<'a> PodView<'a> {
         let Some(old) = old else {
             return status;
         };
-        status.restart_count = old.restart_count;
-        status.last_state.clone_from(&old.last_state);
+        let has_ended = state::terminated(old.state.as_ref()).is_some();
+        if has_ended {
+            // With what was reported of its last instance, such as the id.
+            status.clone_from(old);
+        } else {
+            status.restart_count = old.restart_count;
+            status.last_state.clone_from(&old.last_state);
+        }
         if self.restart_all && !is_waiting(old) {
             let message = "The container is removed because RestartAllContainers in place";
             status.state = Some(state::waiting(RESTARTING_ALL, message));
             status.last_state = Some(state::lost(RESTARTING_ALL, message));
             status.restart_count = old.restart_count.saturating_add(1);
-        } else if state::terminated(old.state.as_ref()).is_some() {
-            return old.clone();
         } else if is_running(old) && state::terminated(old.last_state.as_ref()).is_none() {
             let message = "The container could not be located when the pod was deleted.  \
                            The container used to be Running";

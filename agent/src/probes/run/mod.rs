@@ -61,7 +61,7 @@ pub(super) struct Runner {
 pub(super) struct Subject<'a> {
     pub(super) pod: &'a PodRef,
     pub(super) container: &'a ContainerId,
-    /// The pod's address; empty if it has the node's and that is not known.
+    /// The pod's address; empty if the probe needs none, or if it is the node's and that is not known.
     pub(super) address: &'a str,
     pub(super) target: &'a Target,
     pub(super) timeout: Duration,

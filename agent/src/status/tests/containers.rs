@@ -277,10 +277,13 @@ fn restart_all_containers_is_reported_until_done() {
     });
     assert_eq!(container(&at_limit.generate(), "b").restart_count, i32::MAX);
     let gone = at_limit.then(vec![]);
-    assert_eq!(
-        story(&gone.generate(), "a"),
-        "waiting RestartingAllContainers after terminated 137 RestartingAllContainers, 1"
-    );
+    let status = gone.generate();
+    assert_eq!(story(&status, "a"), "waiting RestartingAllContainers after terminated 137 RestartingAllContainers, 1");
+    // Of `a` the exit was reported; of `b` it never was.
+    let ids = ["a", "b"].map(|name| container(&status, name).container_id.as_deref());
+    assert_eq!(ids, [Some("containerd://a-0"), None]);
+    assert_eq!(container(&status, "a").image_id, "image@sha256:1");
+    assert!(container(&status, "a").resources.is_some() && !container(&status, "a").ready);
     let begun = gone.then(vec![running("b", 1), running("a", 1)]);
     assert_eq!(story(&begun.generate(), "a"), "running after terminated 137 RestartingAllContainers, 1");
     assert_eq!(begun.phase(), "Running");
