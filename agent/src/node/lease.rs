@@ -149,7 +149,8 @@ impl LeaseController {
     async fn owner(&self) -> Result<OwnerReference, CallError> {
         let uid = match self.cache.current() {
             Some(node) => node.metadata.uid.clone(),
-            None => call::within(self.timeout(), self.nodes.get(&self.config.name)).await?.metadata.uid,
+            // Also of a Node that cannot be decoded.
+            None => call::within(self.timeout(), self.nodes.get_metadata(&self.config.name)).await?.metadata.uid,
         };
         Ok(OwnerReference {
             api_version: "v1".to_owned(),
@@ -178,11 +179,13 @@ fn held(config: &NodeConfig, metadata: ObjectMeta) -> Lease {
     Lease { metadata, spec: Some(spec) }
 }
 
-/// The Lease renewed now; other fields are kept.
+/// The Lease renewed now; other fields are kept. The time of the renewal never goes back, however far it is in the future:
+/// the node lifecycle controller only compares it with the last one that it has seen, and would make a node Unknown for a
+/// while whose clock was set back.
 fn renewed(mut lease: Lease, config: &NodeConfig, owner: Option<OwnerReference>, now: SystemTime) -> Lease {
     let spec = lease.spec.get_or_insert_default();
     spec.lease_duration_seconds = Some(config.lease_seconds);
-    spec.renew_time = Some(time::micros(now));
+    spec.renew_time = Some(time::micros_after(now, spec.renew_time.as_ref()));
     if !has_owner(&lease) {
         lease.metadata.owner_references = owner.map(|owner| vec![owner]);
     }

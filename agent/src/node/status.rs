@@ -231,8 +231,13 @@ impl<H: Host> StatusLoop<H> {
         }
     }
 
-    /// Reads the state of runtime, machine and network.
+    /// Reads the state of runtime, machine and network. Inputs that have changed until now count as seen: without a Node
+    /// nothing else reads them, and each would end the pause before the next try.
     async fn read_host(&mut self) -> HostReading {
+        self.inputs.health.mark_unchanged();
+        self.inputs.pressures.mark_unchanged();
+        self.inputs.volumes_in_use.mark_unchanged();
+        self.inputs.shutting_down.mark_unchanged();
         let state = self.inputs.runtime.borrow_and_update().clone();
         self.runtime.observe(&state, Instant::now());
         HostReading { machine: self.inputs.host.machine().await, network: self.inputs.host.network().await }

@@ -18,6 +18,17 @@ pub(super) fn micros(now: SystemTime) -> MicroTime {
     MicroTime(Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now))
 }
 
+/// In microseconds, and later than `before`.
+pub(super) fn micros_after(now: SystemTime, before: Option<&MicroTime>) -> MicroTime {
+    let now = micros(now);
+    match before {
+        Some(before) if *before >= now => {
+            Timestamp::from_microsecond(before.0.as_microsecond().saturating_add(1)).map_or(now, MicroTime)
+        }
+        _ => now,
+    }
+}
+
 fn timestamp(now: SystemTime) -> Timestamp {
     Timestamp::try_from(now).unwrap_or(if now < SystemTime::UNIX_EPOCH { Timestamp::MIN } else { Timestamp::MAX })
 }

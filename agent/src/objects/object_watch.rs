@@ -30,8 +30,8 @@ use crate::apiserver::watch::silence;
 const LIFETIME: std::ops::Range<u64> = 1800..3600;
 /// A watch that ends sooner than this has failed.
 const SHORT: Duration = Duration::from_secs(5);
-/// Streaming lists of one watch that may fail, since the API server lags behind or fails, or break off. Then it lists: some
-/// servers cannot serve a streaming list (KEP-3157) although they accept it, and some proxies let none through.
+/// Streaming lists of one watch that may fail in a row, since the API server lags behind or fails, or break off. Then it
+/// lists: some servers cannot serve a streaming list (KEP-3157) although they accept it, and some proxies let none through.
 const MOST_FAILED_LISTS: u32 = 3;
 /// How long after its timeout a watch may end.
 const OVERDUE: Duration = Duration::from_secs(15);
@@ -84,6 +84,10 @@ pub(super) async fn watch<K: Kind>(
         }
         let is_unfinished = seen.is_none() && !listed;
         failed_lists += u32::from(is_unfinished && is_unserved(&result, opened.is_some()));
+        if seen.is_some() {
+            // A later list may stream again.
+            failed_lists = 0;
+        }
         let delay = match result {
             Ok(ControlFlow::Break(())) => return,
             // Renewal is no failure, unless the watch ends at once.

@@ -24,6 +24,8 @@ pub enum Kind {
     List,
     /// `key=value,key=value`
     Map,
+    /// `key=value,key`; a key alone has an empty value.
+    Labels,
     /// `key=value`, one per use of the flag; commas belong to the value.
     Options,
     /// `key=true,key=false`
@@ -51,7 +53,7 @@ impl Kind {
             Self::Duration => "DURATION",
             Self::Quantity => "QUANTITY",
             Self::List => "A,B,…",
-            Self::Map | Self::Options => "KEY=VALUE,…",
+            Self::Map | Self::Labels | Self::Options => "KEY=VALUE,…",
             Self::Switches => "KEY=BOOL,…",
             Self::Thresholds => "SIGNAL<VALUE,…",
             Self::Headers => "NAME:VALUE,…",
@@ -136,6 +138,7 @@ use Kind::Duration;
 use Kind::Headers;
 use Kind::Int;
 use Kind::Ip;
+use Kind::Labels;
 use Kind::List;
 use Kind::Map;
 use Kind::Options;
@@ -160,7 +163,7 @@ pub const FLAGS: &[Flag] = &[
     own("cloud-provider", Text, CURRENT),
     own("root-dir", Text, CURRENT),
     own("seccomp-default", Bool, CURRENT),
-    own("node-labels", Map, CURRENT),
+    own("node-labels", Labels, CURRENT),
     own("lock-file", Text, CURRENT),
     own("exit-on-lock-contention", Bool, CURRENT),
     own("runtime-cgroups", Text, CURRENT),

@@ -19,6 +19,7 @@ fn every_form() {
         ("sync-frequency", vec!["1m30s"], json!("1m30s")),
         ("cluster-dns", vec!["10.0.0.10,10.0.0.11", "fd00::a"], json!(["10.0.0.10", "10.0.0.11", "fd00::a"])),
         ("system-reserved", vec!["cpu=200m,memory=1Gi", "cpu=300m"], json!({"cpu": "300m", "memory": "1Gi"})),
+        ("node-labels", vec!["a=b, only", "c=,only="], json!({"a": "b", "only": "", "c": ""})),
         ("feature-gates", vec!["A=true, B=false"], json!({"A": true, "B": false})),
         ("eviction-hard", vec!["memory.available<5%"], json!({"memory.available": "5%"})),
         ("cpu-manager-policy-options", vec!["full-pcpus-only=true"], json!({"full-pcpus-only": "true"})),

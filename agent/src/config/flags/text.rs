@@ -24,6 +24,7 @@ pub(super) fn read(kind: Kind, text: &str) -> Result<Value, String> {
         Kind::Quantity => text.parse::<Amount>().map(|_| text.into()).map_err(|error| error.to_string()),
         Kind::List => Ok(parts(text).map(Value::from).collect()),
         Kind::Map => pairs(text, '=', |value| Ok(value.into())),
+        Kind::Labels => Ok(labels(text)),
         Kind::Options => pair(text, '=').map(|(key, value)| json!({ key: value })),
         Kind::Switches => pairs(text, '=', |value| boolean(value).map(Value::Bool)),
         Kind::Thresholds => pairs(text, '<', |value| Ok(value.into())),
@@ -110,6 +111,15 @@ fn pairs(text: &str, separator: char, read: impl Fn(&str) -> Result<Value, Strin
         map.insert(key.to_owned(), read(value).map_err(|problem| format!("{key}: {problem}"))?);
     }
     Ok(Value::Object(map))
+}
+
+/// As upstream reads labels: a key needs no value.
+fn labels(text: &str) -> Value {
+    let label = |part: &str| {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        (key.trim().to_owned(), Value::from(value.trim()))
+    };
+    Value::Object(parts(text).map(label).collect())
 }
 
 fn headers(text: &str) -> Result<Value, String> {

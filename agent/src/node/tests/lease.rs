@@ -122,3 +122,28 @@ async fn an_existing_lease_is_adopted() {
     assert_eq!(lease["spec"]["leaseTransitions"], 3);
     assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "u");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_created_although_the_node_cannot_be_decoded() {
+    let keeper = LeaseHarness::start();
+    let taint = json!({ "key": "k", "effect": "NoSchedule", "timeAdded": "9999-12-31T23:59:59Z" });
+    keeper.server.put(NODE, json!({ "metadata": { "name": "n", "uid": "u" }, "spec": { "taints": [taint] } }));
+    pass(Duration::from_secs(11)).await;
+    assert_eq!(keeper.server.calls(), [GET, "GET /api/v1/nodes/n", POST], "the cache has no Node");
+    assert_eq!(keeper.server.get(LEASE)["metadata"]["ownerReferences"][0]["uid"], "u");
+}
+
+/// The node lifecycle controller ignores renewals that are not later than the last one.
+#[tokio::test(start_paused = true)]
+async fn the_time_of_renewals_never_goes_back() {
+    let keeper = LeaseHarness::start();
+    let before = "2099-01-01T00:00:00.000000Z";
+    let spec = json!({ "holderIdentity": "n", "leaseDurationSeconds": 40, "renewTime": before });
+    keeper.server.put(LEASE, json!({ "metadata": { "name": "n" }, "spec": spec }));
+    keeper.node_appears();
+    pass(Duration::from_millis(100)).await;
+    let first = keeper.renewed();
+    assert!(first.as_str() > before, "{first}");
+    pass(Duration::from_secs(11)).await;
+    assert!(keeper.renewed() > first, "{}", keeper.renewed());
+}

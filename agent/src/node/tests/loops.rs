@@ -364,3 +364,41 @@ async fn without_registration_a_node_is_only_updated() {
     pass(seconds(11)).await;
     assert_eq!(bench.ready().0, "True");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_node_is_looked_for_as_often_as_the_status_is_computed() {
+    let mut bench = Bench::new(|config| config.register = false);
+    bench.runtime.send_replace(ready());
+    bench.start();
+    pass(seconds(1)).await;
+    assert_eq!(bench.server.calls(), [GET]);
+    bench.health.send_replace(vec!["PLEG is not healthy: x".to_owned()]);
+    bench.volumes_in_use.send_replace(Some(BTreeSet::new()));
+    bench.shutting_down.send_replace(true);
+    pass(seconds(60)).await;
+    let calls = bench.server.calls();
+    // Once for the changes, then every ten seconds.
+    assert!(calls.iter().all(|call| call == GET) && (5..=7).contains(&calls.len()), "{} calls", calls.len());
+    // What changed meanwhile is reported as soon as there is one.
+    bench.server.put(NODE, json!({ "metadata": { "name": "n" }, "spec": {}, "status": {} }));
+    bench.cache.offer(serde_json::from_value(bench.server.get(NODE)).expect("a node"));
+    pass(Duration::from_millis(100)).await;
+    assert_eq!(bench.ready().0, "False");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standalone_node_waits_for_network_and_runtime() {
+    let host = TestHost::default();
+    host.with(|script| (script.is_offline, script.cidr_failures) = (true, 3));
+    let (sender, addresses) = watch::channel(NodeAddresses::default());
+    let config = config(|config| config.pod_cidr = "10.1.0.0/24".to_owned());
+    let running = tokio::spawn(standalone(config, host.clone(), sender));
+    pass(seconds(30)).await;
+    assert_eq!(host.with(|script| script.pod_cidrs.clone()), ["10.1.0.0/24"]);
+    assert_eq!(addresses.borrow().ips, [""; 0]);
+    host.with(|script| script.is_offline = false);
+    pass(seconds(10)).await;
+    assert_eq!(addresses.borrow().ips, ["192.0.2.7"]);
+    running.await.expect("it has ended");
+    assert_eq!(host.with(|script| script.pod_cidrs.len()), 1);
+}

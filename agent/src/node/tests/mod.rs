@@ -41,6 +41,8 @@ struct Script {
     image_lists: usize,
     pod_cidrs: Vec<String>,
     cidr_failures: usize,
+    /// No interface is up.
+    is_offline: bool,
 }
 
 #[derive(Clone, Default)]
@@ -60,7 +62,8 @@ impl Host for TestHost {
     }
 
     async fn network(&self) -> addresses::Network {
-        let local = vec!["192.0.2.7".parse().expect("an address")];
+        let is_offline = self.with(|script| script.is_offline);
+        let local = if is_offline { Vec::new() } else { vec!["192.0.2.7".parse().expect("an address")] };
         addresses::Network { local, ..addresses::Network::default() }
     }
 

@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub(super) failing: Option<u16>,
     /// Streaming lists are accepted, and nothing is sent.
     pub(super) mute: bool,
+    /// The next watch of an object from a resource version fails: the version is too old.
+    pub(super) stale: bool,
     pub(crate) tokens: usize,
     /// The last request for a token.
     pub(crate) last_token: Value,
@@ -80,6 +82,7 @@ impl Api {
             old: false,
             failing: None,
             mute: false,
+            stale: false,
             tokens: 0,
             last_token: Value::Null,
             certificates: BTreeMap::new(),
@@ -279,6 +282,10 @@ impl Api {
         if state.mute && initial && key != "services" {
             let silence = futures_util::stream::pending::<Result<Frame<Bytes>, Infallible>>();
             return Response::new(StreamBody::new(silence).boxed_unsync());
+        }
+        if state.stale && !initial && key != "services" {
+            state.stale = false;
+            return status(410, "Expired", "too old resource version");
         }
         let (sender, receiver) = mpsc::unbounded_channel();
         state.watchers.push((key.clone(), sender));

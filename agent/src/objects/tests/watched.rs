@@ -33,6 +33,23 @@ async fn an_object_is_listed_if_its_streaming_lists_fail() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_after_failed_streaming_lists_is_not_the_rule_from_then_on() {
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    fixture.api.state().failing = Some(500);
+    let _registration = fixture.register("u", &["a"], &[]);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!((streaming_lists(&fixture), fixture.value("a").await), (3, "1".to_owned()));
+    fixture.api.state().failing = None;
+    fixture.api.state().stale = true;
+    // Ends the watch, whose resource version is too old then.
+    fixture.api.away(true);
+    fixture.api.away(false);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!((streaming_lists(&fixture), fixture.api.watches()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn failures_of_long_watches_do_not_grow_the_pause() {
     let fixture = Fixture::new(Strategy::Watch);
     fixture.put("a", "1");
