@@ -84,6 +84,12 @@ impl Adoptions {
         self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }
 
+    /// The static pods that run already, as namespace/name.
+    pub(super) fn running(&self) -> BTreeSet<String> {
+        let ready = self.sandboxes.iter().filter(|sandbox| sandbox.ready);
+        ready.map(|sandbox| format!("{}/{}", sandbox.namespace, sandbox.name)).collect()
+    }
+
     /// The UID under which the pod runs already, if it is another one than `content_uid`. The pod has its final name
     /// and namespace; `changed_at` is the file's last change in nanoseconds since the Unix epoch, `None` if it was changed since
     /// the agent was started: it is adopted then only as it was adopted before. Blocks for the record.

@@ -44,7 +44,7 @@ fn drained(pending: &mut PendingChanges) -> Vec<String> {
         format!(" {}{label}", pod.metadata.uid.as_deref().unwrap_or_default())
     };
     let text = |update| match update {
-        SourceUpdate::Set(_) => panic!("not of the API source"),
+        SourceUpdate::Set(_) | SourceUpdate::Incomplete(_) => panic!("not of the API source"),
         SourceUpdate::List { pods, kept } => {
             let kept: String = kept.iter().map(|uid| format!(" ~{uid}")).collect();
             format!("set{}{kept}", pods.iter().map(shown).collect::<String>())

@@ -23,7 +23,7 @@ use crate::model::PodUpdate;
 #[derive(Clone, Debug, Default)]
 pub struct PodMap {
     pods: HashMap<String, Pod>,
-    /// A first set has been merged.
+    /// A first set has been merged, and it was complete.
     seen_set: bool,
     /// UIDs of pods that the source has and that cannot be decoded.
     undecodable: BTreeSet<String>,
@@ -33,6 +33,11 @@ impl PodMap {
     /// No set has been merged yet.
     pub fn is_unmerged(&self) -> bool {
         !self.seen_set
+    }
+
+    /// What was merged is not all that the source has: the next set yields an update in any case, as the first one does.
+    pub fn await_set(&mut self) {
+        self.seen_set = false;
     }
 
     /// The source has these pods, which cannot be decoded, and no others such. Returns them, but those that are in the map, if

@@ -99,6 +99,8 @@ pub struct ApiPods {
 pub enum SourceUpdate {
     /// The complete set of pods: earlier pods that are not in it are removed.
     Set(Vec<Pod>),
+    /// As a set, of a source that may have more pods: it has delivered only with the next complete set.
+    Incomplete(Vec<Pod>),
     /// As a set, of which some pods cannot be decoded.
     List {
         /// The pods that can be.
@@ -175,6 +177,11 @@ pub fn start(
 fn apply(map: &mut merge::PodMap, source: ConfigSource, update: SourceUpdate, now: SystemTime) -> merge::MergeResult {
     match update {
         SourceUpdate::Set(set) => merge::merge(map, source, set, now),
+        SourceUpdate::Incomplete(set) => {
+            let merged = merge::merge(map, source, set, now);
+            map.await_set();
+            merged
+        }
         SourceUpdate::List { mut pods, kept } => {
             // Before the first list is complete, as what no source has is removed then; else after what is decoded by now.
             let (is_first, undecodable) = (map.is_unmerged(), map.keep_undecodable(&kept));
@@ -210,11 +217,17 @@ impl Merger {
                 },
             };
             let (map, now) = (maps.entry(source).or_default(), self.clock.wall());
+            let is_complete = !matches!(update, SourceUpdate::Incomplete(_));
             let result = apply(map, source, update, now);
             result.duplicates.iter().for_each(|pod| self.duplicate(source, pod));
             // Delivered means merged: the loop may see the update before this task runs again.
-            self.handle.mark_delivered(source);
+            if is_complete {
+                self.handle.mark_delivered(source);
+            }
             for update in result.updates {
+                if !is_complete {
+                    self.handle.mark_incomplete(source);
+                }
                 if updates.send(update).await.is_err() {
                     return;
                 }

@@ -11,9 +11,11 @@ use crate::model::ConfigSource;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
-    /// Its first set was merged.
+    /// Its first complete set was merged.
     delivered: bool,
-    /// An update of it went through the sync loop.
+    /// Updates of incomplete sets that have not gone through the sync loop yet.
+    incomplete: usize,
+    /// An update of a complete set went through the sync loop.
     seen: bool,
 }
 
@@ -46,6 +48,11 @@ impl SourcesHandle {
         self.delivery.notify_waiters();
     }
 
+    /// The next update of this source is one of an incomplete set: it makes the source not ready.
+    pub(super) fn mark_incomplete(&self, source: ConfigSource) {
+        self.note(source, |progress| progress.incomplete += 1);
+    }
+
     /// Waits until a configured source has delivered its first set. Cancelled by dropping it.
     pub(super) async fn until_delivered(&self, source: ConfigSource) {
         loop {
@@ -60,7 +67,10 @@ impl SourcesHandle {
 
     /// The sync loop has handled an update of this source.
     pub fn mark_seen(&self, source: ConfigSource) {
-        self.note(source, |progress| progress.seen = true);
+        self.note(source, |progress| match progress.incomplete.checked_sub(1) {
+            Some(left) => progress.incomplete = left,
+            None => progress.seen = true,
+        });
     }
 
     /// Every configured source has delivered a complete set and the sync loop has handled an update of it. True at
@@ -91,6 +101,20 @@ mod tests {
         assert!(!handle.all_ready(), "seen but not delivered");
         handle.mark_seen(ConfigSource::Api);
         handle.mark_delivered(ConfigSource::Http);
+        assert!(handle.all_ready());
+    }
+
+    /// The sync loop acts when it finds that the source has become ready by what it sees.
+    #[test]
+    fn an_update_of_an_incomplete_set_is_none_of_the_complete_one() {
+        let handle = SourcesHandle::new(vec![ConfigSource::File]);
+        handle.mark_incomplete(ConfigSource::File);
+        handle.mark_incomplete(ConfigSource::File);
+        handle.mark_seen(ConfigSource::File);
+        handle.mark_delivered(ConfigSource::File);
+        handle.mark_seen(ConfigSource::File);
+        assert!(!handle.all_ready(), "the loop has not seen the complete set yet");
+        handle.mark_seen(ConfigSource::File);
         assert!(handle.all_ready());
     }
 }

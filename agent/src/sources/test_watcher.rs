@@ -65,6 +65,11 @@ impl Watcher {
 
     /// Takes in one update.
     pub(super) async fn update(&mut self) {
+        self.update_after(|_| ()).await;
+    }
+
+    /// Takes in one update; what `look` finds when it has arrived, as the sync loop sees it.
+    pub(super) async fn update_after<T>(&mut self, look: impl FnOnce(&SourcesHandle) -> T) -> T {
         let update = tokio::time::timeout(DEADLINE, self.updates.recv()).await;
         let update = update.unwrap_or_else(|_| panic!("no update in {DEADLINE:?}; so far {:?}", self.log));
         let (kind, source, pods) = match update.expect("the stream is open") {
@@ -75,6 +80,7 @@ impl Watcher {
             PodUpdate::Reconcile(source, pods) => ("reconcile", source, pods),
             PodUpdate::Undecodable(..) => panic!("only the API source has such pods"),
         };
+        let found = look(&self.handle);
         self.handle.mark_seen(source);
         if pods.is_empty() {
             self.log.push(kind.to_owned());
@@ -88,6 +94,7 @@ impl Watcher {
                 self.pods.insert(name, pod);
             }
         }
+        found
     }
 
     /// name=image of every pod.

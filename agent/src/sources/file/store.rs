@@ -18,6 +18,10 @@ use crate::model::Pod;
 /// two steps. Those of a deleted file end at once, see [`Store::forget`].
 pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
+/// How long running static pods without a manifest are taken to be of a manifest that the agent cannot use at its start: as
+/// long as a file that becomes bad later keeps its pods with the default `fileCheckFrequency`.
+pub(super) const INCOMPLETE_LIMIT: Duration = Duration::from_secs(20);
+
 /// A log record; at most one for each state of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Report {
@@ -46,6 +50,8 @@ pub(super) struct ListingResult {
     pub reports: Vec<Report>,
     /// Scan again at this time even without an event.
     pub rescan_at: Option<Instant>,
+    /// A manifest that cannot be used may define further pods, which run since before the agent was started.
+    pub is_incomplete: bool,
 }
 
 #[derive(Debug, Default)]
@@ -70,9 +76,42 @@ pub(super) struct Store {
     path_problem: Option<String>,
     /// The set delivered last.
     given: Option<Vec<Pod>>,
+    first: FirstSet,
+}
+
+/// A manifest that is being written when the agent starts may define a pod that runs. Until that is known, the set is incomplete.
+#[derive(Debug, Default)]
+struct FirstSet {
+    /// The static pods that run when the agent starts; none once the set was complete.
+    running: BTreeSet<Key>,
+    /// When the first look found an incomplete set.
+    incomplete_since: Option<Instant>,
+}
+
+impl FirstSet {
+    /// An incomplete set was found, and no complete one since.
+    fn is_incomplete(&self) -> bool {
+        self.incomplete_since.is_some() && !self.running.is_empty()
+    }
+
+    /// When the set is complete at the latest, `None` if it is. `has_unusable`: not all manifests can be used.
+    fn incomplete_until(&mut self, set: &[Pod], has_unusable: bool, now: Instant) -> Option<Instant> {
+        let defined: BTreeSet<Key> = set.iter().map(key).collect();
+        let end = *self.incomplete_since.get_or_insert(now) + INCOMPLETE_LIMIT;
+        let is_incomplete = has_unusable && now < end && !self.running.is_subset(&defined);
+        if !is_incomplete {
+            self.running.clear();
+        }
+        is_incomplete.then_some(end)
+    }
 }
 
 impl Store {
+    /// `running`: the static pods that run when the agent starts, as namespace/name.
+    pub(super) fn new(running: BTreeSet<String>) -> Self {
+        Self { first: FirstSet { running, incomplete_since: None }, ..Self::default() }
+    }
+
     /// Stamps of the files that need not be read again.
     pub(super) fn known(&self) -> HashMap<OsString, Stamp> {
         self.entries.iter().filter_map(|(name, entry)| Some((name.clone(), entry.stamp?))).collect()
@@ -95,7 +134,8 @@ impl Store {
 
     /// Applies a scan made at `now`. Only `periodic` scans drop the pods of files that stay invalid and resolve conflicts.
     pub(super) fn apply(&mut self, listing: Listing, periodic: bool, now: Instant) -> ListingResult {
-        let mut result = ListingResult::default();
+        let was_incomplete = self.first.is_incomplete();
+        let mut result = ListingResult { is_incomplete: was_incomplete, ..ListingResult::default() };
         let (files, usable) = match listing {
             Listing::Folder(files) => {
                 self.path_is(None, &mut result.reports);
@@ -117,13 +157,19 @@ impl Store {
             }
         };
         let giving_up = periodic && usable;
+        let is_any_held = files.values().any(|reading| matches!(reading, Reading::Held));
         result.rescan_at = self.missing(&files, now);
         for (name, reading) in files {
             self.entry(name, reading, giving_up, &mut result.reports);
         }
         if usable {
             let set = self.set(periodic, &mut result.reports);
-            if self.given.as_ref().is_none_or(|given| !same(given, &set)) {
+            let has_unusable = is_any_held || self.entries.values().any(|entry| entry.error.is_some());
+            let incomplete_until = self.first.incomplete_until(&set, has_unusable, now);
+            result.is_incomplete = incomplete_until.is_some();
+            result.rescan_at = [result.rescan_at, incomplete_until].into_iter().flatten().min();
+            let is_completed = was_incomplete && !result.is_incomplete;
+            if is_completed || self.given.as_ref().is_none_or(|given| !same(given, &set)) {
                 self.given = Some(set.clone());
                 result.set = Some(set);
             }

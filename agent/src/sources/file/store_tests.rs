@@ -74,6 +74,40 @@ fn the_first_look_gives_a_set_even_if_empty_and_equal_sets_are_not_repeated() {
     assert_eq!(marks(&files.periodic(folder([("a", Reading::Unchanged)]))), None);
 }
 
+/// A manifest that is being written when the agent starts: its pod has run since before.
+#[test]
+fn a_file_that_is_bad_at_the_first_look_may_be_that_of_a_running_pod() {
+    let good = |name: &str| good(vec![pod(name)]);
+    let started = |running: [&str; 2]| Folder {
+        store: Store::new(running.map(|name| format!("d/{name}")).into()),
+        now: Instant::now(),
+    };
+    let outcome = |result: &ListingResult| (marks(result), result.is_incomplete);
+    let kinds: [fn() -> Reading; 2] = [bad, || Reading::Held];
+    for unusable in kinds {
+        let mut files = started(["a", "b"]);
+        let first = files.periodic(folder([("a", unusable()), ("b", good("b"))]));
+        assert_eq!(outcome(&first), (set(["b"]), true));
+        assert_eq!(first.rescan_at, Some(files.now + INCOMPLETE_LIMIT));
+        assert_eq!(outcome(&files.event(folder([("a", unusable()), ("b", Reading::Unchanged)]))), (None, true));
+        assert_eq!(outcome(&files.event(Listing::Unusable("is unreadable".to_owned()))), (None, true));
+        let written = files.event(folder([("a", good("a")), ("b", Reading::Unchanged)]));
+        assert_eq!((outcome(&written), written.rescan_at), ((set(["a", "b"]), false), None));
+        let later = files.event(folder([("a", bad()), ("b", Reading::Unchanged), ("c", bad())]));
+        assert_eq!(outcome(&later), (None, false), "the first set only");
+    }
+
+    let mut files = started(["a", "b"]);
+    let both = || folder([("a", Reading::Held), ("b", good("b"))]);
+    files.periodic(both());
+    assert_eq!(outcome(&files.after(INCOMPLETE_LIMIT).event(both())), (set(["b"]), false), "it stays bad");
+    let mut files = started(["a", "b"]);
+    files.periodic(both());
+    assert_eq!(outcome(&files.event(folder([("b", Reading::Unchanged)]))), (set(["b"]), false), "it is deleted");
+    let mut files = started(["b", "b"]);
+    assert_eq!(outcome(&files.periodic(both())), (set(["b"]), false), "nothing runs that it could define");
+}
+
 #[test]
 fn a_vanished_file_keeps_its_pods_for_a_moment() {
     let mut files = Folder::new();

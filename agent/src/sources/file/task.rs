@@ -66,8 +66,8 @@ impl FileSource {
         let mut periodic = true;
         tick.tick().await;
         loop {
-            for set in scanner.scan(periodic).await {
-                if sets.send((ConfigSource::File, SourceUpdate::Set(set))).await.is_err() {
+            for update in scanner.scan(periodic).await {
+                if sets.send((ConfigSource::File, update)).await.is_err() {
                     return;
                 }
             }
@@ -103,7 +103,7 @@ impl Scanner {
         };
         let mut scanner = Self {
             view,
-            store: Store::default(),
+            store: Store::new(source.adoptions.running()),
             open_files: OpenFiles::default(),
             watch: None,
             watch_error: None,
@@ -135,12 +135,13 @@ impl Scanner {
         }
     }
 
-    /// Scans until the scanned path is also the watched one. Returns the set if it changed; before it one without the pods
-    /// of files that were deleted meanwhile.
-    async fn scan(&mut self, periodic: bool) -> Vec<Vec<Pod>> {
+    /// Scans until the scanned path is also the watched one. Returns the set if it changed or is complete now; before it one
+    /// without the pods of files that were deleted meanwhile.
+    async fn scan(&mut self, periodic: bool) -> Vec<SourceUpdate> {
         /// A path that is replaced more often is scanned again at the next event or tick.
         const ATTEMPTS: usize = 3;
         let (mut without_deleted, mut set) = (Vec::new(), None);
+        let mut kind: fn(Vec<Pod>) -> SourceUpdate = SourceUpdate::Set;
         for _ in 0..ATTEMPTS {
             let now = Instant::now();
             let deleted = self.watch.as_mut().map(Watch::take_deleted).unwrap_or_default();
@@ -161,6 +162,7 @@ impl Scanner {
             let result = self.store.apply(listing, periodic, now);
             result.reports.into_iter().for_each(|report| log(&self.view.path, report));
             set = result.set.or(set);
+            kind = if result.is_incomplete { SourceUpdate::Incomplete } else { SourceUpdate::Set };
             self.timer = [result.rescan_at, self.open_files.next_end()].into_iter().flatten().min();
             if let Some(watch) = &self.watch
                 && watch.is_current(&self.view.path).await
@@ -172,7 +174,7 @@ impl Scanner {
                 break;
             }
         }
-        let sets: Vec<Vec<Pod>> = without_deleted.into_iter().chain(set).collect();
+        let sets: Vec<SourceUpdate> = without_deleted.into_iter().chain(set).map(kind).collect();
         self.view.is_first &= sets.is_empty();
         sets
     }
