@@ -1,20 +1,29 @@
-//! Programs of the node that volumes need: found on the path, given a list of arguments and never a shell, bounded in time.
+//! Programs of the node that volumes need: found on the path, given a list of arguments and never a shell, bounded in time
+//! and in what is kept of their output.
 
 use std::fmt;
+use std::io;
 use std::process::Stdio;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use futures_util::future::try_join3;
 use secrecy::ExposeSecret;
 use secrecy::SecretString;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 
 use super::VolumeError;
 
 /// How long a program may take unless a call says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of output that are quoted.
+/// Bytes that are kept of the standard output, and as many of the standard error.
+const MAX_KEPT: usize = 64 * 1024;
+/// Characters of output that are quoted.
 const MAX_QUOTED: usize = 1024;
+/// Follows output of which the rest is left out.
+const CUT: &str = " [cut]";
 
 /// A program and its arguments. Shown without its secret.
 #[derive(Clone, Debug)]
@@ -55,7 +64,8 @@ impl Call {
         self
     }
 
-    /// Goes on if the caller gives up, also when the agent ends: it must not be interrupted.
+    /// Goes on if the caller gives up, with its output read to the end: it must not be interrupted. When the agent ends, it
+    /// goes on as long as it writes nothing.
     pub(super) fn finished(mut self) -> Self {
         self.is_finished = true;
         self
@@ -91,9 +101,9 @@ pub(super) struct Ended {
     pub(super) code: Option<i32>,
     /// The status in words.
     pub(super) status: String,
-    /// Its standard output.
+    /// Its standard output, at most the first 64 KiB of it.
     pub(super) output: String,
-    /// Its standard error.
+    /// Its standard error, likewise.
     pub(super) errors: String,
 }
 
@@ -106,7 +116,11 @@ impl Ended {
     /// What it wrote, the beginning of it.
     pub(super) fn said(&self) -> String {
         let text = format!("{}{}", self.output, self.errors);
-        text.trim().chars().take(MAX_QUOTED).collect()
+        let text = text.trim();
+        match text.char_indices().nth(MAX_QUOTED) {
+            Some((end, _)) => format!("{}{CUT}", &text[..end]),
+            None => text.to_owned(),
+        }
     }
 
     /// Status and output, without the output if the call has a secret: the program may repeat it.
@@ -149,23 +163,50 @@ impl Programs for HostPrograms {
             let mut command = Command::new(call.program());
             command.args(&call.arguments).args(call.secret.as_ref().map(ExposeSecret::expose_secret));
             // Output is read.
-            command.env("LC_ALL", "C").stdin(Stdio::null()).kill_on_drop(!call.is_finished);
-            let output = match tokio::time::timeout(call.timeout, command.output()).await {
-                Ok(Ok(output)) => output,
-                Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
-                    return Err(call.failed("the program is not installed on this node"));
+            command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.kill_on_drop(!call.is_finished);
+            let running = run_to_end(command);
+            let ended = async {
+                match call.is_finished {
+                    // In a task, which goes on: a program is killed that writes where nobody reads any more.
+                    true => tokio::spawn(running).await.unwrap_or_else(|error| Err(io::Error::other(error))),
+                    false => running.await,
                 }
-                Ok(Err(error)) => return Err(call.failed(error)),
-                Err(_) => return Err(call.failed(format!("timed out after {:?}", call.timeout))),
             };
-            Ok(Ended {
-                code: output.status.code(),
-                status: output.status.to_string(),
-                output: String::from_utf8_lossy(&output.stdout).into_owned(),
-                errors: String::from_utf8_lossy(&output.stderr).into_owned(),
-            })
+            match tokio::time::timeout(call.timeout, ended).await {
+                Ok(Ok(ended)) => Ok(ended),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                    Err(call.failed("the program is not installed on this node"))
+                }
+                Ok(Err(error)) => Err(call.failed(error)),
+                Err(_) => Err(call.failed(format!("timed out after {:?}", call.timeout))),
+            }
         })
     }
+}
+
+/// Runs a program whose output is piped.
+///
+/// # Errors
+/// It cannot be started, or its output cannot be read.
+async fn run_to_end(mut command: Command) -> io::Result<Ended> {
+    let mut child = command.spawn()?;
+    let (output, errors) = (beginning(child.stdout.take()), beginning(child.stderr.take()));
+    let (status, output, errors) = try_join3(child.wait(), output, errors).await?;
+    Ok(Ended { code: status.code(), status: status.to_string(), output, errors })
+}
+
+/// The beginning of what a program writes. The rest is read, too: otherwise the program would wait.
+///
+/// # Errors
+/// It cannot be read.
+async fn beginning(stream: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
+    let Some(mut stream) = stream else { return Ok(String::new()) };
+    let mut kept = Vec::new();
+    (&mut stream).take(MAX_KEPT as u64).read_to_end(&mut kept).await?;
+    let rest = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await?;
+    let text = String::from_utf8_lossy(&kept);
+    Ok(if rest > 0 { format!("{text}{CUT}") } else { text.into_owned() })
 }
 
 #[cfg(test)]
@@ -232,6 +273,46 @@ mod tests {
         assert_eq!(error, "sh -c echo no >&2; exit 3 failed: exit status: 3: no");
         let text = succeed(&HostPrograms, &Call::new("printf", ["%s|", "-n", "a b"])).await.expect("success");
         assert_eq!(text, "-n|a b|", "each argument is one, whatever is in it");
+    }
+
+    #[tokio::test]
+    async fn of_much_output_the_beginning_is_kept() {
+        let writes = |bytes: usize| {
+            shell(&format!(
+                "head -c {bytes} /dev/zero | tr '\\0' x; head -c {bytes} /dev/zero | tr '\\0' y >&2; exit 3"
+            ))
+        };
+        // More than a pipe holds.
+        let ended = HostPrograms.run(&writes(16 * MAX_KEPT)).await.expect("it is not held up");
+        let kept = |letter: &str| letter.repeat(MAX_KEPT);
+        assert!(ended.output == kept("x") + CUT && ended.errors == kept("y") + CUT, "{}", ended.output.len());
+        assert_eq!((ended.code, ended.said()), (Some(3), "x".repeat(MAX_QUOTED) + CUT));
+        let ended = HostPrograms.run(&writes(MAX_KEPT)).await.expect("it runs");
+        assert!(ended.output == kept("x") && ended.errors == kept("y"), "nothing is cut");
+        let ended = HostPrograms.run(&writes(MAX_QUOTED / 2)).await.expect("it runs");
+        assert_eq!(ended.said(), "x".repeat(MAX_QUOTED / 2) + &"y".repeat(MAX_QUOTED / 2));
+    }
+
+    #[tokio::test]
+    async fn a_program_that_must_not_be_interrupted_writes_on_after_its_caller_has_given_up() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let [end, begin] = ["end", "begin"].map(|name| dir.path().join(name));
+        for pipe in [&end, &begin] {
+            nix::unistd::mkfifo(pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+        }
+        let script = "exec 3>\"$0\"; read line <\"$1\"; echo progress; echo done >&3";
+        let paths = [&end, &begin].map(|path| path.to_string_lossy().into_owned());
+        let call = Call::new("sh", ["-c".to_owned(), script.to_owned()].into_iter().chain(paths));
+        let call = call.within(Duration::from_millis(20)).finished();
+        let error = HostPrograms.run(&call).await.expect_err("it waits for the pipes").to_string();
+        assert!(error.ends_with("timed out after 20ms"), "{error}");
+        let told = tokio::task::spawn_blocking(move || {
+            let end = std::fs::File::open(end)?;
+            std::fs::write(begin, "go\n")?;
+            // The pipe ends with the program.
+            io::read_to_string(end)
+        });
+        assert_eq!(told.await.expect("no panic").expect("text"), "done\n");
     }
 
     #[tokio::test]

@@ -205,7 +205,7 @@ impl Volumes {
     }
 
     /// True if the runtime may relabel the volume's files for a container (SELinux) although the agent did not make them: those
-    /// of a local volume.
+    /// of a local or iSCSI volume that may be written.
     pub fn is_relabelled(&self, of_pod: &PodVolumes<'_>, volume: &str) -> bool {
         self.find(of_pod, volume).is_ok_and(|(plugin, found)| plugin.is_relabelled(of_pod.uid(), found))
     }

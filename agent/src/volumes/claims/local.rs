@@ -8,6 +8,8 @@ use std::path::Component;
 use std::path::Path;
 use std::path::PathBuf;
 
+use tokio::time::timeout;
+
 use crate::filesystem;
 use crate::recorder::EventType;
 use crate::volumes::PodDirs;
@@ -24,6 +26,8 @@ use crate::volumes::host_program::HostPrograms;
 use crate::volumes::layout;
 use crate::volumes::layout::make_dirs;
 use crate::volumes::mount_program::MountCall;
+use crate::volumes::plugin::SET_UP_TIMEOUT;
+use crate::volumes::plugin::Target;
 use crate::volumes::plugin::blocking;
 
 /// Directory of global mounts, in that of the plugin.
@@ -55,18 +59,16 @@ enum Found {
 }
 
 impl LocalMount {
-    /// Mounts the volume unless it is mounted. Files are given to the pod's group before that, and only if no other pod has
-    /// the volume. `notify`: events on the pod, with type, reason and message.
+    /// Mounts the volume `of` a pod unless it is mounted. Files are given to the pod's group before that, and only if no other
+    /// pod has the volume. `notify`: events on the pod, with type, reason and message.
     ///
     /// # Errors
     /// The directory does not exist or is none; a device cannot be formatted; the mount fails: the step that did. Nothing is
-    /// left of it then.
+    /// left of it then. Or another pod takes too long with the volume.
     pub(super) async fn run(
         &self,
-        dirs: &PodDirs,
+        of: Target<'_>,
         globals: &GlobalMounts,
-        uid: &str,
-        actual: &ActualState,
         notify: impl Fn(EventType, &str, &str),
     ) -> Result<(), VolumeError> {
         let failed = |step| move |error: VolumeError| error.in_step(&self.name, Step::Mount(step));
@@ -76,11 +78,17 @@ impl LocalMount {
         };
         let mut source = self.source.clone();
         if device {
-            source = place(dirs, &self.name);
-            globals.register(uid, &source);
+            source = place(of.dirs, &self.name);
+            globals.register(of.uid, &source);
             self.mount_device(globals, &source).await.map_err(failed("MountDevice"))?;
         }
-        self.mount(dirs, &source, device, actual, notify).await.map_err(failed("SetUp"))
+        // One pod after another, as upstream: the next one finds the mount of the first, whose group the files keep.
+        let turn = async {
+            let held = timeout(SET_UP_TIMEOUT, globals.lock(&self.source)).await;
+            held.map_err(|_| VolumeError::GoesOn(SET_UP_TIMEOUT))
+        };
+        let _alone = of.unless_over(turn).await.map_err(failed("SetUp"))?;
+        self.mount(of.dirs, &source, device, of.actual, notify).await.map_err(failed("SetUp"))
     }
 
     async fn mount(

@@ -203,7 +203,7 @@ impl Claims {
                     group: target.fs_group.map(|group| (group, ChangePolicy::of_pod(target.pod))),
                 };
                 let notify = fs_group::notices(self.recorder.as_ref(), target.pod);
-                mount.run(target.dirs, &self.globals, target.uid, target.actual, notify).await
+                mount.run(target, &self.globals, notify).await
             }
             Source::Iscsi(asked) => self.disks.mount(self.disk(target, used, asked)).await,
             Source::Nfs(source) => {
@@ -266,8 +266,8 @@ impl VolumePlugin for Claims {
 
     fn is_relabelled(&self, uid: &str, volume: &Volume) -> bool {
         self.known.get(uid, &volume.name).is_some_and(|used| match &used.source {
-            Source::Local(_) => true,
-            Source::Iscsi(_) => !used.read_only,
+            // Files behind a read-only mount cannot be changed.
+            Source::Local(_) | Source::Iscsi(_) => !used.read_only,
             _ => false,
         })
     }

@@ -1,5 +1,7 @@
 //! Volumes of claims in a mount namespace of their own, with a scripted API server.
 
+mod shared;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -291,7 +293,8 @@ fn a_claim_that_is_used_read_only_cannot_be_written() {
         let error = fs::write(fixture.mount_path("u-1", "local-volume").join("new"), "").expect_err("read-only");
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
         assert_eq!(fs::metadata(&dir).expect("it exists").gid(), 0, "nothing of it is changed");
-        assert!(fixture.volumes.is_read_only(&PodVolumes::of(&pod), "v"));
+        let of_pod = PodVolumes::of(&pod);
+        assert!(fixture.volumes.is_read_only(&of_pod, "v") && !fixture.volumes.is_relabelled(&of_pod, "v"));
         fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
         fs::write(dir.join("new"), "").expect("the node's directory is writable");
     });

@@ -124,7 +124,8 @@ async fn volume_mounts(
             None => mount.sub_path.clone(),
         };
         if let Some((image, sub_path)) = image_volumes.mount(mount, expanded.as_deref(), &sandbox.config)? {
-            let source = MountSource { read_only: true, selinux_relabel: security.selinux, ..MountSource::default() };
+            // Not relabelled, as upstream: the files of an image are the runtime's.
+            let source = MountSource { read_only: true, ..MountSource::default() };
             let made = mounts::volume_mount(mount, source, recursive_read_only)?;
             out.push(cri::Mount { image: Some(image), image_sub_path: sub_path, ..made });
             continue;

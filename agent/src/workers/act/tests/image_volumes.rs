@@ -32,6 +32,7 @@ fn count(metrics: &Metrics, name: &str) -> String {
 #[tokio::test(start_paused = true)]
 async fn the_runtime_mounts_the_image() {
     let (mut node, metrics) = node();
+    node.ctx.settings.security.selinux = true;
     node.runtime.state().registry.insert("r.io/data:1".into(), image("sha256:data"));
     let pod = with_volume("r.io/data:1", json!({"name": "v", "mountPath": "/data", "subPath": "models"}));
     let outcome = execute(&node.ctx, &pod, &both(), &running(&[])).await;
@@ -41,6 +42,7 @@ async fn the_runtime_mounts_the_image() {
     let spec = mount.image.expect("an image");
     assert_eq!((spec.image.as_str(), spec.user_specified_image.as_str()), ("sha256:data", "r.io/data:1"));
     assert_eq!((mount.host_path.as_str(), mount.image_sub_path.as_str(), mount.readonly), ("", "models", true));
+    assert!(!mount.selinux_relabel);
     let events = node.events.take();
     assert_eq!(events[0], r#"pod N Pulling: Pulling image "r.io/data:1""#);
     let of_metrics = ["requested", "mounted_succeed", "mounted_errors"].map(|name| count(&metrics, name));

@@ -1,0 +1,62 @@
+//! Local volumes that several pods set up at the same time.
+
+use tokio::time::timeout;
+
+use super::*;
+
+/// As upstream: while files are given to the group of one pod, which may take long, the next one waits for its mount.
+#[test]
+fn a_pod_waits_while_another_one_sets_the_same_local_volume_up() {
+    in_private_mounts(|| {
+        let mut fixture = Fixture::new();
+        let dir = fixture.local_dir();
+        fixture.binds(json!({"local": {"path": dir}}));
+        fixture.volumes.make_pod_dirs_here("u-2");
+        let (first, second) = (fixture.mount_path("u-1", "local-volume"), pod("u-2", Some(88), false));
+        // By the first pod.
+        let held = fixture.runtime.block_on(fixture.volumes.node.globals.lock(&dir));
+        let waited = fixture.runtime.block_on(async {
+            tokio::time::pause();
+            let done = timeout(Duration::from_secs(60), fixture.volumes.set_up(&second, None)).await;
+            tokio::time::resume();
+            done.is_err()
+        });
+        let group = |path: &Path| fs::metadata(path).expect("it exists").gid();
+        assert!(waited && !fixture.mount_path("u-2", "local-volume").exists());
+        assert_eq!(group(&dir.join("file")), 0, "nothing is changed");
+
+        fixture.runtime.block_on(bind_mount::make(&dir, &first, false)).expect("mounted");
+        drop(held);
+        fixture.set_up(&second).expect("mounted");
+        assert_eq!(group(&dir.join("file")), 0, "it is the first pod's");
+        let message = "The requested fsGroup is 88, but the volume pv has GID 0. The volume may not be shareable.";
+        assert_eq!(fixture.events.take(), [format!("u-2 W AlreadyMountedVolume: {message}")]);
+        for uid in ["u-1", "u-2"] {
+            fixture.runtime.block_on(fixture.volumes.tear_down(uid)).expect("unmounted");
+        }
+    });
+}
+
+/// What is only waited for has a limit, and ends with the pod.
+#[test]
+fn a_pod_that_waits_for_a_local_volume_fails_or_ends() {
+    in_private_mounts(|| {
+        let fixture = Fixture::new();
+        let dir = fixture.local_dir();
+        fixture.binds(json!({"local": {"path": dir}}));
+        fixture.volumes.make_pod_dirs_here("u-2");
+        let second = pod("u-2", None, false);
+        let held = fixture.runtime.block_on(fixture.volumes.node.globals.lock(&dir));
+        fixture.runtime.block_on(async {
+            tokio::time::pause();
+            let waits = timeout(Duration::from_secs(60), fixture.volumes.set_up(&second, None)).await;
+            waits.expect_err("it waits for the first pod");
+            let failed = fixture.volumes.set_up(&second, None).await.expect_err("the disk may hang");
+            assert!(failed[0].to_string().contains("takes longer than 123s"), "{}", failed[0]);
+            let waits = timeout(Duration::from_secs(60), fixture.volumes.set_up(&second, None)).await;
+            waits.expect_err("it waits again");
+            fixture.volumes.tear_down("u-2").await.expect("it is not waited for, and nothing was mounted");
+        });
+        drop(held);
+    });
+}
