@@ -1,5 +1,6 @@
 //! The metrics of an observed node, and the endpoint that serves them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -20,7 +21,6 @@ use super::record::PressureRecord;
 use super::record::PressureScope;
 use super::record::Record;
 use super::record::Resource;
-use super::record::RunState;
 use super::record::Scope;
 use super::record::Victim;
 use super::state::ObservedNode;
@@ -85,7 +85,10 @@ pub fn families(node: &ObservedNode) -> Vec<MetricFamily> {
     }
     let ready = node.pods.values().filter(|pod| pod.pod.sandbox_ready).count();
     metrics.pods(ready, node.pods.len() - ready);
-    node.pods.values().for_each(|pod| of_pod(&metrics, pod));
+    for container in node.pods.values().flat_map(|pod| &pod.pod.containers) {
+        metrics.container(container.state.as_str());
+    }
+    one_per_name(node).for_each(|pod| of_pod(&metrics, pod));
     for stall in node.current_stalls() {
         let labels = PodLabels { namespace: &stall.pod.namespace, pod: &stall.pod.name };
         metrics.stalled(labels, stall.resource.as_str(), stall.cause.as_str(), stall.percent / 100.0);
@@ -105,15 +108,25 @@ fn oom_kills(metrics: &Observe, counts: &OomCounts) {
     }
 }
 
+/// Of pods with one name, which share their series, the one whose sandbox is ready, or else that was started last: the runtime
+/// keeps what is left of a pod for a while when another one has its name.
+fn one_per_name(node: &ObservedNode) -> impl Iterator<Item = &ObservedPod> {
+    let rank = |pod: &ObservedPod| {
+        (pod.pod.sandbox_ready, pod.pod.containers.iter().filter_map(|container| container.started_at).max())
+    };
+    let mut chosen: BTreeMap<(&str, &str), &ObservedPod> = BTreeMap::new();
+    for pod in node.pods.values() {
+        let name = (pod.pod.pod.namespace.as_str(), pod.pod.pod.name.as_str());
+        if chosen.get(&name).is_none_or(|best| rank(pod) > rank(best)) {
+            chosen.insert(name, pod);
+        }
+    }
+    chosen.into_values()
+}
+
 fn of_pod(metrics: &Observe, pod: &ObservedPod) {
     let labels = PodLabels { namespace: &pod.pod.pod.namespace, pod: &pod.pod.pod.name };
     for container in &pod.pod.containers {
-        metrics.container(match container.state {
-            RunState::Created => "created",
-            RunState::Running => "running",
-            RunState::Exited => "exited",
-            RunState::Unknown => "unknown",
-        });
         metrics.restarts(labels, &container.name, container.restarts);
     }
     for ((container, reason), count) in &pod.exit_counts {
@@ -142,7 +155,13 @@ fn waiting(metrics: &Observe, pod: Option<PodLabels<'_>>, record: &PressureRecor
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::record::ContainerView;
+    use crate::observe::record::ExitInfo;
+    use crate::observe::record::ExitRecord;
+    use crate::observe::record::ExitSource;
+    use crate::observe::record::PodName;
     use crate::observe::record::PodRecord;
+    use crate::observe::record::Timestamp;
     use crate::observe::record::samples;
 
     #[test]
@@ -175,6 +194,41 @@ mod tests {
         for (scope, victim, confidence) in labels {
             let labels = format!("{{confidence=\"{confidence}\",scope=\"{scope}\",victim=\"{victim}\"}}");
             assert!(kills.iter().any(|line| line.contains(&labels)), "{labels} is missing in {kills:?}");
+        }
+    }
+
+    /// As of a StatefulSet, or a static pod whose manifest was changed. Else the sum falls when what is left of the first ends.
+    #[test]
+    fn pods_with_one_name_are_not_summed_up() {
+        let exposed = |exits: [u64; 2], ready: [bool; 2], uids: [&str; 2]| {
+            let mut node = ObservedNode::default();
+            for (second, uid) in (1..).zip(uids) {
+                let at = usize::from(second == 2);
+                let pod = PodName { namespace: "ns".into(), name: "p-0".into(), uid: uid.into() };
+                let view = ContainerView {
+                    name: "c".into(),
+                    started_at: Timestamp::from_nanos(second * 1_000_000_000),
+                    ..ContainerView::default()
+                };
+                let (sandbox_ready, containers) = (ready[at], vec![view]);
+                let record = PodRecord { pod: pod.clone(), sandbox_ready, containers, ..PodRecord::default() };
+                node.apply(&Line::new(node.now, Record::Pod(record)));
+                for _ in 0..exits[at] {
+                    let exit = ExitInfo { reason: "Error".into(), ..ExitInfo::default() };
+                    let (pod, container, id, source) = (pod.clone(), "c".into(), String::new(), ExitSource::Runtime);
+                    let record = ExitRecord { pod, container, id, exit, source, earlier: false };
+                    node.apply(&Line::new(node.now, Record::Exit(record)));
+                }
+            }
+            String::from_utf8(encode_text(&families(&node)).unwrap()).unwrap()
+        };
+        for uids in [["a", "b"], ["b", "a"]] {
+            for (ready, expected) in [([false, true], 2), ([true, false], 5), ([false, false], 2)] {
+                let text = exposed([5, 2], ready, uids);
+                let series = "keblet_observe_container_exits_total{container=\"c\",namespace=\"ns\",pod=\"p-0\",reason=\"Error\"}";
+                assert!(text.lines().any(|line| line == format!("{series} {expected}")), "{ready:?} {uids:?}\n{text}");
+                assert!(text.contains("keblet_observe_containers{state=\"unknown\"} 2"), "both are there: {text}");
+            }
         }
     }
 

@@ -39,7 +39,8 @@ pub enum ReplayError {
     Empty,
 }
 
-/// The node after all recorded lines. Lines of kinds that this version does not know are skipped.
+/// The node after all recorded lines. Skipped are lines of kinds that this version does not know, those of the log, which a
+/// collector may have mixed in, and an incomplete last one: the recorder may still write it, or was killed.
 ///
 /// # Errors
 /// See [`ReplayError`].
@@ -56,11 +57,14 @@ pub fn read(mut input: impl BufRead) -> Result<ObservedNode, ReplayError> {
         if bytes.last() != Some(&b'\n') && length as u64 == LINE {
             return Err(ReplayError::TooLong { number });
         }
-        if bytes.trim_ascii().is_empty() || is_unknown(&bytes) {
+        if bytes.trim_ascii().is_empty() || is_unknown(&bytes) || is_logged(&bytes) {
             continue;
         }
-        let line: Line = serde_json::from_slice(&bytes).map_err(|source| ReplayError::Record { number, source })?;
-        node.apply(&line);
+        match serde_json::from_slice::<Line>(&bytes) {
+            Ok(line) => node.apply(&line),
+            Err(error) if error.is_eof() && records > 0 && !bytes.ends_with(b"\n") => break,
+            Err(source) => return Err(ReplayError::Record { number, source }),
+        }
         records += 1;
     }
     if records == 0 { Err(ReplayError::Empty) } else { Ok(node) }
@@ -77,6 +81,19 @@ fn is_unknown(bytes: &[u8]) -> bool {
     serde_json::from_slice::<Head>(bytes).is_ok_and(|head| !Record::KINDS.contains(&head.kind.as_str()))
 }
 
+/// A line of the program's own log, which says so by what it has and by what it lacks.
+fn is_logged(bytes: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Logged {
+        #[serde(rename = "level")]
+        _level: String,
+        #[serde(rename = "message")]
+        _message: String,
+        schema: Option<serde::de::IgnoredAny>,
+    }
+    serde_json::from_slice::<Logged>(bytes).is_ok_and(|line| line.schema.is_none())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,6 +105,25 @@ mod tests {
         let unknown = START.replace("\"start\"", "\"added-later\"");
         let node = read(format!("{START}\n\n{unknown}\n").as_bytes()).unwrap();
         assert_eq!(node.start.node, "n");
+    }
+
+    /// As `kubectl logs` has them.
+    #[test]
+    fn lines_of_the_log_between_records_are_skipped() {
+        let logged = r#"{"timestamp":"2026-01-01T00:00:00Z","level":"WARN","message":"no runtime","target":"keblet"}"#;
+        let node = read(format!("{logged}\n{START}\n{logged}\n").as_bytes()).unwrap();
+        assert_eq!(node.start.node, "n");
+        assert!(matches!(read(logged.as_bytes()), Err(ReplayError::Empty)));
+    }
+
+    #[test]
+    fn an_incomplete_last_line_is_skipped() {
+        let cut = |text: &str| read(format!("{START}\n{text}").as_bytes()).map(|node| node.start.node);
+        for end in [1, 30, START.len() - 1] {
+            assert_eq!(cut(&START[..end]).unwrap(), "n", "{end}");
+        }
+        assert!(cut(&format!("{}\n", &START[..30])).is_err(), "it is not the last one");
+        assert!(read(&START.as_bytes()[..30]).is_err(), "it is the only one");
     }
 
     #[test]

@@ -102,6 +102,16 @@ fn the_chart_renders_to_the_same() {
     assert!(notes.contains("exec -it ds/observe -- /usr/bin/keblet observe"), "{notes}");
 }
 
+/// Else the kubelet's probe finds no listener in a cluster with IPv6 alone, and the container is restarted for ever.
+#[test]
+fn the_chart_serves_over_ipv6_too() {
+    let documents = chart().render(NAMESPACE, &json!({ "metrics": { "address": "[::]" } })).unwrap();
+    let container = &of_kind(&documents, "DaemonSet").unwrap()["spec"]["template"]["spec"]["containers"][0];
+    let arguments: Vec<&str> = container["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(arguments.contains(&"--metrics-address=[::]:9469"), "{arguments:?}");
+    keblet::cli::parse(std::iter::once("keblet").chain(arguments).map(OsString::from)).unwrap();
+}
+
 #[test]
 fn options_of_the_chart() {
     let chart = chart();

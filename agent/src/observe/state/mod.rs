@@ -118,6 +118,10 @@ impl ObservedNode {
         self.now = self.now.max(line.time);
         match &line.record {
             Record::Start(start) => {
+                // A recording may go on after a restart: what is still there is reported again.
+                self.pods.clear();
+                self.stalls.clear();
+                self.ready = false;
                 self.sensors = start.sensors.iter().map(|sensor| (sensor.sensor.clone(), sensor.clone())).collect();
                 self.start = start.clone();
             }

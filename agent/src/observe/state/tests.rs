@@ -2,6 +2,7 @@ use super::*;
 use crate::observe::record::Confidence;
 use crate::observe::record::ExitInfo;
 use crate::observe::record::ExitSource;
+use crate::observe::record::Ready;
 use crate::observe::record::Scope;
 use crate::observe::record::StallCause;
 use crate::observe::record::Victim;
@@ -74,6 +75,21 @@ fn a_kill_of_which_only_the_uid_of_the_pod_is_known_is_counted() {
         (pod.oom_kills, pod.oom_counts.values().sum::<u64>(), node.oom_kills_of(&pod.pod.pod).count())
     };
     assert_eq!(counted(&node), (4, 4, 2));
+}
+
+/// In a recording by a pod that was restarted. Nothing tells of the end of pods that have ended in between.
+#[test]
+fn pods_are_those_since_the_last_start() {
+    let mut node = ObservedNode::default();
+    apply(&mut node, 0, pod("gone"));
+    apply(&mut node, 1, pod("stays"));
+    apply(&mut node, 1, kill(Some(name("gone")), false));
+    apply(&mut node, 1, Record::Ready(Ready { pods: 2 }));
+    apply(&mut node, 2, Record::Start(Start::default()));
+    assert!(node.pods.is_empty() && !node.ready);
+    apply(&mut node, 3, pod("stays"));
+    assert_eq!(node.pods.keys().collect::<Vec<_>>(), ["stays"]);
+    assert_eq!(node.oom_kills.len(), 1, "what happened is not forgotten");
 }
 
 #[test]

@@ -29,6 +29,47 @@ use crate::observe::text;
 
 /// Width of a sparkline.
 const SPARK: usize = 12;
+/// Least width of the pods' names, in characters. A narrower table leaves out columns.
+const NAMES: u16 = 24;
+/// The columns behind the names: heading and width in characters. Sparklines add [`HISTORY`] to the last one.
+const COLUMNS: [(&str, u16); 7] =
+    [("RUN", 5), ("RST", 4), ("LAST EXIT", 21), ("OOM", 4), ("CPU", 5), ("MEMORY", 11), ("PRESSURE cpu mem io", 19)];
+const PRESSURE: usize = 6;
+/// Percentages take 15 characters, less than their heading.
+const HISTORY: u16 = 15 + SPARK as u16 - COLUMNS[PRESSURE].1;
+/// The order in which columns are left out, after the sparklines.
+const LEFT_OUT: [usize; 7] = [5, 4, 1, 2, PRESSURE, 3, 0];
+
+/// The columns that have room.
+struct Columns {
+    /// Places in [`COLUMNS`].
+    shown: Vec<usize>,
+    /// With sparklines.
+    history: bool,
+}
+
+impl Columns {
+    /// Those of a table so wide.
+    fn fitting(width: u16) -> Self {
+        // A space stands before each.
+        let has_room = |shown: &[usize], more: u16| {
+            shown.iter().map(|column| COLUMNS[*column].1 + 1).sum::<u16>() + more + NAMES <= width
+        };
+        let mut shown: Vec<usize> = (0..COLUMNS.len()).collect();
+        let history = has_room(&shown, HISTORY);
+        for column in LEFT_OUT {
+            if has_room(&shown, 0) {
+                break;
+            }
+            shown.retain(|other| *other != column);
+        }
+        Self { shown, history }
+    }
+
+    fn width(&self, column: usize) -> u16 {
+        COLUMNS[column].1 + if column == PRESSURE && self.history { HISTORY } else { 0 }
+    }
+}
 
 pub(super) fn draw(node: &ObservedNode, settings: &Settings, area: Rect, buffer: &mut Buffer) {
     let pods = settings.pods(node);
@@ -37,25 +78,18 @@ pub(super) fn draw(node: &ObservedNode, settings: &Settings, area: Rect, buffer:
     // The selected row stays visible.
     let first = (selected + 1).saturating_sub(room);
     let shown = pods.iter().enumerate().skip(first).take(room);
+    let columns = Columns::fitting(area.width);
     let rows = shown.map(|(index, pod)| {
         let style = if index == selected { Style::new().add_modifier(Modifier::REVERSED) } else { Style::new() };
-        row(node, pod).style(style)
+        row(node, pod, &columns).style(style)
     });
-    let widths = [
-        Constraint::Fill(1),
-        Constraint::Length(5),
-        Constraint::Length(4),
-        Constraint::Length(21),
-        Constraint::Length(4),
-        Constraint::Length(5),
-        Constraint::Length(11),
-        Constraint::Length(15 + SPARK as u16),
-    ];
-    let headings = ["POD", "RUN", "RST", "LAST EXIT", "OOM", "CPU", "MEMORY", "PRESSURE cpu mem io"];
+    let widths = columns.shown.iter().map(|column| Constraint::Length(columns.width(*column)));
+    let widths = std::iter::once(Constraint::Fill(1)).chain(widths);
+    let headings = std::iter::once("POD").chain(columns.shown.iter().map(|column| COLUMNS[*column].0));
     Table::new(rows, widths).header(Row::new(headings).style(TITLE)).render(area, buffer);
 }
 
-fn row<'a>(node: &ObservedNode, pod: &'a ObservedPod) -> Row<'a> {
+fn row<'a>(node: &ObservedNode, pod: &'a ObservedPod, columns: &Columns) -> Row<'a> {
     let name = &pod.pod.pod;
     let (running, all) = pod.running();
     let run_style = if running == all && pod.pod.sandbox_ready { GOOD } else { WARNING };
@@ -63,8 +97,9 @@ fn row<'a>(node: &ObservedNode, pod: &'a ObservedPod) -> Row<'a> {
     let pressure = pod.pressure.as_ref();
     let cpus = pressure.and_then(|record| record.cpus);
     let oom = if pod.oom_kills > 0 { pod.oom_kills.to_string() } else { String::new() };
-    Row::new([
-        Cell::from(Line::from(vec![Span::styled(format!("{}/", name.namespace), DIM), Span::raw(name.name.as_str())])),
+    let name = Line::from(vec![Span::styled(format!("{}/", name.namespace), DIM), Span::raw(name.name.as_str())]);
+    // In the order of the columns.
+    let cells: [Cell<'a>; COLUMNS.len()] = [
         Cell::from(format!("{running}/{all}")).style(run_style),
         Cell::from(if restarts > 0 { restarts.to_string() } else { String::new() }).style(WARNING),
         // A default cell would span no column.
@@ -72,8 +107,10 @@ fn row<'a>(node: &ObservedNode, pod: &'a ObservedPod) -> Row<'a> {
         Cell::from(oom).style(BAD),
         Cell::from(cpus.map(|cpus| format!("{cpus:.2}")).unwrap_or_default()),
         Cell::from(pressure.map(report::memory).unwrap_or_default()),
-        pressure_cell(pod),
-    ])
+        pressure_cell(pod, columns.history),
+    ];
+    let cells = cells.into_iter().enumerate().filter(|(column, _)| columns.shown.contains(column));
+    Row::new(std::iter::once(Cell::from(name)).chain(cells.map(|(_, cell)| cell)))
 }
 
 /// How a container has exited, shortly.
@@ -101,7 +138,7 @@ fn last_exit(exit: &ExitInfo, now: Timestamp) -> Cell<'static> {
     Cell::from(format!("{}{ago}", exit_text(exit))).style(exit_style(exit))
 }
 
-fn pressure_cell(pod: &ObservedPod) -> Cell<'static> {
+fn pressure_cell(pod: &ObservedPod, history: bool) -> Cell<'static> {
     let mut spans = Vec::new();
     for resource in Resource::ALL {
         match pod.percent(resource) {
@@ -109,8 +146,10 @@ fn pressure_cell(pod: &ObservedPod) -> Cell<'static> {
             None => spans.push(Span::styled("   - ", DIM)),
         }
     }
-    let memory = pod.percent(Resource::Memory).unwrap_or(0.0);
-    let history = text::sparkline(&pod.history.last(Resource::Memory, SPARK), SPARK);
-    spans.push(Span::styled(history, pressure_style(memory)));
+    if history {
+        let memory = pod.percent(Resource::Memory).unwrap_or(0.0);
+        let history = text::sparkline(&pod.history.last(Resource::Memory, SPARK), SPARK);
+        spans.push(Span::styled(history, pressure_style(memory)));
+    }
     Cell::from(Line::from(spans))
 }

@@ -95,6 +95,20 @@ fn any_size_can_be_drawn() {
 }
 
 #[test]
+fn a_narrow_terminal_leaves_out_columns_rather_than_names() {
+    let node = samples::node();
+    let headings = |width, height| {
+        let lines = screen(&node, &Settings::default(), width, height);
+        assert!(shows(&lines, &["kube-system/coredns-5d78", "1/1"]), "{lines:#?}");
+        let headings = lines.iter().find(|line| line.starts_with("POD ")).expect("headings");
+        headings.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(headings(120, 24), "RUN RST LAST EXIT OOM CPU MEMORY PRESSURE cpu mem io");
+    assert_eq!(headings(80, 24), "RUN LAST EXIT OOM PRESSURE cpu mem io");
+    assert_eq!(headings(40, 12), "RUN OOM");
+}
+
+#[test]
 fn the_selected_pod_stays_visible() {
     let mut node = ObservedNode::default();
     for n in 0..200 {
