@@ -57,6 +57,19 @@ fn errors_are_printed_once_with_their_location() {
 }
 
 #[test]
+fn what_this_host_cannot_honour_is_an_error_of_the_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("root");
+    let mut command = keblet(&["run", "--fail-cgroupv1=false", "--fail-swap-on=false"]);
+    command.arg("--system-reserved=memory=1Ei").arg(format!("--root-dir={}", root.display()));
+    command.arg(format!("--container-runtime-endpoint=unix://{}", folder.path().join("no.sock").display()));
+    let refused = output(command);
+    keblet_skip::mounts::detach(&root);
+    assert_eq!(refused.status.code(), Some(3), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("systemReserved"), "{}", stderr(&refused));
+}
+
+#[test]
 fn called_as_kubelet() {
     let mut command = keblet(&["--version"]);
     command.arg0("/usr/bin/kubelet");

@@ -1,10 +1,12 @@
 //! `keblet config check` and `keblet config explain`.
 
 use std::io::Write;
+use std::path::Path;
 
 use serde_json::Value;
 use serde_json::json;
 
+use super::endpoints::Endpoints;
 use super::host;
 use super::output;
 use super::output::Format;
@@ -14,6 +16,7 @@ use crate::config::Settings;
 use crate::config::explain;
 use crate::config::explain::Row;
 use crate::config::load;
+use crate::server::secure;
 
 /// What can be asked about the configuration.
 #[derive(Debug, clap::Subcommand)]
@@ -66,9 +69,14 @@ pub fn run(command: Command, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn check(args: &CheckArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let settings = load(&args.run.flags)?;
-    let mut checks = vec![settings.check_supported()];
+    let endpoints = Endpoints::choose(&settings, Path::new("/"));
+    let mut checks = vec![settings.check_supported(), endpoints.map(drop), secure::check_tls(&settings)];
     if !args.ignore_host {
-        checks.extend([settings.check_host(&host::facts()), host::check_tunables(&settings)]);
+        checks.extend([
+            settings.check_host(&host::facts()),
+            host::check_tunables(&settings),
+            host::check_reservations(&settings),
+        ]);
     }
     ConfigError::together(checks)?;
     for notice in settings.notices() {

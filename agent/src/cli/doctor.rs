@@ -38,6 +38,7 @@ use crate::runtime::Features;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
 use crate::runtime::RuntimeOptions;
+use crate::server::secure;
 
 /// How long the runtime may take to answer.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
@@ -112,7 +113,13 @@ pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
 }
 
 fn configuration(settings: &Settings, facts: &HostFacts) -> Finding {
-    let checks = [settings.check_supported(), settings.check_host(facts), host::check_tunables(settings)];
+    let checks = [
+        settings.check_supported(),
+        settings.check_host(facts),
+        host::check_tunables(settings),
+        host::check_reservations(settings),
+        secure::check_tls(settings),
+    ];
     match ConfigError::together(checks) {
         Ok(()) => Finding::good("configuration", "acceptable"),
         Err(error) => Finding::fatal("configuration", error.to_string(), "the agent refuses to start"),
@@ -451,11 +458,17 @@ mod tests {
 
     #[test]
     fn all_that_keeps_the_agent_from_starting_is_named() {
-        let settings = load(&[("topology-manager-policy", "restricted")].into_iter().collect()).unwrap();
+        let flags = [
+            ("topology-manager-policy", "restricted"),
+            ("system-reserved", "memory=1Ei"),
+            ("tls-cipher-suites", "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"),
+        ];
+        let settings = load(&flags.into_iter().collect()).unwrap();
         let facts = HostFacts { cgroup_v1: true, swap_active: true, ..HostFacts::default() };
         let finding = configuration(&settings, &facts);
         assert!(finding.fatal);
-        for field in ["topologyManagerPolicy", "failCgroupV1", "failSwapOn"] {
+        for field in ["topologyManagerPolicy", "failCgroupV1", "failSwapOn", "systemReserved.memory", "tlsCipherSuites"]
+        {
             assert!(finding.found.contains(&format!(" {field}: ")), "{field}: {}", finding.found);
         }
     }

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::Context as _;
-
+use crate::config::ConfigError;
 use crate::config::Origin;
 use crate::config::Settings;
+use crate::config::Violation;
 use crate::runtime::RuntimeEndpoint;
 
 /// Where the runtime is expected.
@@ -22,20 +22,28 @@ impl Endpoints {
     /// production) goes before its default.
     ///
     /// # Errors
-    /// An endpoint is not a unix socket.
-    pub fn choose(settings: &Settings, root: &Path) -> anyhow::Result<Self> {
-        let field = &settings.kubelet.container_runtime_endpoint;
-        let unset = matches!(settings.origin("containerRuntimeEndpoint"), Origin::Default | Origin::LegacyDefault);
+    /// [`ConfigError::Invalid`] with an endpoint that is not a unix socket.
+    pub fn choose(settings: &Settings, root: &Path) -> Result<Self, ConfigError> {
+        const RUNTIME: &str = "containerRuntimeEndpoint";
+        let unset = matches!(settings.origin(RUNTIME), Origin::Default | Origin::LegacyDefault);
         let runtime = match RuntimeEndpoint::discover(root) {
             Some(found) if unset => found,
-            _ => field.parse::<RuntimeEndpoint>().with_context(|| format!("containerRuntimeEndpoint {field:?}"))?,
+            _ => endpoint(settings, RUNTIME, &settings.kubelet.container_runtime_endpoint)?,
         };
         let images = match settings.kubelet.image_service_endpoint.as_str() {
             "" => None,
-            text => Some(text.parse::<RuntimeEndpoint>().with_context(|| format!("imageServiceEndpoint {text:?}"))?),
+            text => Some(endpoint(settings, "imageServiceEndpoint", text)?),
         };
         Ok(Self { runtime, images })
     }
+}
+
+fn endpoint(settings: &Settings, field: &str, text: &str) -> Result<RuntimeEndpoint, ConfigError> {
+    text.parse::<RuntimeEndpoint>().map_err(|error| {
+        let origin = settings.origin(field);
+        let violation = Violation { origin, field: field.to_owned(), message: error.to_string() };
+        ConfigError::Invalid { violations: vec![violation] }
+    })
 }
 
 #[cfg(test)]
@@ -45,7 +53,7 @@ mod tests {
     use super::*;
     use crate::config::load;
 
-    fn chosen<'a>(root: &Path, flags: &[(&'a str, &'a str)]) -> anyhow::Result<Endpoints> {
+    fn chosen<'a>(root: &Path, flags: &[(&'a str, &'a str)]) -> Result<Endpoints, ConfigError> {
         let settings = load(&flags.iter().copied().collect()).expect("acceptable");
         Endpoints::choose(&settings, root)
     }
@@ -70,7 +78,8 @@ mod tests {
         let images = |text: &str| chosen(root.path(), &[("image-service-endpoint", text)]).map(|chosen| chosen.images);
         assert_eq!(images("").unwrap(), None);
         assert_eq!(images("unix:///run/images.sock").unwrap(), Some("unix:///run/images.sock".parse().unwrap()));
-        let error = format!("{:#}", images("tcp://127.0.0.1:1").unwrap_err());
-        assert!(error.starts_with("imageServiceEndpoint \"tcp://127.0.0.1:1\": "), "{error}");
+        let error = images("tcp://127.0.0.1:1").unwrap_err().to_string();
+        let place = "invalid configuration: --image-service-endpoint: imageServiceEndpoint: ";
+        assert!(error.starts_with(place) && error.contains("\"tcp://127.0.0.1:1\""), "{error}");
     }
 }

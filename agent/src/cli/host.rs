@@ -13,6 +13,11 @@ use crate::config::HostFacts;
 use crate::config::Settings;
 use crate::config::Violation;
 use crate::kernel::sysctl;
+use crate::node::Machine;
+use crate::node::RootFs;
+use crate::node::Sizes;
+use crate::node::resources;
+use crate::node::resources::ResourceConfig;
 
 const PROC_SYS: &str = "/proc/sys";
 const ONLINE_CPUS: &str = "/sys/devices/system/cpu/online";
@@ -54,6 +59,36 @@ pub fn check_tunables(settings: &Settings) -> Result<(), ConfigError> {
     }
 }
 
+/// Checks that this machine has what is reserved of it, without which the agent does not start.
+///
+/// # Errors
+/// [`ConfigError::Invalid`] with a resource of which more is reserved than there is.
+pub fn check_reservations(settings: &Settings) -> Result<(), ConfigError> {
+    // Until the agent has made the directory, the nearest one above it counts.
+    let existing = settings.flags.root_dir.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+    let machine = Machine::read(Path::new("/"), existing, &RootFs::default());
+    machine.sizes.map_or(Ok(()), |sizes| reservations_fit(settings, &sizes))
+}
+
+fn reservations_fit(settings: &Settings, sizes: &Sizes) -> Result<(), ConfigError> {
+    let config = ResourceConfig::new(&settings.kubelet, settings.flags.experimental_allocatable_ignore_eviction);
+    resources::check(sizes, &config).map_err(|error| {
+        let maps =
+            [("systemReserved", &settings.kubelet.system_reserved), ("kubeReserved", &settings.kubelet.kube_reserved)];
+        let reserving = maps.into_iter().find(|(_, map)| map.contains_key(&error.resource));
+        let field = match reserving {
+            // It replaces `cpu` of both maps.
+            _ if error.resource == "cpu" && !settings.kubelet.reserved_system_cpus.is_empty() => {
+                "reservedSystemCPUs".to_owned()
+            }
+            Some((field, _)) => format!("{field}.{}", error.resource),
+            None => "evictionHard".to_owned(),
+        };
+        let violation = Violation { origin: settings.origin(&field), field, message: error.to_string() };
+        ConfigError::Invalid { violations: vec![violation] }
+    })
+}
+
 fn reject_start(settings: &Settings, errors: &[sysctl::TunableError]) -> Result<(), ConfigError> {
     const FIELD: &str = "protectKernelDefaults";
     let violation = |error: &sysctl::TunableError| Violation {
@@ -92,6 +127,29 @@ fn swap_active(swaps: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::load;
+
+    #[test]
+    fn a_reservation_above_the_capacity_names_what_reserves_it() {
+        let sizes = Sizes { cpus: 4, memory: 8 << 30, pids: i64::MAX, ..Sizes::default() };
+        let found = |flag: &str, text: &str| {
+            let settings = load(&[(flag, text)].into_iter().collect()).expect("acceptable");
+            reservations_fit(&settings, &sizes).map_err(|error| error.to_string())
+        };
+        assert_eq!(found("kube-reserved", "memory=8Gi"), Ok(()));
+        let text = |place: &str, reserved: &str| {
+            Err(format!(
+                "invalid configuration: {place}: invalid Node Allocatable configuration. Resource \"memory\" has a \
+                 reservation of {reserved} but capacity of 8Gi. Expected capacity >= reservation."
+            ))
+        };
+        let kube = text("--kube-reserved: kubeReserved.memory", "9Gi");
+        assert_eq!(found("kube-reserved", "memory=9Gi"), kube);
+        let hard = text("--eviction-hard: evictionHard", "10Gi");
+        assert_eq!(found("eviction-hard", "memory.available<10Gi"), hard);
+        let cpus = found("reserved-cpus", "0-7").expect_err("more than there are");
+        assert!(cpus.starts_with("invalid configuration: --reserved-cpus: reservedSystemCPUs: "), "{cpus}");
+    }
 
     #[test]
     fn swap_areas() {

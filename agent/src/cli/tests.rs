@@ -159,6 +159,21 @@ fn check_accepts_and_notes() {
 }
 
 #[test]
+fn check_names_what_keeps_the_agent_from_starting() {
+    let refused = |arguments: &[&str]| {
+        let line = ["keblet", "config", "check"].iter().chain(arguments).copied().collect::<Vec<_>>();
+        let Command::Config(command) = parsed(&line).unwrap().command else { panic!("{line:?}") };
+        config::run(command, &mut Vec::<u8>::new()).expect_err("not acceptable").to_string()
+    };
+    let reserved = refused(&["--system-reserved=memory=1Ei"]);
+    assert!(reserved.contains("--system-reserved: systemReserved.memory: invalid Node Allocatable"), "{reserved}");
+    let socket = refused(&["--ignore-host", "--image-service-endpoint=tcp://127.0.0.1:1"]);
+    assert!(socket.contains("--image-service-endpoint: imageServiceEndpoint: "), "{socket}");
+    let tls = refused(&["--ignore-host", "--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"]);
+    assert!(tls.contains("--tls-cipher-suites: tlsCipherSuites: "), "{tls}");
+}
+
+#[test]
 fn version_completions_and_manual() {
     assert_eq!(
         answer(&["keblet", "version"]),

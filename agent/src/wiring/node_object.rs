@@ -1,9 +1,7 @@
 //! Connects the Node object's tasks to the runtime, the sensors and the API server.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use kube::Api;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -25,14 +23,12 @@ use crate::node;
 use crate::node::Connections;
 use crate::node::Inputs;
 use crate::node::LeaseController;
-use crate::node::Machine;
 use crate::node::NodeCache;
 use crate::node::NodeConfig;
 use crate::node::PlegHealth;
 use crate::node::RootFs;
 use crate::node::StatusLoop;
 use crate::node::ThisHost;
-use crate::node::resources::ResourceConfig;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeState;
@@ -75,17 +71,6 @@ pub(super) struct NodeHandles {
     pub synced: watch::Receiver<bool>,
     /// Addresses of this node; none until they are known.
     pub addresses: watch::Receiver<NodeAddresses>,
-}
-
-/// Checks that the machine has what is reserved of it.
-///
-/// # Errors
-/// What is reserved and not there.
-pub(super) fn check(settings: &Settings, root_fs: &RootFs) -> anyhow::Result<()> {
-    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir, root_fs);
-    let Some(sizes) = machine.sizes else { return Ok(()) };
-    let config = ResourceConfig::new(&settings.kubelet, settings.flags.experimental_allocatable_ignore_eviction);
-    node::resources::check(&sizes, &config).context("reserving resources")
 }
 
 /// Starts the tasks of the Node object. Without an API server only the node's addresses are determined.

@@ -30,6 +30,9 @@ pub struct FlagError {
     pub problem: String,
 }
 
+/// Flags that name files or folders with documents.
+const DOCUMENT_PATHS: [&str; 3] = ["config", "config-dir", "keblet-config"];
+
 /// The flags that were given: for each, its texts in the order they came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlagValues(BTreeMap<&'static str, Vec<String>>);
@@ -76,7 +79,9 @@ impl FlagValues {
     pub fn own(&self) -> Result<FlagSettings, FlagError> {
         let mut map = Map::new();
         for (flag, value) in self.values()? {
-            if flag.target == Target::Own {
+            // Units and scripts fill these from variables that may be empty: no path, as for a kubelet.
+            let is_no_path = DOCUMENT_PATHS.contains(&flag.name) && value == "";
+            if flag.target == Target::Own && !is_no_path {
                 map.insert(flag.name.to_owned(), value);
             }
         }

@@ -359,6 +359,12 @@ fn wrong_files() {
 }
 
 #[test]
+fn an_empty_path_names_no_document() {
+    let settings = Case::new().flag("config", "").flag("config-dir", "").flag("keblet-config", "").load();
+    assert_eq!((settings.kubelet.read_only_port, &settings.flags.config), (10255, &None));
+}
+
+#[test]
 fn json_is_as_good_as_yaml() {
     let text = r#"{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "maxPods": 7}"#;
     assert_eq!(Case::new().file("c.json", text).path_flag("config", "c.json").load().kubelet.max_pods, 7);

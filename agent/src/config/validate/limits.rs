@@ -92,9 +92,12 @@ fn eviction_thresholds(config: &KubeletConfiguration, problems: &mut Problems) {
             threshold(field, signal, value, problems);
         }
     }
-    for signal in config.eviction_soft.keys() {
+    for (signal, value) in &config.eviction_soft {
         let path = format!("evictionSoft.{signal}");
-        problems.require(config.eviction_soft_grace_period.contains_key(signal), &path, || {
+        // A disabled one needs no grace period; a malformed one is reported above.
+        let needs_period = matches!(eviction::threshold_value(signal, value), Ok(Some(_)));
+        let has_period = config.eviction_soft_grace_period.contains_key(signal);
+        problems.require(has_period || !needs_period, &path, || {
             format!("grace period must be specified for the soft eviction threshold {signal}")
         });
     }

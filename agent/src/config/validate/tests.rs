@@ -215,6 +215,7 @@ fn what_the_rules_allow() {
         json!({"healthzBindAddress": "localhost"}),
         json!({"evictionHard": {"memory.available": "0%", "nodefs.available": "100%", "pid.available": "1000"}}),
         json!({"evictionSoft": {"memory.available": "5%"}, "evictionSoftGracePeriod": {"memory.available": "0s"}}),
+        json!({"evictionSoft": {"memory.available": "0%", "nodefs.available": "100%"}}),
         json!({"imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 0}),
         json!({"containerLogMaxSize": "-1"}),
         json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": ["none"]}),

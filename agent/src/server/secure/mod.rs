@@ -40,6 +40,7 @@ pub use review::ReviewError;
 pub use review::Reviews;
 pub use serving::ServingSource;
 pub use tls::Serving;
+pub use tls::check_tls;
 pub use user::User;
 
 use super::dispatch::Dispatcher;

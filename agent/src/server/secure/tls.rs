@@ -30,7 +30,10 @@ use tokio::sync::watch;
 
 use super::error::SetupError;
 use crate::config::CIPHER_SUITES;
+use crate::config::ConfigError;
 use crate::config::KubeletConfiguration;
+use crate::config::Settings;
+use crate::config::Violation;
 
 /// The serving certificate; handshakes fail while it is `None`.
 pub type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
@@ -53,15 +56,24 @@ const SUITES_13: [&str; 3] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"
 const FOR_HTTP2: [CipherSuite; 2] =
     [CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256];
 
+/// Checks the TLS settings of the main port, if it is served: the agent does not start with one that is not supported.
+///
+/// # Errors
+/// [`ConfigError::Invalid`] with the first such setting.
+pub fn check_tls(settings: &Settings) -> Result<(), ConfigError> {
+    let (field, message) = match TlsSettings::read(&settings.kubelet) {
+        Err(SetupError::Tls { field, problem }) if settings.kubelet.enable_server => (field, problem),
+        _ => return Ok(()),
+    };
+    let violation = Violation { origin: settings.origin(&field), field, message };
+    Err(ConfigError::Invalid { violations: vec![violation] })
+}
+
 impl TlsSettings {
     /// # Errors
     /// A setting is unknown or not supported.
     pub(super) fn new(config: &KubeletConfiguration) -> Result<Self, SetupError> {
-        let versions = versions(&config.tls_min_version)?;
-        let Suites { offered: cipher_suites, left_out } = match versions.contains(&&TLS12) {
-            true => suites(&config.tls_cipher_suites)?,
-            false => Suites { offered: tls13(), left_out: Vec::new() },
-        };
+        let (settings, left_out) = Self::read(config)?;
         if !left_out.is_empty() {
             let left_out = left_out.join(", ");
             tracing::warn!(
@@ -70,9 +82,19 @@ impl TlsSettings {
                 "some cipher suites are left out: only those with forward secrecy and authenticated encryption are offered"
             );
         }
+        Ok(settings)
+    }
+
+    /// The settings, and the configured suites that are left out.
+    fn read(config: &KubeletConfiguration) -> Result<(Self, Vec<String>), SetupError> {
+        let versions = versions(&config.tls_min_version)?;
+        let Suites { offered: cipher_suites, left_out } = match versions.contains(&&TLS12) {
+            true => suites(&config.tls_cipher_suites)?,
+            false => Suites { offered: tls13(), left_out: Vec::new() },
+        };
         let kx_groups = groups(&config.tls_curve_preferences)?;
         let provider = CryptoProvider { cipher_suites, kx_groups, ..aws_lc_rs::default_provider() };
-        Ok(Self { provider: Arc::new(provider), versions })
+        Ok((Self { provider: Arc::new(provider), versions }, left_out))
     }
 
     pub(super) fn provider(&self) -> &Arc<CryptoProvider> {
@@ -276,6 +298,7 @@ impl ClientCertVerifier for Unverified {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::load;
 
     fn settings(change: impl FnOnce(&mut KubeletConfiguration)) -> Result<TlsSettings, String> {
         let mut config = KubeletConfiguration::default();
@@ -315,6 +338,20 @@ mod tests {
             config.tls_cipher_suites = vec!["TLS_RSA_WITH_AES_128_CBC_SHA".to_owned()];
         });
         assert_eq!(modern.expect("suites have no effect on TLS 1.3").versions, [&TLS13]);
+    }
+
+    #[test]
+    fn a_check_names_what_keeps_the_port_from_being_served() {
+        let found = |name: &str, text: &str, served: &str| {
+            let flags = [(name, text), ("enable-server", served)];
+            let settings = load(&flags.into_iter().collect()).expect("well-formed");
+            check_tls(&settings).map_err(|error| error.to_string())
+        };
+        let (suites, without_http2) = ("tls-cipher-suites", "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384");
+        let refused = found(suites, without_http2, "true").expect_err("refused");
+        assert!(refused.starts_with("invalid configuration: --tls-cipher-suites: tlsCipherSuites: "), "{refused}");
+        assert_eq!(found(suites, without_http2, "false"), Ok(()), "there is no port");
+        assert_eq!(found("tls-min-version", "VersionTLS13", "true"), Ok(()));
     }
 
     /// The names of a hardened node's list that was written for a server with more suites.
