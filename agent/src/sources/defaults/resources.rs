@@ -25,7 +25,8 @@ pub(super) fn requests_from_limits(spec: &mut PodSpec) {
 /// Pod-level resources, where the manifest sets some: huge page limits from the containers' limits, requests from
 /// the containers' requests, else from the pod's limits.
 pub(super) fn pod_level(spec: &mut PodSpec) {
-    if spec.resources.is_none() {
+    let is_filled = |list: &Option<ResourceList>| list.as_ref().is_some_and(|list| !list.is_empty());
+    if !spec.resources.as_ref().is_some_and(|own| is_filled(&own.limits) || is_filled(&own.requests)) {
         return;
     }
     let container_limits = aggregate(spec, |c| c.resources.as_ref()?.limits.as_ref());

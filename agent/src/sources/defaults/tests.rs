@@ -147,6 +147,17 @@ fn pod_level_requests_come_from_containers_then_from_limits() {
     assert_eq!(none["resources"], json!({}), "no pod limits, no pod requests");
 }
 
+#[test]
+fn huge_page_limits_of_the_pod_come_from_containers_if_it_states_anything() {
+    let container = json!({"name": "a", "resources": {"limits": {"cpu": "1", "hugepages-2Mi": "4Mi"}}});
+    let of =
+        |resources: Value| defaulted(json!({"containers": [container], "resources": resources}))["resources"].clone();
+    assert_eq!(of(json!({})), json!({}), "as if it were not there");
+    let stated = of(json!({"requests": {"cpu": "2"}}));
+    assert_eq!(stated["limits"], json!({"hugepages-2Mi": "4Mi"}));
+    assert_eq!(stated["requests"], json!({"cpu": "2", "hugepages-2Mi": "4Mi"}));
+}
+
 proptest! {
     #[test]
     fn any_image_has_a_policy(image in "\\PC{0,40}") {

@@ -13,6 +13,7 @@ use super::container::Volumes;
 use super::formats;
 use super::text;
 use super::volume::VolumeKind;
+use crate::model::Amount;
 
 const ENV_FIELDS: [&str; 9] = [
     "metadata.name",
@@ -108,6 +109,9 @@ fn source(from: &EnvVarSource, volumes: &Volumes<'_>, path: &Path, findings: &mu
                 findings.required(&path.child(field), "");
             }
         }
+        if !file.key.is_empty() {
+            findings.invalid_each(&path.child("key"), &file.key, formats::env_name(&file.key));
+        }
         super::local_path(&file.path, &path.child("path"), findings);
         let (path, name) = (path.child("volumeName"), &file.volume_name);
         match volumes.get(name.as_str()) {
@@ -159,7 +163,9 @@ pub(super) fn resource_ref(reference: &ResourceFieldSelector, path: &Path, findi
              resource",
         )
     };
-    if !allowed.contains(&divisor.0.as_str()) {
+    // In canonical form: 1000m is 1.
+    let canonical = divisor.0.parse::<Amount>().map(|divisor| divisor.to_string());
+    if !canonical.is_ok_and(|text| allowed.contains(&text.as_str())) {
         findings.invalid(&path.child("divisor"), &divisor.0, message);
     }
 }

@@ -32,7 +32,11 @@ pub fn pod(pod: &Pod) -> Vec<FieldError> {
     meta::check(&pod.metadata, &Path::root("metadata"), &mut findings);
     annotations::check(pod, &mut findings);
     match &pod.spec {
-        Some(pod_spec) => spec::check(pod_spec, &Path::root("spec"), &mut findings),
+        Some(pod_spec) => {
+            let path = Path::root("spec");
+            spec::check(pod_spec, &path, &mut findings);
+            resources::containers_fit(pod, &path, &mut findings);
+        }
         None => findings.required(&Path::root("spec"), ""),
     }
     findings.into_vec()

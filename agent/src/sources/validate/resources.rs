@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodResourceClaim;
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::api::core::v1::ResourceClaim;
@@ -15,6 +16,9 @@ use super::super::field::Path;
 use super::formats;
 use super::text;
 use crate::model::Amount;
+use crate::model::qos;
+use crate::model::qos::ResourceKind;
+use crate::model::quote::Excerpt;
 use crate::model::resources::RESTART_CONTAINER;
 
 type ResourceList = BTreeMap<String, Quantity>;
@@ -22,8 +26,11 @@ type ResourceList = BTreeMap<String, Quantity>;
 const CONTAINER_RESOURCES: [&str; 3] = ["cpu", "ephemeral-storage", "memory"];
 const POD_RESOURCES: [&str; 2] = ["cpu", "memory"];
 
+/// Prefix of the names of huge pages.
+const HUGEPAGES: &str = "hugepages-";
+
 fn huge_pages(name: &str) -> bool {
-    name.starts_with("hugepages-")
+    name.starts_with(HUGEPAGES)
 }
 
 /// Resources of one container, of a pod with these claims.
@@ -122,6 +129,39 @@ pub(super) fn check_pod(requirements: &ResourceRequirements, path: &Path, findin
     }
 }
 
+/// What containers need fits into what is stated for the pod as a whole: their requests and huge pages together, and each
+/// limit of a regular container.
+pub(super) fn containers_fit(pod: &Pod, path: &Path, findings: &mut Findings) {
+    let Some(spec) = &pod.spec else { return };
+    let Some(of_pod) = &spec.resources else { return };
+    // What cannot be read is reported by other rules.
+    let stated = |list: &Option<ResourceList>, name: &str| list.as_ref()?.get(name)?.0.parse::<Amount>().ok();
+    for (field, kind, list) in
+        [("requests", ResourceKind::Requests, &of_pod.requests), ("limits", ResourceKind::Limits, &of_pod.limits)]
+    {
+        // Only limits of huge pages may not add up to more than the pod's.
+        let is_added_up = |name: &str| kind == ResourceKind::Requests || huge_pages(name);
+        let total = qos::containers_total(pod, kind).unwrap_or_default();
+        for (name, needed) in total.into_iter().filter(|(name, _)| is_added_up(name)) {
+            let Some(most) = stated(list, &name).filter(|most| needed > *most) else { continue };
+            let path = path.child("resources").child(field).key(&name);
+            let message = format!("must be greater than or equal to aggregate container {field} of {needed}");
+            findings.invalid(&path, &most.to_string(), &message);
+        }
+    }
+    for (i, container) in spec.containers.iter().enumerate() {
+        let limits = container.resources.iter().flat_map(|own| own.limits.iter().flatten());
+        for (name, limit) in limits {
+            let own = limit.0.parse::<Amount>().ok();
+            let Some((own, most)) = own.zip(stated(&of_pod.limits, name)).filter(|(own, most)| own > most) else {
+                continue;
+            };
+            let path = path.child("containers").index(i).child("resources").child("limits").key(name);
+            findings.invalid(&path, &own.to_string(), &format!("must be less than or equal to pod limits of {most}"));
+        }
+    }
+}
+
 /// A bare list, such as the pod's overhead.
 pub(super) fn check_list(list: &ResourceList, path: &Path, findings: &mut Findings) {
     for (name, quantity) in list {
@@ -156,9 +196,19 @@ fn amount(name: &str, quantity: &Quantity, path: &Path, findings: &mut Findings)
             if !CONTAINER_RESOURCES.contains(&name) && !amount.is_whole() {
                 findings.invalid(path, &quantity.0, "must be an integer");
             }
+            if huge_pages(name) && !is_whole_pages(name, amount) {
+                let message = format!("{amount} is not positive integer multiple of {}", Excerpt(name));
+                findings.invalid(path, &quantity.0, &message);
+            }
             Some(amount)
         }
     }
+}
+
+/// Nothing or a number of pages, of the size that the name of the resource ends in.
+fn is_whole_pages(name: &str, amount: Amount) -> bool {
+    let size = name.strip_prefix(HUGEPAGES).and_then(|size| size.parse::<Amount>().ok());
+    size.is_some_and(|size| size.is_positive() && size.is_whole() && amount.value() % size.value() == 0)
 }
 
 fn requests_within_limits(requirements: &ResourceRequirements, path: &Path, findings: &mut Findings) {
@@ -173,7 +223,7 @@ fn requests_within_limits(requirements: &ResourceRequirements, path: &Path, find
             continue;
         };
         let (Ok(requested), Ok(limited)) = (request.0.parse::<Amount>(), limit.0.parse::<Amount>()) else { continue };
-        let shown = crate::model::quote::Excerpt(&limit.0);
+        let shown = Excerpt(&limit.0);
         if !overcommit && requested != limited {
             findings.invalid(&path, &request.0, &format!("must be equal to {name} limit of {shown}"));
         } else if requested > limited {

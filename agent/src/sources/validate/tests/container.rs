@@ -229,6 +229,13 @@ fn environment() {
             "spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: Unsupported value: \"spec.secret\"",
         ),
         (at, from(json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1m"}})), ""),
+        (at, from(json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1000m"}})), ""),
+        (at, from(json!({"resourceFieldRef": {"resource": "limits.memory", "divisor": "1024Ki"}})), ""),
+        (
+            at,
+            from(json!({"resourceFieldRef": {"resource": "limits.memory", "divisor": "2Mi"}})),
+            "spec.containers[0].env[0].valueFrom.resourceFieldRef.divisor: Invalid value: \"2Mi\": only divisor's values 1, 1k",
+        ),
         (
             at,
             from(json!({"resourceFieldRef": {"resource": "limits.cpu", "divisor": "3"}})),
@@ -245,6 +252,11 @@ fn environment() {
             "spec.containers[0].env[0].valueFrom.fileKeyRef.path: Invalid value: \"../x\": must not contain '..'",
         ),
         (at, from(json!({"fileKeyRef": {"key": "k", "volumeName": "v", "path": "x"}})), ""),
+        (
+            at,
+            from(json!({"fileKeyRef": {"key": "A=B", "volumeName": "v", "path": "x"}})),
+            "spec.containers[0].env[0].valueFrom.fileKeyRef.key: Invalid value: \"A=B\": a valid environment variable name",
+        ),
         (
             at,
             from(json!({"fileKeyRef": {"key": "k", "volumeName": "w", "path": "x"}})),

@@ -100,5 +100,49 @@ fn resource_amounts() {
             "spec.resources.limits[ephemeral-storage]: Unsupported value",
         ),
         ("/spec/resources", json!({"limits": {"cpu": "1"}}), ""),
+        (at, json!({"limits": {"cpu": "1", "hugepages-2Mi": "4Mi"}}), ""),
+        (
+            at,
+            json!({"limits": {"cpu": "1", "hugepages-2Mi": "3Mi"}}),
+            "spec.containers[0].resources.limits[hugepages-2Mi]: Invalid value: \"3Mi\": 3Mi is not positive integer multiple of hugepages-2Mi",
+        ),
+        (
+            at,
+            json!({"limits": {"cpu": "1", "hugepages-many": "2Mi"}}),
+            "spec.containers[0].resources.limits[hugepages-many]: Invalid value: \"2Mi\": 2Mi is not positive integer",
+        ),
     ]);
+}
+
+#[test]
+fn what_containers_need_fits_into_the_pod() {
+    let errors = |of_pod: Value, of_container: Value| {
+        let mut pod = base();
+        pod["spec"]["resources"] = of_pod;
+        pod["spec"]["containers"][0]["resources"] = of_container;
+        let sidecar =
+            json!({"name": "s", "image": "a:1", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}});
+        pod["spec"]["initContainers"] = json!([sidecar]);
+        errors_of(pod)
+    };
+    let none = Vec::<String>::new();
+    let memory = |amount: &str| json!({"limits": {"memory": amount}});
+    assert_eq!(errors(json!({"requests": {"cpu": "1500m"}}), json!({"requests": {"cpu": "500m"}})), none);
+    assert_eq!(
+        errors(json!({"requests": {"cpu": "1"}}), json!({"requests": {"cpu": "500m"}})),
+        ["spec.resources.requests[cpu]: Invalid value: \"1\": must be greater than or equal to aggregate container \
+             requests of 1500m"]
+    );
+    assert_eq!(errors(memory("2Gi"), memory("2Gi")), none);
+    let above = json!({"limits": {"memory": "2Gi"}, "requests": {"memory": "1Gi"}});
+    assert_eq!(
+        errors(memory("1Gi"), above),
+        ["spec.containers[0].resources.limits[memory]: Invalid value: \"2Gi\": must be less than or equal to pod \
+             limits of 1Gi"]
+    );
+    let pages = |amount: &str| json!({"limits": {"cpu": "1", "hugepages-2Mi": amount}, "requests": {"cpu": "0"}});
+    let found = errors(json!({"limits": {"cpu": "1", "hugepages-2Mi": "2Mi"}}), pages("4Mi"));
+    let expected = "spec.resources.limits[hugepages-2Mi]: Invalid value: \"2Mi\": must be greater than or equal to \
+        aggregate container limits of 4Mi";
+    assert!(found.iter().any(|error| error == expected), "{found:?}");
 }
