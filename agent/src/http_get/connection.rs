@@ -59,7 +59,8 @@ pub(super) async fn exchange(request: &HttpGet) -> Result<Exchange, HttpGetError
     if target.scheme == Scheme::Http {
         return over_http1(request, stream).await;
     }
-    let stream = tls::handshake(stream, &target.host, request.http2).await.map_err(|error| match error {
+    let stream = tls::handshake(stream, target.host_without_zone(), request.http2).await;
+    let stream = stream.map_err(|error| match error {
         HandshakeError::HttpResponse => HttpGetError::HttpResponseToHttps { url: url() },
         HandshakeError::Failed(reason) => HttpGetError::Tls { url: url(), reason },
     })?;

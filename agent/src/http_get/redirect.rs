@@ -33,24 +33,27 @@ pub(super) fn next_request(
     let base = Url::parse(&resolvable(&request.target)).map_err(|error| broken(error.to_string()))?;
     let url = base.join(&text).map_err(|error| broken(error.to_string()))?;
     let is_relative = Url::parse(&text) == Err(url::ParseError::RelativeUrlWithoutBase) && !text.starts_with("//");
-    let Some(target) = Target::of_url(&url) else {
-        return Err(failed(format!("unsupported protocol scheme {:?}", url.scheme())));
-    };
     let first_host = Url::parse(&resolvable(&first.target)).ok().and_then(|url| url.host_str().map(str::to_owned));
     if url.host_str().map(str::to_owned) != first_host {
         return Ok(None);
     }
+    let Some(target) = Target::of_url(&url) else {
+        return Err(failed(format!("unsupported protocol scheme {:?}", url.scheme())));
+    };
     if count >= MAX_REQUESTS {
         return Err(failed(format!("stopped after {MAX_REQUESTS} redirects")));
     }
+    // The same host: it is reached through its zone, which a location does not have.
+    let has_zone = request.target.host.contains('%');
+    let target = if has_zone { target.with_host(&request.target.host) } else { target };
     Ok(Some(follow(request, target, is_relative)))
 }
 
-/// The target as a URL that locations can be resolved against: the empty host is this node.
+/// The target as a URL that locations can be resolved against: the empty host is this node, and URLs have no zones.
 fn resolvable(target: &Target) -> String {
-    match target.host.is_empty() {
-        true => target.with_host("127.0.0.1").to_string(),
-        false => target.to_string(),
+    match target.host_without_zone() {
+        "" => target.with_host("127.0.0.1").to_string(),
+        host => target.with_host(host).to_string(),
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::fmt;
 use std::fmt::Write as _;
-use std::net::IpAddr;
 
 use url::Url;
 
@@ -43,7 +42,7 @@ impl Scheme {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Target {
     pub(super) scheme: Scheme,
-    /// A name or an address, without brackets. Empty: this node.
+    /// A name or an address, without brackets; an address of IPv6 may have a zone. Empty: this node.
     pub(super) host: String,
     /// `None`: the scheme's.
     port: Option<u16>,
@@ -68,11 +67,20 @@ impl Target {
         self.port.unwrap_or(self.scheme.default_port())
     }
 
-    /// `host:port`, or `host` if the URL has no port.
+    /// `host:port`, or `host` if the URL has no port, as a server gets it: a zone means nothing to it.
     pub(super) fn authority(&self) -> String {
+        self.with_port(self.host_without_zone())
+    }
+
+    /// The name, or the address as such.
+    pub(super) fn host_without_zone(&self) -> &str {
+        self.host.split_once('%').map_or(self.host.as_str(), |(address, _)| address)
+    }
+
+    fn with_port(&self, host: &str) -> String {
         match self.port {
-            Some(port) => join_host_port(&self.host, port),
-            None => bracketed(&self.host),
+            Some(port) => join_host_port(host, port),
+            None => bracketed(host),
         }
     }
 
@@ -92,7 +100,8 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}{}", self.scheme.name(), self.authority(), self.path)
+        let host = self.host.replace('%', "%25");
+        write!(f, "{}://{}{}", self.scheme.name(), self.with_port(&host), self.path)
     }
 }
 
@@ -103,10 +112,7 @@ pub(crate) fn join_host_port(host: &str, port: u16) -> String {
 
 /// A host as URLs have it: IPv6 addresses in brackets.
 fn bracketed(host: &str) -> String {
-    match host.parse::<IpAddr>() {
-        Ok(IpAddr::V6(_)) => format!("[{host}]"),
-        _ => host.to_owned(),
-    }
+    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
 /// What the path of an action says.

@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
+use std::net::Ipv6Addr;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use socket2::TcpKeepalive;
 use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::net::TcpListener;
+use tokio::net::TcpSocket;
 use tokio::net::TcpStream;
 use tokio::net::lookup_host;
 use tokio::time::Instant;
@@ -48,6 +50,8 @@ pub(super) const MAX_HEAD: usize = 1 << 20;
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Time for requests in progress to end at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections that wait to be accepted at a socket of both families; the kernel may allow fewer.
+const BACKLOG: u32 = 4096;
 /// Pause after a failed accept, mostly for want of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
@@ -96,7 +100,8 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// Binds an address; one that is in use is tried again for 5 s.
+/// Binds an address; one that is in use is tried again for 5 s. The unspecified address of either family is that of both,
+/// as with a kubelet: a node with addresses of IPv6 alone is reached with the default `address: 0.0.0.0`.
 ///
 /// # Errors
 /// The address cannot be bound, or is still in use after that.
@@ -104,7 +109,7 @@ pub(super) async fn bind(server: &str, address: SocketAddr) -> io::Result<TcpLis
     let deadline = Instant::now() + BIND_TIMEOUT;
     let mut is_logged = false;
     loop {
-        match TcpListener::bind(address).await {
+        match bind_once(address).await {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
                 if !std::mem::replace(&mut is_logged, true) {
                     tracing::info!(server, %address, "the address is in use, trying again for {BIND_TIMEOUT:?}");
@@ -114,6 +119,30 @@ pub(super) async fn bind(server: &str, address: SocketAddr) -> io::Result<TcpLis
             outcome => return outcome,
         }
     }
+}
+
+async fn bind_once(address: SocketAddr) -> io::Result<TcpListener> {
+    if address.ip().is_unspecified()
+        && let Ok(socket) = socket_of_both_families()
+    {
+        socket.bind((Ipv6Addr::UNSPECIFIED, address.port()).into())?;
+        return socket.listen(BACKLOG);
+    }
+    TcpListener::bind(address).await
+}
+
+/// Fails where the kernel has no IPv6.
+fn socket_of_both_families() -> io::Result<TcpSocket> {
+    let socket = TcpSocket::new_v6()?;
+    SockRef::from(&socket).set_only_v6(false)?;
+    socket.set_reuseaddr(true)?;
+    Ok(socket)
+}
+
+/// The address of a client. That of an IPv4 client is mapped to IPv6 by a socket of both families.
+fn unmapped(mut address: SocketAddr) -> SocketAddr {
+    address.set_ip(address.ip().to_canonical());
+    address
 }
 
 /// Serves `router` at `address` over HTTP/1 until `shutdown`; returns at once if there is no address.
@@ -200,6 +229,7 @@ pub(super) async fn accept<F>(
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, address)) => {
+                let address = unmapped(address);
                 last_error.clear();
                 let Some(slot) = connections.accept(address.ip()) else {
                     tracing::debug!(server, %address, "too many connections");
@@ -264,4 +294,46 @@ where
         () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
     }
     connection.await.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_unspecified_address_is_that_of_both_families() {
+        let loopbacks = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+        let is_there = |ip: &IpAddr| std::net::TcpListener::bind((*ip, 0)).is_ok();
+        for unspecified in [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)] {
+            if unspecified.is_ipv6() && !is_there(&loopbacks[1]) {
+                continue;
+            }
+            let listener = bind("test", SocketAddr::new(unspecified, 0)).await.expect("bound");
+            let port = listener.local_addr().expect("an address").port();
+            for loopback in loopbacks.into_iter().filter(is_there) {
+                let client = TcpStream::connect((loopback, port)).await.expect("reached");
+                let (_, peer) = listener.accept().await.expect("accepted");
+                assert_eq!(unmapped(peer), client.local_addr().expect("an address"), "{unspecified} {loopback}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_another_socket_has_on_this_port_is_in_use() {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bound");
+        let port = taken.local_addr().expect("an address").port();
+        let began = Instant::now();
+        let error = bind("test", (Ipv4Addr::UNSPECIFIED, port).into()).await.expect_err("in use");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert!(began.elapsed() >= BIND_TIMEOUT, "{:?}", began.elapsed());
+    }
+
+    #[tokio::test]
+    async fn other_addresses_are_bound_as_they_are() {
+        let listener = bind("test", (Ipv4Addr::LOCALHOST, 0).into()).await.expect("bound");
+        assert_eq!(listener.local_addr().expect("an address").ip(), Ipv4Addr::LOCALHOST);
+    }
 }

@@ -2,9 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -15,6 +14,10 @@ use tonic::transport::Endpoint;
 const DEFAULT: &str = "localhost:4317";
 /// The port of a gRPC name that has none.
 const DEFAULT_PORT: u16 = 443;
+
+/// How long connecting, and the answer to an export, may take: the default of upstream's exporter. The exporter here makes one
+/// export at a time and limits none over a channel that it was given: one that is never answered would be the last.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A collector's address.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,14 +57,15 @@ impl Collector {
     /// The address is invalid.
     pub(super) fn channel(&self) -> Result<Channel, tonic::transport::Error> {
         match self {
-            Self::Tcp(address) => Ok(Endpoint::from_shared(format!("http://{address}"))?.connect_lazy()),
+            Self::Tcp(address) => Ok(bounded(Endpoint::from_shared(format!("http://{address}"))?).connect_lazy()),
             Self::Unix(path) => {
                 let path = path.clone();
                 Ok(lazy(move || UnixStream::connect(path.clone())))
             }
             Self::Abstract(name) => {
-                let name = name.clone();
-                Ok(lazy(move || std::future::ready(connect_abstract(&name))))
+                // How tokio names this namespace.
+                let path = format!("\0{name}");
+                Ok(lazy(move || UnixStream::connect(path.clone())))
             }
         }
     }
@@ -85,13 +89,11 @@ where
         let connecting = connect();
         async move { connecting.await.map(TokioIo::new) }
     });
-    Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
+    bounded(Endpoint::from_static("http://localhost")).connect_with_connector_lazy(connector)
 }
 
-fn connect_abstract(name: &str) -> io::Result<UnixStream> {
-    let stream = net::UnixStream::connect_addr(&net::SocketAddr::from_abstract_name(name)?)?;
-    stream.set_nonblocking(true)?;
-    UnixStream::from_std(stream)
+fn bounded(endpoint: Endpoint) -> Endpoint {
+    endpoint.connect_timeout(TIMEOUT).timeout(TIMEOUT)
 }
 
 fn has_port(name: &str) -> bool {
@@ -101,7 +103,54 @@ fn has_port(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+    use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
+    use socket2::Domain;
+    use socket2::SockAddr;
+    use socket2::Socket;
+    use socket2::Type;
+    use tokio::net::TcpListener;
+    use tokio::net::UnixListener;
+
     use super::*;
+
+    /// Connections to these collectors are accepted by the kernel, and nobody reads them.
+    #[tokio::test(start_paused = true)]
+    async fn an_export_that_is_not_answered_ends() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("collector.sock");
+        let _local = UnixListener::bind(&path).expect("a socket");
+        let name = path.display().to_string();
+        let named = UnixListener::bind(format!("\0{name}")).expect("a socket");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address").to_string();
+        for collector in [Collector::Tcp(address), Collector::Unix(path), Collector::Abstract(name)] {
+            failed_export(&collector).await;
+        }
+        let connected = tokio::time::timeout(TIMEOUT, named.accept()).await;
+        connected.expect("it was connected to").expect("accepted");
+    }
+
+    /// Where there is no room for one more connection, a blocking socket waits for it.
+    #[tokio::test]
+    async fn connecting_to_a_full_socket_does_not_block_the_thread() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let name = folder.path().display().to_string();
+        let address = SockAddr::unix(format!("\0{name}")).expect("an address");
+        let collector = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
+        collector.bind(&address).expect("bound");
+        collector.listen(0).expect("listening");
+        let first = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
+        first.connect(&address).expect("the only place");
+        failed_export(&Collector::Abstract(name)).await;
+    }
+
+    async fn failed_export(collector: &Collector) {
+        let mut client = TraceServiceClient::new(collector.channel().expect("a valid address"));
+        let export = client.export(ExportTraceServiceRequest::default());
+        let ended = tokio::time::timeout(TIMEOUT * 6, export).await;
+        ended.expect("in time").expect_err("there is no answer");
+    }
 
     #[test]
     fn notations() {

@@ -41,7 +41,8 @@ async fn a_relative_location_keeps_the_custom_host() {
 async fn other_redirects_are_final() {
     let no_location = "HTTP/1.1 302 Found\r\nContent-Length: 4\r\n\r\nmove".to_owned();
     let other_status = redirect("/b").replace("302", "304").replace("Content-Length: 4\r\n\r\nmove", "\r\n");
-    for response in [redirect("http://localhost:1/"), redirect("//127.0.0.2/"), no_location, other_status] {
+    let other_hosts = ["http://localhost:1/", "//127.0.0.2/", "app://callback", "mailto:node@example.org"];
+    for response in other_hosts.map(redirect).into_iter().chain([no_location, other_status]) {
         let server = Server::answering(&[&response]).await;
         let response = send(&request_to(server.address, "/"), Some(LONG)).await.expect("a response");
         assert!(response.status.is_redirection());

@@ -56,6 +56,18 @@ fn hosts_schemes_and_ports_of_the_action_are_used() {
     assert!(matches!(refused(with_headers(base, &[("a", "b\nc: d")])), HttpGetError::Invalid { .. }));
 }
 
+#[test]
+fn a_zone_is_for_the_node_and_not_for_the_server() {
+    let action = HTTPGetAction { host: Some("fe80::1%eth0".into()), ..action("/a", 8080) };
+    let request = HttpGet::new(&action, &[], "10.0.0.1", &Caller::probe("v1.36.3")).expect("a request");
+    assert_eq!(request.url(), "http://[fe80::1%25eth0]:8080/a");
+    assert_eq!((request.target.authority().as_str(), request.target.host.as_str()), ("[fe80::1]:8080", "fe80::1%eth0"));
+    let headers = [(http::header::LOCATION, "/b".parse().expect("a header"))].into_iter().collect();
+    let next = redirect::next_request(&request, &request, 1, http::StatusCode::FOUND, &headers);
+    let next = next.expect("a location").expect("the same host");
+    assert_eq!(next.url(), "http://[fe80::1%25eth0]:8080/b");
+}
+
 /// The head that a server gets, without the order of its headers.
 async fn sent(headers: &[(&str, &str)], caller: &Caller) -> (String, Vec<String>) {
     let server = Server::answering(&[OK]).await;

@@ -1,7 +1,7 @@
 //! Watches files for changes, also where they are symbolic links that are replaced.
 //!
 //! Watches the directories that a path leads through, because certificates are replaced by renaming. While inotify is
-//! not available, reports a possible change every minute.
+//! not available, or one of them is missing, reports a possible change every minute.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ use inotify::EventStream;
 use inotify::Inotify;
 use inotify::WatchMask;
 
-/// Period while inotify is not available.
+/// Period while not everything is watched.
 const POLL_PERIOD: Duration = Duration::from_secs(60);
 /// Changes come in bursts: this is waited for more of them.
 const SETTLE_TIME: Duration = Duration::from_millis(50);
@@ -24,26 +24,30 @@ const SETTLE_TIME: Duration = Duration::from_millis(50);
 pub(super) struct FileWatch {
     paths: Vec<PathBuf>,
     events: Option<EventStream<Vec<u8>>>,
+    /// A directory is not watched: its appearance is no event.
+    is_partial: bool,
 }
 
 impl FileWatch {
     /// Watches from now on.
     pub(super) async fn new(paths: Vec<PathBuf>) -> Self {
-        let mut watch = Self { paths, events: None };
+        let mut watch = Self { paths, events: None, is_partial: true };
         watch.arm().await;
         watch
     }
 
     /// Waits for a possible change since the last call.
     pub(super) async fn changed(&mut self) {
-        let changed = match &mut self.events {
-            Some(events) => tokio::select! {
-                event = events.next() => event.is_some_and(|event| event.is_ok()),
-            },
-            None => {
-                tokio::time::sleep(POLL_PERIOD).await;
-                false
+        let (events, is_partial) = (&mut self.events, self.is_partial);
+        let event = async {
+            match events {
+                Some(events) => events.next().await.is_some_and(|event| event.is_ok()),
+                None => std::future::pending().await,
             }
+        };
+        let changed = tokio::select! {
+            changed = event => changed,
+            () = tokio::time::sleep(POLL_PERIOD), if is_partial => false,
         };
         if changed {
             tokio::time::sleep(SETTLE_TIME).await;
@@ -54,8 +58,10 @@ impl FileWatch {
 
     async fn arm(&mut self) {
         let paths = self.paths.clone();
-        let resolve = move || paths.iter().flat_map(|path| folders(path)).collect::<BTreeSet<PathBuf>>();
-        let folders = tokio::task::spawn_blocking(resolve).await.unwrap_or_default();
+        let resolve = move || -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
+            paths.iter().flat_map(|path| folders(path)).partition(|folder| folder.is_dir())
+        };
+        let (folders, missing) = tokio::task::spawn_blocking(resolve).await.unwrap_or_default();
         let was_polling = self.events.is_none();
         self.events = match watch(&folders) {
             Ok(events) if !folders.is_empty() => Some(events),
@@ -65,6 +71,7 @@ impl FileWatch {
                 None
             }
         };
+        self.is_partial = self.events.is_none() || !missing.is_empty();
         if self.events.is_none() && !was_polling {
             tracing::warn!(paths = ?self.paths, "cannot watch the files, reading them every minute");
         }
@@ -87,7 +94,7 @@ fn watch(folders: &BTreeSet<PathBuf>) -> io::Result<EventStream<Vec<u8>>> {
 }
 
 /// The directories whose entries decide which file a path names: the one of the file, and that of each symbolic link on
-/// the way to it.
+/// the way to it. Some may be missing.
 fn folders(path: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut done = PathBuf::from(".");
@@ -106,7 +113,6 @@ fn folders(path: &Path) -> Vec<PathBuf> {
             _ => done = next,
         }
     }
-    folders.retain(|folder| folder.is_dir());
     folders
 }
 
@@ -163,5 +169,21 @@ mod tests {
         assert_eq!(fs::read_to_string(at("pki").join("tls.crt")).expect("readable"), "v2");
         fs::write(at("v2").join("tls.crt"), "v3").expect("written");
         notices(&mut watch, "the new target changes").await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_folder_that_is_missing_is_looked_for_while_another_one_is_watched() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("certificates")).expect("made");
+        let mut watch = FileWatch::new(vec![at("certificates/tls.crt"), at("keys/tls.key")]).await;
+        let looked = tokio::time::timeout(2 * POLL_PERIOD, watch.changed()).await;
+        looked.expect("the folder may be there now");
+        fs::create_dir(at("keys")).expect("made");
+        watch.changed().await;
+        let nothing = tokio::time::timeout(10 * POLL_PERIOD, watch.changed()).await;
+        assert!(nothing.is_err(), "both are watched");
+        fs::write(at("keys/tls.key"), "one").expect("written");
+        notices(&mut watch, "a write").await;
     }
 }
