@@ -118,7 +118,8 @@ impl Cgroups {
     /// Creates `kubepods` and the QoS classes where missing. The root must exist.
     ///
     /// # Errors
-    /// The machine or the root lacks paths or controllers; the kernel or systemd returns an error.
+    /// The machine, the root or one of them lacks paths or controllers: no pod below could be limited. The kernel or systemd
+    /// returns an error.
     pub async fn ensure_tree(&self) -> Result<(), CgroupError> {
         let missing = self.layout.missing_controllers();
         if !missing.is_empty() {
@@ -291,6 +292,9 @@ impl Cgroups {
     }
 
     /// Creates a cgroup of this tree unless it exists. Values that it does not get, the QoS loop writes.
+    ///
+    /// # Errors
+    /// It cannot be created, or lacks controllers then: the kernel enables none for a cgroup whose parent has processes.
     async fn ensure(&self, name: &CgroupName, values: &CgroupValues) -> Result<(), CgroupError> {
         let path = name.path(self.driver);
         if files::exists(&self.layout, &path) {
@@ -298,6 +302,9 @@ impl Cgroups {
         }
         let creation = async {
             self.create(name).await?;
+            // Precedes the values: with them systemd may disable controllers that it does not use itself. The next cgroup has
+            // them enabled again.
+            self.check_exists(name).await?;
             if let Err(error) = self.write(name, values).await {
                 not_limited(&path, &error);
             }

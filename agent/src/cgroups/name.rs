@@ -32,14 +32,13 @@ pub struct CgroupNameError {
 }
 
 impl CgroupName {
-    /// Reads a `cgroupRoot` setting, which is always in cgroupfs form.
+    /// Reads a `cgroupRoot` setting, which is always in cgroupfs form. Others have created the cgroup: it may have underscores,
+    /// which the systemd driver does not distinguish from dashes.
     ///
     /// # Errors
-    /// A component with an underscore, which the systemd driver could not distinguish from a dash.
+    /// A component that leads elsewhere.
     pub fn parse(path: &str) -> Result<Self, CgroupNameError> {
-        path.split('/')
-            .filter(|component| !component.is_empty())
-            .try_fold(Self::default(), |name, component| name.child(component))
+        Self::of_others(path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect())
     }
 
     /// One level deeper.
@@ -67,6 +66,11 @@ impl CgroupName {
                 unit.split('-').filter(|part| !part.is_empty()).map(|part| part.replace('_', "-")).collect()
             }
         };
+        Self::of_others(components)
+    }
+
+    /// Components that others have named.
+    fn of_others(components: Vec<String>) -> Result<Self, CgroupNameError> {
         match components.iter().find(|component| [".", ".."].contains(&component.as_str())) {
             Some(component) => Err(CgroupNameError { component: component.clone() }),
             None => Ok(Self(components)),
@@ -172,6 +176,7 @@ mod tests {
             ),
             (pod(QosClass::Guaranteed), "/kubepods/pod1234-ab", "/kubepods.slice/kubepods-pod1234_ab.slice"),
             (CgroupName::parse("/x/").expect("valid").kubepods(), "/x/kubepods", "/x.slice/x-kubepods.slice"),
+            (CgroupName::parse("/x_y").expect("valid").kubepods(), "/x_y/kubepods", "/x_y.slice/x_y-kubepods.slice"),
             (root.clone(), "/", "/"),
         ];
         for (name, cgroupfs, systemd) in table {
@@ -214,7 +219,6 @@ mod tests {
     fn bad_components_are_refused() {
         assert!(CgroupName::default().child("a_b").is_err());
         assert!(CgroupName::default().child("").is_err());
-        assert!(CgroupName::parse("/a_b").is_err());
         assert!(CgroupName::parse("/../b").is_err());
         assert!(CgroupName::default().pod(QosClass::Burstable, "a/../b").is_err());
         assert_eq!(CgroupName::parse("").expect("valid"), CgroupName::default());

@@ -7,11 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use tokio::sync::Mutex;
 use zbus::Connection;
 use zbus::MessageStream;
 use zbus::OwnedObjectPath;
 use zbus::Variant;
+use zbus::connection::Builder;
 use zbus::message::Type;
 
 use super::CgroupError;
@@ -21,6 +23,8 @@ use super::arithmetic;
 const SERVICE: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
+/// systemd's own socket, which only root can connect to.
+const PRIVATE_BUS: &str = "unix:path=/run/systemd/private";
 /// How long a job or another call of systemd may take.
 const JOB_LIMIT: Duration = Duration::from_secs(30);
 
@@ -29,22 +33,51 @@ const NEWER: [&str; 2] = ["CPUQuotaPeriodUSec", "AllowedCPUs"];
 
 type Property<'a> = (&'static str, Variant<'a>);
 
-/// The connection to systemd, opened on first use and again after a transport error.
-#[derive(Debug, Default)]
+/// Opens a connection.
+pub(super) type Open = fn() -> BoxFuture<'static, zbus::Result<Connection>>;
+
+/// The connection to systemd, opened on first use, and again when it has ended, as after a restart of the bus, or after a
+/// transport error.
+#[derive(Debug)]
 pub(super) struct Systemd {
     connection: Mutex<Option<Connection>>,
+    open: Open,
+}
+
+fn open() -> BoxFuture<'static, zbus::Result<Connection>> {
+    Box::pin(async { or_private(Connection::system().await, PRIVATE_BUS).await })
+}
+
+/// The system bus; without one, systemd's own socket, which takes the same calls and sends its signals to everyone.
+///
+/// # Errors
+/// That of the bus if neither accepts the connection.
+pub(super) async fn or_private(bus: zbus::Result<Connection>, private: &str) -> zbus::Result<Connection> {
+    match bus {
+        Err(error) => Builder::address(private).p2p().build().await.map_err(|_| error),
+        bus => bus,
+    }
 }
 
 impl Systemd {
     /// Checks that systemd runs; connects on first use.
     pub(super) fn new() -> Result<Self, CgroupError> {
-        if Path::new("/run/systemd/system").is_dir() { Ok(Self::default()) } else { Err(CgroupError::NoSystemd) }
+        if !Path::new("/run/systemd/system").is_dir() {
+            return Err(CgroupError::NoSystemd);
+        }
+        Ok(Self { connection: Mutex::default(), open })
     }
 
     /// Uses a connection that exists already.
     #[cfg(test)]
     pub(super) fn over(connection: Connection) -> Self {
-        Self { connection: Mutex::new(Some(connection)) }
+        Self { connection: Mutex::new(Some(connection)), open }
+    }
+
+    /// Opens further connections so.
+    #[cfg(test)]
+    pub(super) fn opened_by(self, open: Open) -> Self {
+        Self { open, ..self }
     }
 
     /// Starts a slice; one that is already active is not an error.
@@ -102,11 +135,11 @@ impl Systemd {
 
     async fn connection(&self) -> Result<Connection, Failure> {
         let mut slot = self.connection.lock().await;
-        if let Some(connection) = slot.as_ref() {
+        if let Some(connection) = slot.as_ref().filter(|connection| !connection.is_closed()) {
             return Ok(connection.clone());
         }
-        let connection = Connection::system().await?;
-        // Without it systemd sends no signals.
+        let connection = (self.open)().await?;
+        // Without it systemd sends no signals over the bus.
         call(&connection, "Subscribe", &()).await?;
         Ok(slot.insert(connection).clone())
     }

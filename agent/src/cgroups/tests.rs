@@ -178,6 +178,21 @@ async fn a_missing_root_is_reported() {
     assert!(error.starts_with("cgroup [\"keblet-test-not-there\"] has some missing "), "{error}");
 }
 
+/// The folder enables no controllers, as the kernel for a cgroup whose parent has processes.
+#[tokio::test]
+async fn a_tree_without_controllers_is_reported() {
+    let fixture = V2Fixture::make();
+    let cgroups = Cgroups::new(fixture.layout(), Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    for (level, name) in [("/kubepods", "\"kubepods\""), ("/kubepods/burstable", "\"kubepods\" \"burstable\"")] {
+        let error = cgroups.ensure_tree().await.expect_err("no controllers").to_string();
+        assert_eq!(error, format!("cgroup [{name}] has some missing controllers: cpu, cpuset, memory, pids"));
+        fixture.settle(level);
+    }
+    files::create(&fixture.layout(), "/kubepods/besteffort").expect("a folder");
+    fixture.settle("/kubepods/besteffort");
+    cgroups.ensure_tree().await.expect("complete");
+}
+
 #[tokio::test]
 async fn a_directory_that_cannot_be_created_fails_the_pod() {
     let dir = tempfile::tempdir().expect("a folder");

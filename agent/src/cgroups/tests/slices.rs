@@ -9,7 +9,9 @@ use zbus::MessageStream;
 use zbus::OwnedVariant;
 
 use super::*;
+use crate::cgroups::systemd::Open;
 use crate::cgroups::systemd::Systemd;
+use crate::cgroups::systemd::or_private;
 
 /// Answers like systemd's manager, with one finished job per call, and records the calls. The first `refusals` calls that set
 /// properties fail.
@@ -119,6 +121,19 @@ async fn creates_slices_with_systemd() {
     assert_eq!(*asked.lock().expect("unpoisoned"), [start, set.clone(), set]);
 }
 
+/// With the first values systemd may disable controllers that it does not use itself. The next cgroup has them enabled again.
+#[tokio::test]
+async fn a_slice_of_the_tree_is_checked_before_systemd_gets_its_values() {
+    let fixture = V2Fixture::make();
+    files::create(&fixture.layout(), "/kubepods.slice").expect("a folder");
+    fixture.settle("/kubepods.slice");
+    let (cgroups, asked) = with_systemd(fixture.layout(), &[]).await;
+    let error = cgroups.ensure_tree().await.expect_err("no controllers").to_string();
+    assert!(error.starts_with("cgroup [\"kubepods\" \"burstable\"] has some missing controllers: "), "{error}");
+    let asked = asked.lock().expect("unpoisoned").clone();
+    assert!(asked.len() == 1 && asked[0].starts_with("start kubepods-burstable.slice "), "{asked:?}");
+}
+
 /// systemd would reset values that only the kernel has.
 #[tokio::test]
 async fn a_slice_whose_properties_are_refused_is_limited_by_the_next_call() {
@@ -161,6 +176,43 @@ async fn an_answer_behind_many_signals_is_read() {
     let systemd = Systemd::over(ours);
     let (started, ()) = tokio::join!(systemd.start("own.slice", None, true), server);
     started.expect("its own job is found");
+}
+
+#[tokio::test]
+async fn a_node_without_a_bus_has_the_socket_of_systemd() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("private");
+    let address = format!("unix:path={}", path.display());
+    let no_bus = || Err(zbus::Error::Unsupported);
+    assert_eq!(or_private(no_bus(), &address).await.expect_err("neither"), zbus::Error::Unsupported);
+    let listener = tokio::net::UnixListener::bind(&path).expect("a socket");
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let calls = Arc::clone(&asked);
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        fake_systemd(stream.into_std().expect("a stream"), calls, &[]).await;
+    });
+    let connection = or_private(no_bus(), &address).await.expect("a connection");
+    Systemd::over(connection).stop("own.slice").await.expect("stopped");
+    assert_eq!(*asked.lock().expect("unpoisoned"), ["stop own.slice"]);
+}
+
+/// As a restart of the bus ends it.
+#[tokio::test]
+async fn a_connection_that_has_ended_is_replaced_before_the_next_call() {
+    static NEXT: Mutex<Option<Connection>> = Mutex::new(None);
+    let open: Open = || Box::pin(async { Ok(NEXT.lock().expect("unpoisoned").take().expect("opened once")) });
+    let (ended, theirs) = connections().await;
+    theirs.close().await.expect("closed");
+    ended.closed().await;
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    tokio::spawn(fake_systemd(theirs, Arc::clone(&asked), &[]));
+    let next = zbus::connection::Builder::unix_stream(ours).p2p().build().await.expect("a connection");
+    *NEXT.lock().expect("unpoisoned") = Some(next);
+    let systemd = Systemd::over(ended).opened_by(open);
+    systemd.stop("own.slice").await.expect("stopped");
+    assert_eq!(*asked.lock().expect("unpoisoned"), ["stop own.slice"]);
 }
 
 #[tokio::test]
