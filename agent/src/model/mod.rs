@@ -2,6 +2,7 @@
 //! the clock. Plain data and pure functions; no I/O, no tokio tasks, no policy.
 
 mod actions;
+mod addresses;
 mod backoff;
 mod clock;
 mod dead_containers;
@@ -43,6 +44,7 @@ pub use actions::ResizeContainer;
 pub use actions::ResizePod;
 pub use actions::SandboxPlan;
 pub use actions::StartContainer;
+pub use addresses::one_per_family;
 pub use backoff::Backoff;
 pub use backoff::delay as backoff_delay;
 pub use clock::Clock;

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 
 use super::StatusInput;
 use super::phase;
+use crate::model::one_per_family;
 use crate::model::spec;
 
 /// Sets `hostIP(s)` and `podIP(s)`. Host-network pods take the node's addresses; once set they stay, and only a second
@@ -40,14 +41,6 @@ pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
     }
     status.pod_ip = ips.first().cloned();
     status.pod_ips = (!ips.is_empty()).then(|| ips.into_iter().map(|ip| PodIP { ip }).collect());
-}
-
-/// The first address of the primary family (the node's, else IPv4), then the first of the other, in canonical text.
-fn one_per_family(ips: &[String], node: Option<&str>) -> Vec<String> {
-    let primary_is_v6 = node.is_some_and(|ip| family(ip) == Some(true));
-    let parsed: Vec<IpAddr> = ips.iter().filter_map(|ip| ip.parse().ok()).collect();
-    let first = |v6: bool| parsed.iter().find(|ip| ip.is_ipv6() == v6).map(ToString::to_string);
-    [first(primary_is_v6), first(!primary_is_v6)].into_iter().flatten().collect()
 }
 
 /// True for IPv6.

@@ -1,4 +1,4 @@
-//! Grace periods and the order in which containers of one pod end. Pure.
+//! Grace periods. Pure.
 
 use std::time::Duration;
 
@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Probe;
 
 use crate::model::KillReason;
-use crate::model::spec;
 
 /// Least time the runtime gives a container, seconds: also for grace periods of 0 and 1.
 const FLOOR: i64 = 2;
@@ -52,33 +51,19 @@ pub fn blocking_kill_limit(grace: i64) -> Duration {
     Duration::from_secs(grace.max(0).unsigned_abs()).mul_f64(1.5).max(Duration::from_secs(10))
 }
 
-/// Names of the containers that must exit before this one is stopped while its pod terminates: a sidecar waits for every
-/// regular container and for the sidecar after it (KEP-753), all others wait for none.
-pub(super) fn waits_for<'a>(pod: &'a Pod, name: &str) -> Vec<&'a str> {
-    let sidecars: Vec<&str> = spec::init_containers(pod)
-        .iter()
-        .filter(|init| spec::is_sidecar(init))
-        .map(|init| init.name.as_str())
-        .collect();
-    let Some(position) = sidecars.iter().position(|sidecar| *sidecar == name) else { return Vec::new() };
-    let regular = spec::regular_containers(pod).iter().map(|container| container.name.as_str());
-    regular.chain(sidecars.get(position + 1).copied()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::spec;
 
     fn pod(deletion: Option<i64>, spec_grace: Option<i64>) -> Pod {
         serde_json::from_value(json!({
             "metadata": {"deletionGracePeriodSeconds": deletion},
             "spec": {
                 "terminationGracePeriodSeconds": spec_grace,
-                "initContainers": [{"name": "once"}, {"name": "s1", "restartPolicy": "Always"},
-                    {"name": "s2", "restartPolicy": "Always"}],
-                "containers": [{"name": "a", "livenessProbe": {"terminationGracePeriodSeconds": 99}}, {"name": "b"}],
+                "containers": [{"name": "a", "livenessProbe": {"terminationGracePeriodSeconds": 99}}],
             },
         }))
         .expect("a pod")
@@ -120,14 +105,5 @@ mod tests {
     fn waiting_for_a_kill_is_bounded() {
         assert_eq!([0, 4, 30].map(|grace| blocking_kill_limit(grace).as_secs()), [10, 10, 45]);
         assert_eq!([-1, 0, 1, 30].map(|grace| runtime_kill_limit(grace).as_secs()), [4, 4, 5, 34]);
-    }
-
-    #[test]
-    fn sidecars_end_last_and_in_reverse() {
-        let pod = pod(None, None);
-        assert_eq!(waits_for(&pod, "a"), Vec::<&str>::new());
-        assert_eq!(waits_for(&pod, "once"), Vec::<&str>::new());
-        assert_eq!(waits_for(&pod, "s1"), ["a", "b", "s2"]);
-        assert_eq!(waits_for(&pod, "s2"), ["a", "b"]);
     }
 }

@@ -1,18 +1,17 @@
 //! Stopping containers and whole pods.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use keblet_proto::cri::v1 as cri;
-use tokio::sync::watch;
 
 use super::ActContext;
 use super::Cause;
 use super::PodError;
 use super::grace;
 use super::hooks::Hook;
+use super::termination_order::TerminationOrder;
 use crate::model::ContainerClass;
 use crate::model::ContainerId;
 use crate::model::KillReason;
@@ -50,9 +49,6 @@ pub(super) enum Until {
     Exited,
 }
 
-/// Exits of a terminating pod's containers by name: true once the container has been stopped.
-type Exits = HashMap<String, watch::Receiver<bool>>;
-
 /// Runs the preStop hook of one container and stops it, both within its grace period; [`Kill::until`] says when it
 /// returns. A container that no longer exists is no error. One that the spec does not name is not stopped, since its grace
 /// period is unknown; it is stopped with its sandbox.
@@ -60,7 +56,7 @@ type Exits = HashMap<String, watch::Receiver<bool>>;
 /// # Errors
 /// The runtime did not stop it, or the spec does not name it.
 pub(super) async fn kill_container(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) -> Result<(), PodError> {
-    kill_in_order(ctx, pod, ContainerSpec::named(pod, kill.name), kill, &Exits::new()).await
+    kill_in_order(ctx, pod, ContainerSpec::named(pod, kill.name), kill, &TerminationOrder::default()).await
 }
 
 /// [`kill_container`] without the event that it is stopped, for a container whose pod is not known: `pod` is made from the
@@ -70,7 +66,7 @@ pub(super) async fn kill_container(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) 
 /// The runtime did not stop it.
 pub(super) async fn stop_silently(ctx: &ActContext, pod: &Pod, kill: Kill<'_>) -> Result<(), Cause> {
     let spec = known(ContainerSpec::named(pod, kill.name), kill)?;
-    stop_in_order(ctx, pod, &spec, kill, &Exits::new()).await
+    stop_in_order(ctx, pod, &spec, kill, &TerminationOrder::default()).await
 }
 
 async fn kill_in_order(
@@ -78,14 +74,14 @@ async fn kill_in_order(
     pod: &Pod,
     spec: Option<ContainerSpec<'_>>,
     kill: Kill<'_>,
-    exits: &Exits,
+    order: &TerminationOrder<'_>,
 ) -> Result<(), PodError> {
     let failed = |source| PodError::KillContainer { container: kill.name.to_owned(), source };
     let spec = known(spec, kill).map_err(failed)?;
     let usual = format!("Stopping container {}", kill.name);
     let message = if kill.message.is_empty() { &usual } else { kill.message };
     ctx.container_event(pod, &spec, EventType::Normal, "Killing", message);
-    stop_in_order(ctx, pod, &spec, kill, exits).await.map_err(failed)
+    stop_in_order(ctx, pod, &spec, kill, order).await.map_err(failed)
 }
 
 /// The definition that was looked up for a container to stop.
@@ -103,13 +99,13 @@ async fn stop_in_order(
     pod: &Pod,
     spec: &ContainerSpec<'_>,
     kill: Kill<'_>,
-    exits: &Exits,
+    order: &TerminationOrder<'_>,
 ) -> Result<(), Cause> {
     let grace = grace::grace_period(pod, &spec.container, kill.reason, kill.grace_override);
     let left = run_pre_stop(ctx, pod, spec, kill, grace).await;
     // Only sidecars wait.
     let left = match spec.class {
-        ContainerClass::Sidecar => wait_for_others(ctx, pod, kill.name, exits, left).await,
+        ContainerClass::Sidecar => wait_for_turn(ctx, kill.name, order, left).await,
         _ => left,
     };
     let stopped = stop(ctx, pod, kill, grace::stop_timeout(left)).await;
@@ -197,16 +193,11 @@ async fn stop_sandbox(ctx: &ActContext, id: &str) -> Result<(), RuntimeError> {
     }
 }
 
-/// Waits for the exit of the containers that precede this one in the termination order, no longer than the grace period.
-/// Returns what is left of it.
-async fn wait_for_others(ctx: &ActContext, pod: &Pod, name: &str, exits: &Exits, grace: i64) -> i64 {
-    let others = grace::waits_for(pod, name).into_iter().filter_map(|other| exits.get(other).cloned());
-    let waiting = others.map(|mut exited| async move {
-        // One that cannot be stopped is waited for until the grace period ends, as upstream.
-        let _ = exited.wait_for(|exited| *exited).await;
-    });
+/// Waits for the containers that precede this sidecar in the termination order, no longer than the grace period. Returns what
+/// is left of it.
+async fn wait_for_turn(ctx: &ActContext, sidecar: &str, order: &TerminationOrder<'_>, grace: i64) -> i64 {
     let since = ctx.clock.now();
-    let _ = tokio::time::timeout(grace::limit(grace), join_all(waiting)).await;
+    let _ = tokio::time::timeout(grace::limit(grace), order.turn_of(sidecar)).await;
     grace::remaining(grace, ctx.clock.now().saturating_duration_since(since))
 }
 
@@ -229,21 +220,17 @@ pub(super) async fn kill_containers(
     snapshot: &PodSnapshot,
     grace_override: Option<i64>,
 ) -> Vec<PodError> {
-    let (running, specs): (Vec<_>, _) = (snapshot.running().collect(), ContainerSpecs::of(pod));
-    let (senders, exits): (Vec<_>, Exits) = running
-        .iter()
-        .map(|container| {
-            let (sender, receiver) = watch::channel(false);
-            (sender, (container.name.clone(), receiver))
-        })
-        .unzip();
-    let kills = running.iter().zip(&senders).map(|(container, exited)| async {
+    let specs = ContainerSpecs::of(pod);
+    let order = TerminationOrder::new(pod, snapshot.running().map(|container| container.name.as_str()));
+    let kills = snapshot.running().map(|container| async {
         let reason = KillReason::PodKilled;
         let (id, name, ips) = (&container.id, &container.name, &snapshot.ips);
         let kill = Kill { id, name, reason, message: "", grace_override, ips, until: Until::Stopped };
-        let result = kill_in_order(ctx, pod, specs.named(name), kill, &exits).await;
-        if result.is_ok() {
-            exited.send_replace(true);
+        let spec = specs.named(name);
+        let class = spec.as_ref().map(|spec| spec.class);
+        let result = kill_in_order(ctx, pod, spec, kill, &order).await;
+        if let Some(class) = class.filter(|_| result.is_ok()) {
+            order.stopped(class, name);
         }
         result
     });

@@ -37,6 +37,7 @@ mod resize;
 mod run;
 mod sandbox;
 mod start;
+mod termination_order;
 #[cfg(test)]
 mod tests;
 mod user_namespace;

@@ -17,6 +17,7 @@ use super::security;
 use super::user_namespace;
 use crate::model::ContainerId;
 use crate::model::container_hash;
+use crate::model::one_per_family;
 
 /// Smallest page size of any architecture, bytes.
 const SMALLEST_PAGE: usize = 4096;
@@ -120,7 +121,7 @@ fn stop_signal(container: &Container, settings: &NodeSettings) -> cri::Signal {
     cri::Signal::from_str_name(&name).filter(|_| settings.stop_signals).unwrap_or(cri::Signal::RuntimeDefault)
 }
 
-/// The variables of a container, with the node's addresses as the pod's own under host network.
+/// The variables of a container. `pod_ips`: as the runtime reports them; under host network the node's are the pod's own.
 ///
 /// # Errors
 /// See [`env::environment`].
@@ -132,7 +133,9 @@ pub fn environment(
     settings: &NodeSettings,
 ) -> Result<Environment, GenerateError> {
     let node_ips = settings.dns.node_ips.now();
-    let pod_ips = if crate::model::spec::host_network(pod) { &node_ips } else { pod_ips };
+    // As the pod's status shows them.
+    let shown = one_per_family(pod_ips, node_ips.first().map(String::as_str));
+    let pod_ips = if crate::model::spec::host_network(pod) { &node_ips } else { &shown };
     let context = EnvContext {
         pod_ips,
         node_ips: &node_ips,

@@ -253,7 +253,8 @@ fn field_value(pod: &Pod, path: &str, context: EnvContext<'_>) -> Result<String,
     let spec = pod.spec.as_ref();
     let first = |ips: &[String]| ips.first().cloned().unwrap_or_default();
     let value = match path {
-        "spec.nodeName" => spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
+        // The second is from before v1; the API still accepts it.
+        "spec.nodeName" | "spec.host" => spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
         "spec.serviceAccountName" => spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default(),
         "status.podIP" => first(context.pod_ips),
         "status.podIPs" => context.pod_ips.join(","),

@@ -29,14 +29,15 @@ impl Hostname {
 /// Host name and domain by `hostnameOverride` (KEP-4762), `hostname`, `subdomain` and the pod's name.
 ///
 /// # Errors
-/// A `hostname` or `subdomain` that is not a DNS label.
+/// A `hostname` or `subdomain` that is not a DNS label, a `hostnameOverride` that is not a DNS subdomain.
 pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, GenerateError> {
     let Some(spec) = &pod.spec else { return Ok(Hostname::default()) };
     if let Some(name) = spec.hostname_override.as_deref().filter(|name| !name.is_empty()) {
-        if !name.split('.').all(is_label) {
+        if !name.split('.').all(has_label_form) {
             return Err(GenerateError::Hostname { field: "spec.hostnameOverride", value: name.to_owned() });
         }
-        return Ok(Hostname { host: name.to_owned(), domain: String::new() });
+        // The API allows one character more.
+        return Ok(Hostname { host: truncated(name), domain: String::new() });
     }
     let host = match spec.hostname.as_deref().filter(|name| !name.is_empty()) {
         Some(name) if is_label(name) => name.to_owned(),
@@ -70,12 +71,14 @@ fn truncated(name: &str) -> String {
 
 /// RFC 1123 label.
 fn is_label(text: &str) -> bool {
+    text.len() <= MAX_LABEL && has_label_form(text)
+}
+
+/// The characters of a label, however many: of a subdomain upstream limits only the whole.
+fn has_label_form(text: &str) -> bool {
     let inner = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let bytes = text.as_bytes();
-    (1..=MAX_LABEL).contains(&bytes.len())
-        && bytes.iter().all(|b| inner(b) || *b == b'-')
-        && bytes.first().is_some_and(inner)
-        && bytes.last().is_some_and(inner)
+    bytes.iter().all(|b| inner(b) || *b == b'-') && bytes.first().is_some_and(inner) && bytes.last().is_some_and(inner)
 }
 
 #[cfg(test)]
@@ -120,6 +123,15 @@ mod tests {
         let mut pod = pod(serde_json::json!({}));
         pod.metadata.name = Some(format!("{}-.x", "a".repeat(61)));
         assert_eq!(hostname(&pod, "").expect("valid").host, "a".repeat(61));
+    }
+
+    #[test]
+    fn long_overrides_are_cut_to_a_label() {
+        for (name, expected) in [("a".repeat(64), "a".repeat(63)), (format!("{}.b", "a".repeat(62)), "a".repeat(62))] {
+            let pod = pod(serde_json::json!({"hostnameOverride": name}));
+            let name = hostname(&pod, "cluster.local").expect("valid");
+            assert_eq!((kernel_hostname(&pod, &name).expect("fits"), name.host), (expected.clone(), expected));
+        }
     }
 
     #[test]

@@ -152,6 +152,30 @@ fn fields_and_resources_in_the_environment() {
 }
 
 #[test]
+fn addresses_in_the_environment_are_those_of_the_status() {
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let pod = with_container(json!({"env": [field("IP", "status.podIP"), field("IPS", "status.podIPs")]}));
+    let spec = ContainerSpec::named(&pod, "c").expect("the container");
+    let reported = ["10.0.0.5", "10.0.0.6", "fd00::5"].map(str::to_owned);
+    for (node, ip, ips) in
+        [("192.0.2.7", "10.0.0.5", "10.0.0.5,fd00::5"), ("2001:db8::7", "fd00::5", "fd00::5,10.0.0.5")]
+    {
+        let dns = DnsSettings { node_ips: vec![node.to_owned()].into(), ..Default::default() };
+        let settings = NodeSettings { dns, ..settings() };
+        let found = environment(&pod, &spec, &reported, &EnvObjects::default(), &settings).expect("valid");
+        assert_eq!((found["IP"].as_slice(), found["IPS"].as_slice()), (ip.as_bytes(), ips.as_bytes()), "{node}");
+    }
+}
+
+#[test]
+fn the_former_path_of_the_nodes_name_is_known() {
+    let field = json!({"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.host"}}});
+    let containers = json!([{"name": "c", "image": "app:1", "env": [field]}]);
+    let config = generate(&pod(json!({"nodeName": "node1", "containers": containers})), ImageUser::Id(0));
+    assert_eq!(envs(&config.expect("valid"))["NODE"], "node1");
+}
+
+#[test]
 fn invalid_environments_are_rejected() {
     let from = |source: Value| with_container(json!({"env": [{"name": "X", "valueFrom": source}]}));
     let mut unlinked = pod(json!({}));

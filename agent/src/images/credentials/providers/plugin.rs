@@ -163,10 +163,8 @@ fn decode(output: &[u8], expected: &str) -> Result<Response, PluginError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Login {
-        #[serde(default)]
-        username: String,
-        #[serde(default)]
-        password: String,
+        username: Option<String>,
+        password: Option<String>,
     }
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -179,7 +177,7 @@ fn decode(output: &[u8], expected: &str) -> Result<Response, PluginError> {
         cache_key_type: String,
         cache_duration: Option<GoDuration>,
         #[serde(default)]
-        auth: Option<BTreeMap<String, Login>>,
+        auth: Option<BTreeMap<String, Option<Login>>>,
     }
     let value: Value = serde_json::from_slice(output).map_err(|_| PluginError::Decode)?;
     let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -198,7 +196,12 @@ fn decode(output: &[u8], expected: &str) -> Result<Response, PluginError> {
         other => return Err(PluginError::CacheKeyType(other.to_owned())),
     };
     let auth = written.auth.unwrap_or_default().into_iter();
-    let auth = auth.map(|(registry, login)| (registry, login.username, login.password.into())).collect();
+    // What is null is empty, as upstream.
+    let entry = |(registry, login): (String, Option<Login>)| {
+        let (username, password) = login.map_or((None, None), |login| (login.username, login.password));
+        (registry, username.unwrap_or_default(), SecretString::from(password.unwrap_or_default()))
+    };
+    let auth = auth.map(entry).collect();
     Ok(Response { cache_by, lifetime: written.cache_duration.map(GoDuration::std), auth })
 }
 
@@ -223,6 +226,11 @@ mod tests {
         assert_eq!((read.auth[0].0.as_str(), read.auth[0].2.expose_secret()), ("r.io", "hunter2"));
         let none = response(json!({"auth": null, "cacheKeyType": "Global"})).expect("valid");
         assert!(none.auth.is_empty() && none.lifetime.is_none());
+        let entries = json!({"a.io": {"username": null, "password": "token"}, "b.io": null});
+        let read = response(json!({"auth": entries, "cacheDuration": null})).expect("valid").auth;
+        let entries: Vec<_> =
+            read.iter().map(|(at, user, password)| (&**at, &**user, password.expose_secret())).collect();
+        assert_eq!(entries, [("a.io", "", "token"), ("b.io", "", "")]);
         for (bad, expected) in [
             (
                 json!({"apiVersion": PLUGIN_VERSIONS[1]}),
