@@ -8,7 +8,6 @@
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -34,9 +33,8 @@ const TEST_ATTRIBUTES: [&str; 3] = ["#[test]", "#[tokio::test]", "#[tokio::test(
 /// Git cannot list the files, or a file cannot be read.
 pub(crate) fn check() -> Result<Report> {
     let root = paths::repository();
-    let listed = system::output(
-        Command::new("git").args(["ls-files", "--cached", "--others", "--exclude-standard", "*.md"]).current_dir(&root),
-    )?;
+    let list = ["ls-files", "--cached", "--others", "--exclude-standard", "*.md"];
+    let listed = system::output(&mut system::git(&root, &list))?;
     let mut report = Report::new(String::new());
     let mut count = 0;
     for document in listed.lines().map(Path::new) {

@@ -29,6 +29,13 @@ use signal_hook::low_level::emulate_default_handler;
 static GROUPS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 /// Whether the command handles the signals itself.
 static HANDLED: AtomicBool = AtomicBool::new(false);
+/// Whether a signal was received, by which running programs end.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Whether a signal has ended running programs, so that none is to be started any more.
+pub(crate) fn is_ending() -> bool {
+    ENDING.load(Ordering::SeqCst)
+}
 
 /// Ends running programs ([`Group`]) when this process receives SIGINT, SIGTERM or SIGHUP, which then ends it as well,
 /// unless the command handles the signals ([`Interrupt`]).
@@ -41,6 +48,7 @@ pub(crate) fn end_programs() -> Result<()> {
     let mut signals = Signals::new(signals).context("cannot handle signals")?;
     let end = move || {
         for signal in signals.forever() {
+            ENDING.store(true, Ordering::SeqCst);
             for group in GROUPS.lock().unwrap_or_else(PoisonError::into_inner).iter() {
                 // Fails if it has just exited.
                 let _ = killpg(*group, Signal::SIGTERM);

@@ -5,7 +5,6 @@
 //! agent and tests without a cluster need none of it.
 
 use std::fs;
-use std::fs::File;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::path::PathBuf;
@@ -20,6 +19,7 @@ use keblet_peers::KUBEADM_REPOSITORY;
 use sha2::Digest as _;
 use sha2::Sha256;
 
+use crate::lock;
 use crate::paths;
 use crate::progress::step;
 use crate::setup::images::Image;
@@ -133,9 +133,7 @@ impl Upstream {
         let folder = self.cached();
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         // A second command that builds the same programs waits here.
-        let lock = folder.join("lock");
-        let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
-        lock.lock().with_context(|| format!("cannot lock {}", folder.display()))?;
+        let _lock = lock::hold(&folder.join("lock"))?;
         let digest = self.source_digest()?;
         if is_built(&folder, &digest) {
             return Ok(folder);
@@ -145,6 +143,11 @@ impl Upstream {
         }
         let source = self.source();
         let version = version(&source)?;
+        let stamp = folder.join(STAMP);
+        let mark =
+            |digest: &str| fs::write(&stamp, digest).with_context(|| format!("cannot write {}", stamp.display()));
+        // A build that fails may have replaced the programs already.
+        mark("")?;
         step(&format!("building upstream's programs {version} (minutes, the first time)"), || {
             go_build(&source, &folder.join(BINARY), &version)
         })?;
@@ -157,8 +160,7 @@ impl Upstream {
         if self.programs.contains(&KUBEADM) {
             step("packing the control plane's images", || pack(&folder, &version))?;
         }
-        let stamp = folder.join(STAMP);
-        fs::write(&stamp, digest).with_context(|| format!("cannot write {}", stamp.display()))?;
+        mark(&digest)?;
         Ok(folder)
     }
 
@@ -215,7 +217,7 @@ fn go_build(source: &Path, binary: &Path, version: &str) -> Result<()> {
     let stamp = |field: &str, value: &str| format!("-X k8s.io/component-base/version.{field}={value}");
     let flags = ["-s -w".to_owned(), stamp("gitVersion", version), stamp("gitMajor", major), stamp("gitMinor", minor)]
         .join(" ");
-    system::quiet(
+    system::quiet_twice(
         // Low priority: the build takes minutes.
         Command::new("nice")
             .args(["-n", "10", "go", "build", "-trimpath", "-ldflags", &flags, "-o"])

@@ -76,7 +76,7 @@ pub(crate) enum Metric {
     RaceCrossingToEvicted,
     /// What woke the agent to its decision to evict, from its own histogram.
     RaceTriggerToDecision,
-    /// The threshold of a pressure policy held to all tasks waiting for less than 5 % of a second.
+    /// The threshold of a pressure policy held to all tasks waiting for less than 5 % of a second; 30 s without a relief.
     ThrashHeldToRelieved,
     /// The threshold held to the final status of the evicted pod in a watch.
     ThrashHeldToEvicted,
@@ -266,7 +266,7 @@ impl Metric {
             }
             Self::RaceTriggerToDecision => "races, trigger to decision (agents: from their own histogram)".to_owned(),
             Self::ThrashHeldToRelieved => {
-                format!("{pods} stalls, 20 % of both windows held to less than 5 % of a second stalled")
+                format!("{pods} stalls, 20 % of both windows held to less than 5 % of a second stalled (30 s: never)")
             }
             Self::ThrashHeldToEvicted => {
                 format!("{pods} stalls, 20 % of both windows held to the status of the evicted pod in a watch")

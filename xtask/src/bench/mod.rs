@@ -7,7 +7,6 @@ mod promises;
 use std::ffi::OsString;
 use std::path::Path;
 use std::path::PathBuf;
-use std::process::Command;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -203,7 +202,7 @@ fn results(arguments: &Arguments) -> PathBuf {
 
 /// The commit that is measured, marked if the tree differs from it.
 fn commit() -> Result<String> {
-    let git = |arguments: &[&str]| system::output(Command::new("git").args(arguments).current_dir(paths::repository()));
+    let git = |arguments: &[&str]| system::output(&mut system::git(&paths::repository(), arguments));
     let head = git(&["rev-parse", "--short=12", "HEAD"])?;
     let changes = git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs", ":!*.md"])?;
     let mark = if changes.trim().is_empty() { "" } else { "-modified" };

@@ -25,6 +25,7 @@ use nix::unistd::Pid;
 use super::NodeArguments;
 use super::POLL;
 use super::local_cluster;
+use crate::lock;
 use crate::progress::step;
 
 const END_DEADLINE: Duration = Duration::from_secs(120);
@@ -38,6 +39,12 @@ impl Home {
         let folder = Cache::locate().root().join("cluster");
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         Ok(Self(folder))
+    }
+
+    /// Held by `cluster up`: a second one waits until the cluster of the first can be used, instead of starting another one
+    /// that nothing removes. Not by `cluster down`, which also ends a cluster that is being started.
+    fn lock(&self) -> Result<File> {
+        lock::hold(&self.0.join("lock"))
     }
 
     fn report(&self) -> PathBuf {
@@ -77,6 +84,7 @@ impl Home {
 /// The cluster's process cannot be started, exits early, or starts and stops at this moment without a report.
 pub(super) fn up(node: &NodeArguments) -> Result<ExitCode> {
     let home = Home::locate()?;
+    let _lock = home.lock()?;
     if home.process().is_none() {
         local_cluster::prepare(node)?;
         home.forget()?;

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::net::IpAddr;
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
 use std::process::Stdio;
@@ -136,7 +137,7 @@ impl LocalCluster {
             (Some(_), Some(why)) => writeln!(text, "# NODE {name} IS NOT READY: {why}"),
         };
         let _ = writeln!(text, "# Logs: {} and {}/*.log", self.node.log.display(), self.plane.ready().dir.display());
-        let _ = writeln!(text, "export PATH={}:$PATH", self.plane.ready().programs.display());
+        let _ = writeln!(text, "{}", add_to_path(&self.plane.ready().programs));
         for (variable, value) in self.variables() {
             let _ = writeln!(text, "export {variable}='{}'", value.display());
         }
@@ -230,6 +231,11 @@ impl LocalCluster {
     }
 }
 
+/// The shell command by which kubectl is found. A folder of the path may have spaces in its name.
+fn add_to_path(programs: &Path) -> String {
+    format!("export PATH='{}':\"$PATH\"", programs.display())
+}
+
 /// Starts control plane and containerd concurrently.
 fn start_both(programs: &Programs) -> Result<(ControlPlane, PrivateContainerd)> {
     let plane_options = ControlPlaneOptions {
@@ -257,4 +263,16 @@ fn command(arguments: &NodeArguments, node: &Node, access: &NodeAccess) -> Comma
     };
     command.args(node.cluster_arguments(access));
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_with_spaces_are_added_to_the_path() {
+        let script = format!("{}; printf %s \"$PATH\"", add_to_path(Path::new("/my code/.cache/peers")));
+        let output = Command::new("/bin/sh").args(["-c", &script]).env("PATH", "/a b:/c").output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "/my code/.cache/peers:/a b:/c");
+    }
 }

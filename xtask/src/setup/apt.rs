@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
 
+use super::APT_PREFIX;
 use super::sources::Mirror;
 use crate::progress::step;
 use crate::system;
@@ -26,7 +27,7 @@ impl Apt {
     /// apt cannot read the package lists.
     pub(crate) fn update(mirror: &Mirror, suites: &[&str], cache: &Path) -> Result<Self> {
         let folder = tempfile::Builder::new()
-            .prefix("apt-")
+            .prefix(APT_PREFIX)
             .tempdir_in(cache)
             .with_context(|| format!("cannot create a folder in {}", cache.display()))?;
         for name in ["lists/partial", "archives/partial"] {

@@ -43,9 +43,13 @@ impl GoTool<'_> {
             return Ok(());
         }
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let mark =
+            |recipe: &str| fs::write(&stamp, recipe).with_context(|| format!("cannot write {}", stamp.display()));
+        // A build that fails may have replaced the program already.
+        mark("")?;
         build()?;
         // Written last, so that an interrupted run is repeated.
-        fs::write(&stamp, recipe).with_context(|| format!("cannot write {}", stamp.display()))
+        mark(&recipe)
     }
 
     /// The build, with `flags` for `go build`. Low priority: it takes minutes.
@@ -65,5 +69,38 @@ impl GoTool<'_> {
     fn read(&self, name: &str) -> Result<String> {
         let file = paths::repository().join(self.source).join(name);
         fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    #[test]
+    fn a_program_is_built_again_after_a_build_of_other_modules_failed() {
+        let folder = tempfile::tempdir().unwrap();
+        let tool = GoTool {
+            package: "example.org/tool",
+            // Absolute, so that it is not looked for in the repository.
+            source: folder.path().to_str().unwrap(),
+            needs: &[],
+            product: folder.path().join("built/tool"),
+            purpose: "tool",
+        };
+        let require = |modules: &str| {
+            fs::write(folder.path().join("go.mod"), modules).unwrap();
+            fs::write(folder.path().join("go.sum"), "").unwrap();
+        };
+        let write = |text: &str| fs::write(&tool.product, text).context("cannot write");
+        require("first");
+        tool.provide(|| write("first")).unwrap();
+        tool.provide(|| bail!("it is built already")).unwrap();
+        require("second");
+        tool.provide(|| write("second").and_then(|()| bail!("the disk is full"))).unwrap_err();
+        require("first");
+        tool.provide(|| write("first again")).unwrap();
+        assert_eq!(fs::read_to_string(&tool.product).unwrap(), "first again");
     }
 }

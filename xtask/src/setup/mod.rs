@@ -22,18 +22,25 @@ mod registry;
 mod runc;
 pub(crate) mod sources;
 
+use std::fs;
 use std::fs::File;
+use std::path::Path;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use keblet_peers::Cache;
 
+use crate::lock;
 use crate::vm;
+
+/// Prefixes of folders in the cache that a step removes at its end.
+const APT_PREFIX: &str = "apt-";
+const HEADERS_PREFIX: &str = "headers-";
 
 /// Options of the command.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Empty the cache first.
+    /// Empty the cache first, except of upstream's programs and of the toolchain for BPF programs.
     #[arg(long)]
     fresh: bool,
 }
@@ -44,13 +51,7 @@ pub(crate) struct Arguments {
 /// A package cannot be downloaded, a program cannot be built, or the cache cannot be written.
 pub(crate) fn setup(arguments: &Arguments) -> Result<()> {
     if arguments.fresh {
-        let root = Cache::locate();
-        for folder in ["packages", "containerd-2", "runc", "registry", "machine", "images", "probe"] {
-            let folder = root.root().join(folder);
-            if folder.exists() {
-                std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
-            }
-        }
+        empty(&Cache::locate())?;
     }
     let cache = prepare()?;
     prepare_containerd_2(&cache)?;
@@ -63,6 +64,17 @@ pub(crate) fn setup(arguments: &Arguments) -> Result<()> {
         println!("{line}");
     }
     println!("ready in {}", cache.root().display());
+    Ok(())
+}
+
+fn empty(cache: &Cache) -> Result<()> {
+    let _lock = lock(cache)?;
+    for folder in ["packages", "containerd-2", "runc", "registry", "machine", "images", "probe"] {
+        let folder = cache.root().join(folder);
+        if folder.exists() {
+            fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+        }
+    }
     Ok(())
 }
 
@@ -102,12 +114,26 @@ pub(crate) fn is_prebuilt() -> bool {
     std::env::var_os(PREBUILT_VARIABLE).is_some()
 }
 
-/// Serialises commands that fill the same cache.
+/// Serialises commands that fill the same cache, and removes what one that was interrupted has left: packages of hundreds of
+/// megabytes.
 fn lock(cache: &Cache) -> Result<File> {
-    let path = cache.root().join("lock");
-    let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    lock.lock().context("cannot lock the cache")?;
+    let root = cache.root();
+    fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
+    let lock = lock::hold(&root.join("lock"))?;
+    remove_leftovers(root);
     Ok(lock)
+}
+
+/// Only the command that holds the lock makes such folders.
+fn remove_leftovers(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(APT_PREFIX) || name.starts_with(HEADERS_PREFIX) {
+            // What a command of root left, another user cannot remove, and does not need to.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Adds what is missing in the cache.
@@ -120,11 +146,31 @@ pub(crate) fn prepare() -> Result<Cache> {
         cache.check()?;
         return Ok(cache);
     }
-    std::fs::create_dir_all(cache.root()).with_context(|| format!("cannot create {}", cache.root().display()))?;
     let _lock = lock(&cache)?;
     packages::unpack(&cache)?;
     let probe = probe::build(&cache)?;
     images::pack(&cache, &probe)?;
     cache.check()?;
     Ok(cache)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_interrupted_command_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().join("cache"));
+        for name in ["apt-x1/archives", "headers-x2/usr", "packages/usr"] {
+            fs::create_dir_all(cache.root().join(name)).unwrap();
+        }
+        let lock = lock(&cache).unwrap();
+        let mut left: Vec<_> = fs::read_dir(cache.root()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["lock", "packages"]);
+        drop(lock);
+        empty(&cache).unwrap();
+        assert!(!cache.packages().exists());
+    }
 }

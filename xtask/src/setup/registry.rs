@@ -23,7 +23,9 @@ pub(super) fn build(cache: &Cache) -> Result<()> {
     };
     registry.provide(|| {
         let mut build = registry.go_build(&[]);
-        step("building the image registry (minutes, the first time)", || system::quiet(build.env("CGO_ENABLED", "0")))?;
+        step("building the image registry (minutes, the first time)", || {
+            system::quiet_twice(build.env("CGO_ENABLED", "0"))
+        })?;
         system::quiet(Command::new(&registry.product).arg("--version"))
     })
 }

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 use keblet_peers::Cache;
 
+use super::HEADERS_PREFIX;
 use super::apt::Apt;
 use super::go_tool::GoTool;
 use super::sources;
@@ -29,7 +30,7 @@ pub(super) fn build(cache: &Cache) -> Result<()> {
         purpose: "runc for user namespaces",
     };
     runc.provide(|| {
-        let headers = tempfile::Builder::new().prefix("headers-").tempdir_in(cache.root());
+        let headers = tempfile::Builder::new().prefix(HEADERS_PREFIX).tempdir_in(cache.root());
         let headers = headers.with_context(|| format!("cannot create a folder in {}", cache.root().display()))?;
         let mirror = sources::mirror()?;
         let apt = Apt::update(&mirror, &[&mirror.suite], cache.root())?;
@@ -42,7 +43,7 @@ pub(super) fn build(cache: &Cache) -> Result<()> {
 /// Builds with the headers and libraries below `system`.
 fn go_build(runc: &GoTool<'_>, system: &Path) -> Result<()> {
     let libraries = system.join("lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
-    system::quiet(
+    system::quiet_twice(
         runc.go_build(&["-tags", "seccomp"])
             .env("CGO_ENABLED", "1")
             .env("CGO_CFLAGS", format!("-I{}", system.join("include").display()))

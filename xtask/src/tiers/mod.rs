@@ -8,8 +8,9 @@
 //! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
 //! vm        tests of the runtime and kernel tiers with cgroup v2, in the machine of `cargo xtask vm`: root, Debian
 //! ```
-//! Reports which tier could not run and why; with `CI=true` that is a failure. The output of the test runner is passed
-//! through; only its results are summed up.
+//! Reports which tier could not run and why; with `CI=true` that is a failure. A tier that cannot be prepared, such as for want
+//! of a download, is a failure and keeps no other one from running; without the packages of its machine, vm is not run. The
+//! output of the test runner is passed through; only its results are summed up.
 
 mod host_guard;
 pub(crate) mod machine;
@@ -27,6 +28,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use anyhow::anyhow;
 use keblet_peers::AGENT_IMAGE_VARIABLE;
 use keblet_peers::CONTAINERD_VARIABLE;
 use keblet_peers::Cache;
@@ -75,6 +77,11 @@ enum Tier {
 impl Tier {
     const ALL: [Self; 6] = [Self::Tree, Self::Workspace, Self::Runtime, Self::Kernel, Self::Cluster, Self::Vm];
 
+    /// Whether it uses the cache and the programs of the workspace.
+    fn needs_cache(self) -> bool {
+        matches!(self, Self::Runtime | Self::Kernel | Self::Vm | Self::Cluster)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Tree => "tree",
@@ -106,10 +113,7 @@ struct Outcome {
 }
 
 /// Runs the tiers and prints the sum of passed and failed tests.
-///
-/// # Errors
-/// A tier cannot be prepared or run; failed tests are in the exit code.
-pub(crate) fn test(arguments: &Arguments) -> Result<ExitCode> {
+pub(crate) fn test(arguments: &Arguments) -> ExitCode {
     let wanted = |tier: &Tier| arguments.tier.is_empty() || arguments.tier.contains(tier);
     let mut missing = Vec::new();
     let mut tiers = Vec::new();
@@ -122,41 +126,66 @@ pub(crate) fn test(arguments: &Arguments) -> Result<ExitCode> {
     if tiers.contains(&Tier::Workspace) && !machine::has_program("go") {
         missing.push("comparison with the published CRI: `go` is not installed".to_owned());
     }
-    let mut outcomes = Vec::new();
-    let mut cache = None;
-    for tier in tiers {
-        if cache.is_none() && matches!(tier, Tier::Runtime | Tier::Kernel | Tier::Vm | Tier::Cluster) {
-            cache = Some(prepare()?);
-        }
-        println!("\n== {}", tier.name());
-        let start = Instant::now();
-        let tally = match tier {
-            Tier::Tree => tree()?,
-            Tier::Workspace => workspace(arguments.fresh_seeds)?,
-            Tier::Runtime => {
-                let lack = machine::lacks_for_systemd();
-                let tally = runtime(cache.as_ref(), lack.is_none())?;
-                missing.extend(lack.map(|lack| format!("the agent as a service of systemd: {lack}")));
-                tally
-            }
-            Tier::Kernel => {
-                cargo_test(&["--workspace"], &["--ignored", "bpf", "--test-threads", "1"], cache.as_ref(), &[])?
-            }
-            Tier::Cluster => cluster(cache.as_ref())?,
-            Tier::Vm => match cache.as_ref().map_or(Ok(()), setup::prepare_machine) {
-                Ok(()) => in_machines(cache.as_ref())?,
-                Err(error) => {
-                    missing.push(format!("vm: {error:#}"));
-                    continue;
-                }
-            },
+    let mut prepared = None;
+    let outcomes = run_all(&tiers, |tier| {
+        let cache = if tier.needs_cache() {
+            let prepared = prepared.get_or_insert_with(|| prepare().map_err(|error| format!("{error:#}")));
+            Some(prepared.as_ref().map_err(|why| anyhow!("{why}"))?)
+        } else {
+            None
         };
-        if tally == Tally::default() {
+        let tally = perform(tier, arguments, cache, &mut missing)?;
+        if tally.as_ref() == Some(&Tally::default()) {
             missing.push(format!("{}: it has no tests", tier.name()));
         }
-        outcomes.push(Outcome { tier, tally, seconds: start.elapsed().as_secs_f32() });
+        Ok(tally)
+    });
+    summary(&outcomes, &missing)
+}
+
+/// Runs tiers one after the other, each by `run`, which returns `None` for one that is left out. An error counts as a failed
+/// test, and the next tier runs.
+fn run_all(tiers: &[Tier], mut run: impl FnMut(Tier) -> Result<Option<Tally>>) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
+    for &tier in tiers {
+        println!("\n== {}", tier.name());
+        let start = Instant::now();
+        let tally = run(tier).unwrap_or_else(|error| {
+            println!("error: {error:#}");
+            Some(Tally { passed: 0, failed: 1 })
+        });
+        outcomes.extend(tally.map(|tally| Outcome { tier, tally, seconds: start.elapsed().as_secs_f32() }));
     }
-    Ok(summary(&outcomes, &missing))
+    outcomes
+}
+
+/// Runs one tier; `None` if the machine cannot, which is added to `missing`.
+fn perform(
+    tier: Tier,
+    arguments: &Arguments,
+    cache: Option<&Cache>,
+    missing: &mut Vec<String>,
+) -> Result<Option<Tally>> {
+    let tally = match tier {
+        Tier::Tree => tree()?,
+        Tier::Workspace => workspace(arguments.fresh_seeds)?,
+        Tier::Runtime => {
+            let lack = machine::lacks_for_systemd();
+            let tally = runtime(cache, lack.is_none())?;
+            missing.extend(lack.map(|lack| format!("the agent as a service of systemd: {lack}")));
+            tally
+        }
+        Tier::Kernel => cargo_test(&["--workspace"], &["--ignored", "bpf", "--test-threads", "1"], cache, &[])?,
+        Tier::Cluster => cluster(cache)?,
+        Tier::Vm => {
+            if let Err(error) = cache.map_or(Ok(()), setup::prepare_machine) {
+                missing.push(format!("vm: {error:#}"));
+                return Ok(None);
+            }
+            in_machines(cache)?
+        }
+    };
+    Ok(Some(tally))
 }
 
 /// Prepares what tests on a real runtime need: the cache, the supervisors and the agent.
@@ -297,4 +326,23 @@ fn summary(outcomes: &[Outcome], missing: &[String]) -> ExitCode {
     }
     println!("{} passed, {} failed", total.passed, total.failed);
     if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tier_that_cannot_be_prepared_is_a_failure_and_the_next_ones_run() {
+        let outcomes = run_all(&[Tier::Runtime, Tier::Vm, Tier::Cluster], |tier| match tier {
+            Tier::Runtime => Err(anyhow!("a download failed")),
+            Tier::Vm => Ok(None),
+            _ => Ok(Some(Tally { passed: 3, failed: 0 })),
+        });
+        let results: Vec<_> = outcomes.iter().map(|Outcome { tier, tally, .. }| (tier.name(), tally)).collect();
+        let (failure, success) = (Tally { passed: 0, failed: 1 }, Tally { passed: 3, failed: 0 });
+        assert_eq!(results, [("runtime", &failure), ("cluster", &success)]);
+        assert_eq!(summary(&outcomes, &[]), ExitCode::FAILURE);
+        assert_eq!(summary(&outcomes[1..], &[]), ExitCode::SUCCESS);
+    }
 }

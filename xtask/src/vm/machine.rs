@@ -38,7 +38,8 @@ use crate::setup::PREBUILT_VARIABLE;
 
 /// Until the first message; a boot takes seconds, on a busy host longer.
 const BOOT_DEADLINE: Duration = Duration::from_secs(120);
-const SOCKET_DEADLINE: Duration = Duration::from_secs(10);
+/// Until a daemon or qemu listens; on a busy host with a cold page cache this takes a while.
+const SOCKET_DEADLINE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 const LOG_TAIL: usize = 60;
 /// As shells report a command that SIGINT ended.

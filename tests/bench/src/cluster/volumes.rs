@@ -128,7 +128,9 @@ fn extras(pod: &str) -> Extras {
 
 fn median_of(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
+    let at = |index: usize| values.get(index).copied().unwrap_or_default();
+    // Of an even number the mean of the two in the middle.
+    f64::midpoint(at(values.len().saturating_sub(1) / 2), at(values.len() / 2))
 }
 
 #[cfg(test)]
@@ -142,5 +144,7 @@ mod tests {
         assert_eq!(extras.volumes[2].0["secret"]["secretName"], "p-2");
         assert_eq!(extras.volumes[6].0["projected"]["sources"][2]["secret"]["name"], "p-0");
         assert_eq!(median_of(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median_of(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median_of(Vec::new()), 0.0);
     }
 }

@@ -68,7 +68,7 @@ pub(crate) struct Outcome {
     pub(crate) evicted: u32,
     /// Stalls in which the bystander was evicted or ended.
     pub(crate) wrong: u32,
-    /// Threshold held to all tasks waiting for less than 5 % of a second; none without a relief.
+    /// Threshold held to all tasks waiting for less than 5 % of a second; all of [`OBSERVED`] without a relief in that time.
     pub(crate) to_relief: Vec<f64>,
     /// Threshold held to the status of the evicted pod in a watch.
     pub(crate) to_evicted: Vec<f64>,
@@ -180,8 +180,8 @@ impl ThrashNode<'_> {
         outcome.evicted += u32::from(times.disrupted.is_some() && !is_wrong);
         // The end of the pod relieves the node too, if nothing else did before.
         let observed = held + OBSERVED.as_nanos() as u64;
-        let relieved = stalls.relieved(held).filter(|at| *at <= observed);
-        outcome.to_relief.extend(relieved.map(|at| seconds(held, at)));
+        let relief = until_relief(held, stalls.relieved(held));
+        outcome.to_relief.push(relief);
         if let (Some(_), Some(ended)) = (times.disrupted, times.ended()) {
             outcome.to_evicted.push(seconds(held, ended));
         }
@@ -190,9 +190,8 @@ impl ThrashNode<'_> {
         outcome
             .after
             .extend(gone.first().iter().flat_map(|gone| asking.between(**gone, **gone + CALM.as_nanos() as u64)));
-        let relief = relieved.map(|at| seconds(held, at));
         eprintln!(
-            "    threshold held after {:.1} s, relieved {relief:?} s later, evicted: {}, status {:?} s later",
+            "    threshold held after {:.1} s, relieved {relief:.2} s later, evicted: {}, status {:?} s later",
             seconds(create, held),
             times.disrupted.is_some(),
             times.ended().filter(|_| times.disrupted.is_some()).map(|ended| seconds(held, ended)),
@@ -271,6 +270,13 @@ impl ThrashNode<'_> {
     }
 }
 
+/// Seconds from the moment at which the threshold held to the relief, at most [`OBSERVED`]. Left out, a stall that goes on would
+/// make all figures better than they are.
+fn until_relief(held: u64, relieved: Option<u64>) -> f64 {
+    let observed = OBSERVED.as_secs_f64();
+    relieved.map_or(observed, |at| seconds(held, at).min(observed))
+}
+
 /// The files of the pods, on a disk; removed on drop.
 #[derive(Debug)]
 struct DataFolder {
@@ -330,6 +336,14 @@ mod tests {
     fn stalls_without_the_right_eviction_are_missed() {
         assert_eq!(Outcome { runs: 4, evicted: 3, ..Outcome::default() }.missed_percent(), Some(25.0));
         assert_eq!(Outcome::default().missed_percent(), None);
+    }
+
+    #[test]
+    fn a_stall_without_relief_counts_with_the_whole_time_of_observation() {
+        let second = 1_000_000_000;
+        assert_eq!(until_relief(second, Some(3 * second)), 2.0);
+        assert_eq!(until_relief(second, Some(90 * second)), 30.0);
+        assert_eq!(until_relief(second, None), 30.0);
     }
 
     #[test]

@@ -1,14 +1,23 @@
 //! Names, folders and configuration of one private runtime. Creates only the folder.
 
 use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::SocketAddr;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use anyhow::bail;
 use keblet_peers::Cache;
 use keblet_peers::PAUSE_IMAGE;
 use serde_json::json;
+
+/// How many networks are tried.
+const ATTEMPTS: usize = 100;
 
 /// The cgroup driver that containerd reports and that runc uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +31,7 @@ pub(crate) enum Driver {
 }
 
 /// Names and paths of one private runtime.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Layout {
     /// The folder of all its files.
     pub dir: PathBuf,
@@ -36,13 +45,15 @@ pub(crate) struct Layout {
     pub current_runc: bool,
     /// Second and third number of the pods' network `10.a.b.0/24`.
     network: (u8, u8),
+    /// Keeps other runtimes from choosing the network.
+    _reservation: Option<UnixListener>,
 }
 
 impl Layout {
     /// Chooses unused names and creates the folder.
     ///
     /// # Errors
-    /// The folder cannot be created.
+    /// The folder cannot be created, or no unused network was found.
     pub(crate) fn create(dir: Option<PathBuf>, driver: Driver, current_runc: bool) -> Result<Self> {
         // The default seed is the time: processes that begin at the same moment would choose the same names and addresses.
         fastrand::seed((u64::from(std::process::id()) << 32) ^ fastrand::u64(..));
@@ -53,12 +64,14 @@ impl Layout {
             }
             None => std::env::temp_dir().join(format!("keblet-{id}")),
         };
+        let (network, reservation) = own_network()?;
         let layout = Self {
             bridge: format!("kb-{id}"),
             cgroup_root: format!("/keblet-{id}"),
             driver,
             current_runc,
-            network: (fastrand::u8(64..128), fastrand::u8(..)),
+            network,
+            _reservation: Some(reservation),
             dir,
         };
         for folder in [&layout.dir, &layout.cni_conf(), &layout.temporary()] {
@@ -118,6 +131,42 @@ impl Layout {
         let (a, b) = self.network;
         format!("10.{a}.{b}.1/24")
     }
+}
+
+/// A network for pods that no other runtime has, and its reservation. Two bridges with one network would have one address,
+/// and packets to pods would go to either.
+fn own_network() -> Result<((u8, u8), UnixListener)> {
+    for _ in 0..ATTEMPTS {
+        let network = (fastrand::u8(64..128), fastrand::u8(..));
+        let reservation = match reserve(network) {
+            Ok(reservation) => reservation,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
+            Err(error) => return Err(error).context("cannot reserve a network"),
+        };
+        // A network may be in use by something else, such as the bridge of a runtime that was killed.
+        let routes = fs::read_to_string("/proc/net/route").context("cannot read the routes of the host")?;
+        if !is_routed(&routes, network) {
+            return Ok((network, reservation));
+        }
+    }
+    bail!("no unused network in 10.64.0.0/10 after {ATTEMPTS} attempts")
+}
+
+/// Reserves a network in the network namespace of this process, in which the bridges are, until the socket is closed, also by a
+/// kill. The socket has a name without a file.
+fn reserve((a, b): (u8, u8)) -> io::Result<UnixListener> {
+    UnixListener::bind_addr(&SocketAddr::from_abstract_name(format!("keblet/10.{a}.{b}.0"))?)
+}
+
+/// Whether the host has a route to a part of the network, by `/proc/net/route`. Less specific ones do not matter.
+fn is_routed(routes: &str, (a, b): (u8, u8)) -> bool {
+    let destination = |line: &str| {
+        let word = line.split_whitespace().nth(1)?;
+        // In the order of bytes in memory.
+        Some(Ipv4Addr::from(u32::from_str_radix(word, 16).ok()?.to_ne_bytes()))
+    };
+    let is_inside = |address: Ipv4Addr| address.octets()[..3] == [10, a, b];
+    routes.lines().filter_map(destination).any(is_inside)
 }
 
 /// containerd's configuration. All paths are in the layout's folder or the cache.
@@ -246,6 +295,7 @@ mod tests {
             driver: Driver::Cgroupfs,
             current_runc: false,
             network: (64, 7),
+            _reservation: None,
         }
     }
 
@@ -258,6 +308,25 @@ mod tests {
         for path in paths {
             assert!(path.starts_with("nowhere/a \\\"b\\\"/") || path.starts_with("cache/"), "{path}");
         }
+    }
+
+    #[test]
+    fn two_runtimes_have_different_networks() {
+        fastrand::seed(7);
+        let (first, _reservation) = own_network().unwrap();
+        fastrand::seed(7);
+        let (second, _other) = own_network().unwrap();
+        assert_ne!(first, second, "both begin with the same choice");
+    }
+
+    #[test]
+    fn a_network_with_a_route_is_in_use() {
+        let routes = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n\
+                      eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\n\
+                      tun0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\n\
+                      kb-000002\t0007400A\t00000000\t0001\t0\t0\t0\t00FFFFFF\n";
+        assert!(is_routed(routes, (64, 7)));
+        assert!(!is_routed(routes, (64, 8)) && !is_routed("", (64, 7)));
     }
 
     #[test]

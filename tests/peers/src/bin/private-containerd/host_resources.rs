@@ -23,7 +23,8 @@ use crate::shared::LOG_LINKS;
 
 /// Mount point of cgroup v2 on machines without v1.
 const UNIFIED: &str = "/sys/fs/cgroup";
-const DYING_DEADLINE: Duration = Duration::from_secs(5);
+/// Generous, for a busy machine.
+const DYING_DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 
 /// The resources of one runtime.

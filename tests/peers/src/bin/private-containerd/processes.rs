@@ -12,7 +12,8 @@ use nix::unistd::Pid;
 use tokio::time::Instant;
 use tokio::time::sleep;
 
-const DYING_DEADLINE: Duration = Duration::from_secs(5);
+/// Generous, for a busy machine.
+const DYING_DEADLINE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 
 /// A process, identified by PID and start time, since PIDs are reused.
