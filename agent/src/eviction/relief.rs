@@ -50,8 +50,6 @@ enum Step {
 pub(super) struct Relief {
     /// At most one, with what is removed from the node.
     running: JoinSet<(Reclaim, Step)>,
-    /// What is removed by the one that was begun last.
-    begun: Reclaim,
     /// The last one, until the next one follows from it.
     ended: Option<(Reclaim, Step)>,
     containers: Removal,
@@ -60,7 +58,7 @@ pub(super) struct Relief {
     measuring: JoinSet<()>,
 }
 
-/// What removes one kind of what no pod needs: at most one. It may outlast its step.
+/// The task that removes one kind of what no pod needs, at most one. It may outlast its step.
 #[derive(Debug, Default)]
 struct Removal {
     running: JoinSet<()>,
@@ -180,17 +178,8 @@ impl Relief {
         }))
     }
 
-    /// Waits no more for a step that removes anything else than `what`: it is for another disk. The removal or measurement that
-    /// it has begun goes on.
-    fn leave_other(&mut self, what: Reclaim) {
-        if self.begun != what {
-            self.running = JoinSet::new();
-        }
-    }
-
     /// Begins a step. Returns it if it ends soon.
     async fn begin(&mut self, of: Reclaim, step: impl Future<Output = Step> + Send + 'static) -> Option<Step> {
-        self.begun = of;
         self.running.spawn(async move { (of, step.await) });
         // If it takes longer, a later pass goes on from it.
         let _ = tokio::time::timeout(PATIENCE, self.next()).await;
@@ -208,7 +197,6 @@ impl<O: Observe> Manager<O> {
         thresholds: &[Threshold],
         mut pods: Vec<Pod>,
     ) -> Option<(Vec<Pod>, Usage)> {
-        self.relief.leave_other(what);
         if self.relief.is_running() {
             return None;
         }
@@ -332,17 +320,6 @@ mod tests {
         let in_order = removed(&mut Relief::default(), ALL, Reclaim::default()).await;
         assert_eq!(in_order, [CONTAINERS, IMAGES]);
         assert_eq!(begin.elapsed(), before, "nothing hangs");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_step_for_another_disk_is_not_waited_for() {
-        let mut relief = Relief::default();
-        assert!(relief.begin(IMAGES, std::future::pending()).await.is_none());
-        relief.leave_other(IMAGES);
-        assert!(relief.is_running(), "it is for the same disk");
-        relief.leave_other(CONTAINERS);
-        assert!(!relief.is_running());
-        assert!(relief.begin(CONTAINERS, std::future::ready(Step::Reclaimed)).await.is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -37,6 +37,14 @@ pub(super) struct PodFiles {
     pub(super) other: Used,
 }
 
+/// The files of pods.
+pub(super) struct Found {
+    /// As far as they are known.
+    pub(super) files: HashMap<PodUid, PodFiles>,
+    /// The thread that measures has not ended in time, or failed: files of pods are missing, or older than was asked for.
+    pub(super) is_late: bool,
+}
+
 /// How fresh results must be, and how long measuring may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
@@ -44,7 +52,7 @@ pub(super) struct Effort {
     pub(super) max_age: Duration,
     /// After this time the older results are used; pods without one are measured in any case.
     pub(super) limit: Duration,
-    /// After this time what is known is used.
+    /// After this time what is known is returned.
     pub(super) timeout: Duration,
 }
 
@@ -78,15 +86,15 @@ struct State {
 type Due = Vec<(bool, PodRef)>;
 
 impl Files {
-    /// The files of the wanted ones of these pods, as far as they are known. What is known of the others stays; of pods that
-    /// are not among these it is dropped.
+    /// The files of the wanted ones of these pods. What is known of the others stays; of pods that are not among these it is
+    /// dropped. Waits for a measurement in progress, and then for its own.
     pub(super) fn measure(
         &self,
         folders: &Folders,
         pods: &[PodRef],
         wanted: impl Fn(&PodUid) -> bool,
         effort: Effort,
-    ) -> HashMap<PodUid, PodFiles> {
+    ) -> Found {
         let folders = folders.clone();
         self.measure_by(move |pod| of_pod(&folders, pod), pods, wanted, effort)
     }
@@ -97,24 +105,25 @@ impl Files {
         pods: &[PodRef],
         wanted: impl Fn(&PodUid) -> bool,
         effort: Effort,
-    ) -> HashMap<PodUid, PodFiles> {
-        let until = RealInstant::now() + effort.timeout;
+    ) -> Found {
         let wanted: Vec<&PodRef> = pods.iter().filter(|pod| wanted(&pod.uid)).collect();
         let mut state = self.0.await_thread();
         let now = Instant::now();
         let due = state.due(pods, &wanted, now, effort.max_age);
         if state.awaited_until.is_none() && !due.is_empty() {
-            state.awaited_until = Some(until);
+            state.awaited_until = Some(RealInstant::now() + effort.timeout);
             drop(state);
-            let turn = Turn(self.0.clone());
-            let work = move || turn.measure(of_pod, due, now, effort.limit);
+            let measuring = Measuring(self.0.clone());
+            let work = move || measuring.run(of_pod, due, now, effort.limit);
             if let Err(error) = thread::Builder::new().name("logs".to_owned()).spawn(work) {
                 tracing::warn!(%error, "there is no thread to measure the logs of pods");
             }
             state = self.0.await_thread();
         }
         let files = |pod: &&PodRef| Some((pod.uid.clone(), state.known.get(&pod.uid)?.1.clone()));
-        wanted.iter().filter_map(files).collect()
+        let files: HashMap<_, _> = wanted.iter().filter_map(files).collect();
+        let is_late = state.awaited_until.is_some() || files.len() < wanted.len();
+        Found { files, is_late }
     }
 }
 
@@ -136,10 +145,10 @@ impl Shared {
 }
 
 /// A thread measures, until this is dropped.
-struct Turn(Arc<Shared>);
+struct Measuring(Arc<Shared>);
 
-impl Turn {
-    fn measure(&self, of_pod: impl Fn(&PodRef) -> PodFiles, due: Due, now: Instant, limit: Duration) {
+impl Measuring {
+    fn run(&self, of_pod: impl Fn(&PodRef) -> PodFiles, due: Due, now: Instant, limit: Duration) {
         let began = RealInstant::now();
         for (is_known, pod) in due {
             // Those without an older result come first.
@@ -152,7 +161,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for Measuring {
     fn drop(&mut self) {
         self.0.lock().awaited_until = None;
         self.0.ended.notify_all();
@@ -220,14 +229,15 @@ mod tests {
         write(&logs.join("loose"));
         write(&dir.path().join("pods/a-uid/etc-hosts"));
         let files = Files::default();
-        let found = files.measure(&folders, &[pod("a"), pod("b")], |_| true, Effort::SCRAPE);
+        let found = files.measure(&folders, &[pod("a"), pod("b")], |_| true, Effort::SCRAPE).files;
         let of_a = &found[&pod("a").uid];
         assert_eq!((of_a.logs["main"].inodes, of_a.other.inodes), (2, 2), "the folder and its log; two other files");
         assert!(of_a.logs["main"].bytes >= 98_304 && of_a.other.bytes >= 196_608, "{of_a:?}");
         assert_eq!(found[&pod("b").uid], PodFiles::default());
 
         write(&logs.join("main/1.log"));
-        let inodes = |effort| files.measure(&folders, &[pod("a")], |_| true, effort)[&pod("a").uid].logs["main"].inodes;
+        let of_a = |effort| files.measure(&folders, &[pod("a")], |_| true, effort).files;
+        let inodes = |effort| of_a(effort)[&pod("a").uid].logs["main"].inodes;
         assert_eq!(inodes(Effort::SCRAPE), 2, "measured a moment ago");
         assert_eq!(files.0.lock().known.len(), 1, "a pod that is gone is dropped");
         assert_eq!(inodes(Effort::NOW), 3);
@@ -255,9 +265,9 @@ mod tests {
         for name in ["a", "b"] {
             write(name, "1.log");
         }
-        let found = files.measure(&folders, &pods, |uid| *uid == a, Effort::NOW);
+        let found = files.measure(&folders, &pods, |uid| *uid == a, Effort::NOW).files;
         assert_eq!((found.len(), found[&a].logs["main"].inodes), (1, 3), "the folder and two logs");
-        let known = files.measure(&folders, &pods, |_| true, Effort::SCRAPE);
+        let known = files.measure(&folders, &pods, |_| true, Effort::SCRAPE).files;
         assert_eq!(known[&pod("b").uid].logs["main"].inodes, 2, "it is known from before");
         files.measure(&folders, &[pod("b"), pod("c")], |_| false, Effort::NOW);
         let state = files.0.lock();
@@ -281,18 +291,18 @@ mod tests {
                 PodFiles::default()
             };
             let found = files.measure_by(of_pod, pods, |_| true, Effort { timeout, ..Effort::NOW });
-            pods.iter().map(|pod| found.contains_key(&pod.uid)).collect::<Vec<_>>()
+            (pods.iter().map(|pod| found.files.contains_key(&pod.uid)).collect::<Vec<_>>(), found.is_late)
         };
         let pods = [pod("hangs"), pod("other")];
-        assert_eq!(known(&pods[1..], TIMEOUT), [true]);
-        assert_eq!(known(&pods, Duration::ZERO), [false, true], "it waits no longer than it is told");
+        assert_eq!(known(&pods[1..], TIMEOUT), (vec![true], false));
+        assert_eq!(known(&pods, Duration::ZERO), (vec![false, true], true), "it waits no longer than it is told");
         assert_eq!(starts.iter().take(2).collect::<Vec<_>>(), ["other", "hangs"]);
         let began = RealInstant::now();
-        assert_eq!(known(&pods, TIMEOUT), [false, true]);
+        assert_eq!(known(&pods, TIMEOUT), (vec![false, true], true));
         assert!(began.elapsed() < TIMEOUT, "the folder that hangs is not waited for again");
         assert!(starts.try_recv().is_err(), "no other thread is kept");
         drop(finish);
-        while known(&pods, TIMEOUT) != [true, true] {
+        while known(&pods, TIMEOUT) != (vec![true, true], false) {
             thread::yield_now();
         }
     }

@@ -57,6 +57,7 @@ pub use self::extras::Used;
 pub use self::extras::VolumeAt;
 use self::files::Effort;
 use self::files::Files;
+use self::files::Found;
 use self::files::PodFiles;
 use self::filesystems::FileSystem;
 pub use self::pod_usage::ContainerUsage;
@@ -286,7 +287,7 @@ impl Stats {
     /// runtime alone can measure is absent if it is slow, or if the pod's own cgroup is known.
     ///
     /// # Errors
-    /// With disks, the runtime returned an error.
+    /// With disks, the runtime returned an error, or the disk with the logs does not answer.
     pub async fn pods(&self, with_disks: bool) -> Result<HashMap<PodUid, PodUsage>, StatsError> {
         let mut sample = self.take_files().await?;
         if sample.needs_runtime_for_pods() {
@@ -298,22 +299,22 @@ impl Stats {
         let writable = extras::writable_layers(&self.source.runtime).await?;
         let stats = self.clone();
         let measured = tokio::task::spawn_blocking(move || {
-            let mut files = stats.files(|_| true, Effort::NOW);
+            let mut files = stats.files_now(|_| true)?;
             let of_pod = |pod: &sample::PodSample| {
                 let files = files.remove(&pod.pod.uid).unwrap_or_default();
                 (pod.pod.uid.clone(), PodUsage::of(pod).with_disks(pod, &files, &writable))
             };
-            sample.pods.iter().map(of_pod).collect()
+            Ok(sample.pods.iter().map(of_pod).collect())
         })
         .await;
-        measured.map_err(|error| StatsError::Stopped(error.to_string()))
+        measured.map_err(|error| StatsError::Stopped(error.to_string()))?
     }
 
     /// Writable layers, logs and other files of the wanted pods with running containers, measured now. Nothing else is, and
     /// nothing of other pods.
     ///
     /// # Errors
-    /// The runtime returned an error.
+    /// The runtime returned an error, or the disk with the logs does not answer.
     pub async fn files_of(&self, wanted: HashSet<PodUid>) -> Result<HashMap<PodUid, PodUsage>, StatsError> {
         let mut snapshots = self.source.snapshots.all();
         let of_all = snapshots.len();
@@ -325,15 +326,15 @@ impl Stats {
         let writable = extras::writable_layers_of(&self.source.runtime, &pods, of_all).await?;
         let stats = self.clone();
         let measured = tokio::task::spawn_blocking(move || {
-            let mut files = stats.files(|uid| wanted.contains(uid), Effort::NOW);
+            let mut files = stats.files_now(|uid| wanted.contains(uid))?;
             let of_pod = |snapshot: &Arc<PodSnapshot>| {
                 let files = files.remove(&snapshot.pod.uid).unwrap_or_default();
                 (snapshot.pod.uid.clone(), PodUsage::of_files(snapshot, &files, &writable))
             };
-            snapshots.iter().map(of_pod).collect()
+            Ok(snapshots.iter().map(of_pod).collect())
         })
         .await;
-        measured.map_err(|error| StatsError::Stopped(error.to_string()))
+        measured.map_err(|error| StatsError::Stopped(error.to_string()))?
     }
 
     /// Sizes of folders of volumes. `now`: counted in this moment; else, unless the file system counts them, counted when
@@ -359,7 +360,7 @@ impl Stats {
     }
 
     /// Bytes of the logs of running containers: the pod, the container's name, and the size. Blocks for a few milliseconds, or
-    /// for ten seconds if a folder hangs.
+    /// for some seconds if a folder hangs.
     pub fn logs(&self) -> Vec<(PodRef, String, u64)> {
         let (snapshots, files) = (self.source.snapshots.all(), self.files(|_| true, Effort::SCRAPE));
         let of_pod = |snapshot: &Arc<PodSnapshot>| {
@@ -371,8 +372,18 @@ impl Stats {
         snapshots.iter().flat_map(of_pod).collect()
     }
 
-    /// Files of the wanted pods, whether they run or not. Blocks, for ten seconds if a folder hangs.
+    /// Files of the wanted pods, whether they run or not, as far as they are known. Blocks, for some seconds if a folder hangs.
     fn files(&self, wanted: impl Fn(&PodUid) -> bool, effort: Effort) -> HashMap<PodUid, PodFiles> {
+        self.found_files(wanted, effort).files
+    }
+
+    /// Files of the wanted pods as they are now. Pods are evicted by them, which old or missing ones do not permit.
+    fn files_now(&self, wanted: impl Fn(&PodUid) -> bool) -> Result<HashMap<PodUid, PodFiles>, StatsError> {
+        let Found { files, is_late } = self.found_files(wanted, Effort::NOW);
+        if is_late { Err(StatsError::Pods("their logs are not measured yet".to_owned())) } else { Ok(files) }
+    }
+
+    fn found_files(&self, wanted: impl Fn(&PodUid) -> bool, effort: Effort) -> Found {
         let pods: Vec<PodRef> = self.source.snapshots.all().iter().map(|snapshot| snapshot.pod.clone()).collect();
         self.files.measure(&self.source.folders, &pods, wanted, effort)
     }
