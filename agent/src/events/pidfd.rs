@@ -115,7 +115,7 @@ impl ProcessWatch for PidfdWatch {
             Err(error @ PinError::AlreadyGone { .. }) => Pinned::NotFound(error.to_string()),
             Err(PinError::System { source, .. }) => {
                 self.has_failed.store(true, Relaxed);
-                // It names no process: refusals for the same reason are one change of the state, also with each relist.
+                // The reason names no process, so that refusals of several, and in each relist, are one change of the state.
                 let reason = format!("cannot pin processes: {source}");
                 self.sensor_states.set(Sensor::Pidfd, SensorState::Degraded(reason.clone()));
                 Pinned::Failed(reason)

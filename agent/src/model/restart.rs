@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(should_start(&always, &testing::container("main"), Some(&known), GATES), RestartDecision::Start);
     }
 
-    /// As many as an object of the API server has room for.
+    /// Containers: as many as an object of the API server has room for.
     #[test]
     fn a_restart_of_thousands_of_containers_is_pending_while_one_has_an_instance() {
         let names: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();

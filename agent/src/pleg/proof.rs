@@ -309,8 +309,8 @@ fn apart(a: &ExitFacts, b: &ExitFacts) -> Duration {
     a.at.age(b.at.0).max(b.at.age(a.at.0))
 }
 
-/// The finish time of an exit that the snapshot before shows. It stays: computed again it is another one, by what lies between
-/// two readings of the clocks or by what the wall clock was set, and each change wakes the pod's worker.
+/// The finish time of an exit that the snapshot before shows. It is kept: a second computation yields another time, since the
+/// clocks are read at two moments and the wall clock may have been set, and each change wakes the pod's worker.
 fn finish_shown(known: &ContainerStatus, exit: &ProvenExit) -> Option<i64> {
     known.proven.filter(|shown| shown.seen_at == exit.seen_at).map(|_| known.finished_at)
 }

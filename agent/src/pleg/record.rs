@@ -126,7 +126,7 @@ impl PodRecord {
         }
     }
 
-    /// False if the system has refused to watch the init process of a running container.
+    /// Whether the init process of each running container is watched, as far as it is known.
     pub(super) fn watches_all(&self) -> bool {
         let Some(snapshot) = &self.snapshot else { return true };
         snapshot.running().all(|container| container.pid.is_none() || self.pins.contains(&container.id))

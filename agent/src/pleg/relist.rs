@@ -167,7 +167,7 @@ impl PlegTask {
         let record = self.records.entry(uid.clone()).or_default();
         let newer = record.snapshot.as_ref().is_some_and(|known| known.sampled_at > sampled_at);
         let agrees = record.snapshot.as_ref().is_some_and(|known| inspect::agrees(&listing, known));
-        // One that agrees costs no call: when it is installed, processes that could not be watched are tried again.
+        // A listing that agrees costs no call. Installing its snapshot tries to watch the processes that are not watched.
         if newer || (agrees && record.watches_all()) {
             return;
         }

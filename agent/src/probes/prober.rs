@@ -212,8 +212,8 @@ impl Shared {
         if !runs() {
             return Done { job, outcome: None, took: Duration::ZERO };
         }
-        let no_need = || (!job.target.needs_address()).then(String::new);
-        let outcome = match self.address(&job.pod, &pod.uid).or_else(no_need) {
+        let if_unneeded = || (!job.target.needs_address()).then(String::new);
+        let outcome = match self.address(&job.pod, &pod.uid).or_else(if_unneeded) {
             Some(address) => {
                 let (container, target, timeout) = (&job.container, &*job.target, job.timeout);
                 let subject = Subject { pod: &pod, container, address: &address, target, timeout };

@@ -1,5 +1,5 @@
 //! Readiness of the runtime and its network, polled with the CRI call Status: frequently while not ready, rarely while
-//! ready, immediately on request. The version is read when the runtime becomes ready, and with each check on request: a runtime
+//! ready, immediately on request. The version is read when the runtime becomes ready, and after a change of a sensor: a runtime
 //! that was replaced by another version may answer before a check has found it gone.
 
 use std::sync::Arc;

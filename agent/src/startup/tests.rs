@@ -108,7 +108,7 @@ fn pods_seen_too_late_or_unschedulable_are_not_measured() {
     assert_eq!(measured(&json!({}), &json!({ "conditions": [condition] })), none);
 }
 
-/// As many as an object of the API server has room for.
+/// Containers: as many as an object of the API server has room for.
 #[test]
 fn a_pod_of_thousands_of_containers_runs_when_the_last_of_them_does() {
     let names: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();

@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(observe(vec![testing::running("b", 0)]), Vec::<String>::new());
     }
 
-    /// As many as an object of the API server has room for.
+    /// Containers: as many as an object of the API server has room for.
     #[test]
     fn thousands_of_exits_are_observed_once() {
         const COUNT: usize = 20_000;

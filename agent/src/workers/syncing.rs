@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(state.failure_shown_for(&last_exited(&crashed), "c"), None, "it was started");
     }
 
-    /// As many as an object of the API server has room for.
+    /// Containers: as many as an object of the API server has room for.
     #[tokio::test(start_paused = true)]
     async fn thousands_of_failed_starts_are_kept() {
         let names: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();

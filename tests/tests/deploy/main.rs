@@ -102,9 +102,9 @@ fn the_chart_renders_to_the_same() {
     assert!(notes.contains("exec -it ds/observe -- /usr/bin/keblet observe"), "{notes}");
 }
 
-/// Else the kubelet's probe finds no listener in a cluster with IPv6 alone, and the container is restarted for ever.
+/// Brackets of an IPv6 address reach the program.
 #[test]
-fn the_chart_serves_over_ipv6_too() {
+fn the_chart_serves_at_the_address_that_is_set() {
     let documents = chart().render(NAMESPACE, &json!({ "metrics": { "address": "[::]" } })).unwrap();
     let container = &of_kind(&documents, "DaemonSet").unwrap()["spec"]["template"]["spec"]["containers"][0];
     let arguments: Vec<&str> = container["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();

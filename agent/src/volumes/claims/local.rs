@@ -83,11 +83,11 @@ impl LocalMount {
             self.mount_device(globals, &source).await.map_err(failed("MountDevice"))?;
         }
         // One pod after another, as upstream: the next one finds the mount of the first, whose group the files keep.
-        let turn = async {
+        let lock = async {
             let held = timeout(SET_UP_TIMEOUT, globals.lock(&self.source)).await;
             held.map_err(|_| VolumeError::GoesOn(SET_UP_TIMEOUT))
         };
-        let _alone = of.unless_over(turn).await.map_err(failed("SetUp"))?;
+        let _locked = of.unless_over(lock).await.map_err(failed("SetUp"))?;
         self.mount(of.dirs, &source, device, of.actual, notify).await.map_err(failed("SetUp"))
     }
 

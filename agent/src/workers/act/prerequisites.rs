@@ -116,7 +116,7 @@ mod tests {
     use crate::model::testing;
     use crate::workers::act::StopTerms;
 
-    /// As many as an object of the API server has room for.
+    /// Containers: as many as an object of the API server has room for.
     #[test]
     fn of_thousands_of_containers_only_regular_ones_count_as_running() {
         let names = |prefix: &str| (0..15_000).map(|number| format!("{prefix}{number}")).collect::<Vec<_>>();

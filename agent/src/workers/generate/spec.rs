@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::model::testing;
 
-    /// As many as an object of the API server has room for.
+    /// Containers: as many as an object of the API server has room for.
     #[test]
     fn thousands_of_containers_are_found_by_name() {
         let names: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();

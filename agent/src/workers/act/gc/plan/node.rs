@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(ids(&[(&a, true), (&b, false)], policy(Some(1), Some(2))), ["a8"]);
     }
 
-    /// As many as an object of the API server has room for.
+    /// Containers: as many as an object of the API server has room for.
     #[test]
     fn thousands_of_containers_are_counted_each() {
         const COUNT: usize = 20_000;
