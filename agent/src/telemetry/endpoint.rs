@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// Connections to these collectors are accepted by the kernel, and nobody reads them.
+    /// The kernel accepts connections to these collectors, and no process reads from them.
     #[tokio::test(start_paused = true)]
     async fn an_export_that_is_not_answered_ends() {
         let folder = tempfile::tempdir().expect("a folder");

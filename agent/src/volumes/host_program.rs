@@ -168,7 +168,7 @@ impl Programs for HostPrograms {
             let running = run_to_end(command);
             let ended = async {
                 match call.is_finished {
-                    // In a task, which goes on: a program is killed that writes where nobody reads any more.
+                    // In a task that outlives the caller: SIGPIPE kills a program that writes to a closed pipe.
                     true => tokio::spawn(running).await.unwrap_or_else(|error| Err(io::Error::other(error))),
                     false => running.await,
                 }
