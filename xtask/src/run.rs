@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use anyhow::ensure;
 use keblet_peers::Cache;
 use keblet_peers::Options;
 use keblet_peers::PrivateContainerd;
@@ -84,6 +85,18 @@ pub(crate) fn control_plane_supervisor() -> PathBuf {
 /// Path of the agent.
 pub(crate) fn agent() -> PathBuf {
     paths::target().join("debug/keblet")
+}
+
+/// Builds the agent for release, with cargo's output shown; returns its path.
+///
+/// # Errors
+/// The build fails.
+pub(crate) fn build_release() -> Result<PathBuf> {
+    let mut command = Command::new(paths::cargo());
+    command.current_dir(paths::repository()).args(["build", "--release", "-p", "keblet"]);
+    let status = system::status(&mut command)?;
+    ensure!(status.success(), "building keblet failed with {status}");
+    Ok(paths::target().join("release/keblet"))
 }
 
 /// Builds all programs of the workspace in one cargo call, so that demo and tests share the build.

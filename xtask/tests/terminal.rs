@@ -75,7 +75,7 @@ fn assert_nothing_left(folder: &str) {
     for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
         assert!(!hierarchy.path().join(name).exists(), "a cgroup is left in {}", hierarchy.path().display());
     }
-    let bridge = name.replace("keblet-", "kb-");
+    let bridge = name.replace("keblet-", "keb-");
     assert!(!Path::new("/sys/class/net").join(&bridge).exists(), "{bridge} is left");
     assert!(!fs::read_to_string("/proc/self/mounts").unwrap().contains(folder), "a mount is left");
     for link in fs::read_dir("/var/log/containers").into_iter().flatten().flatten() {

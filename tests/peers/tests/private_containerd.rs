@@ -176,6 +176,34 @@ async fn resources_are_removed_when_the_owner_is_killed() {
     assert_nothing_left(&ready);
 }
 
+#[tokio::test]
+#[ignore = "needs root and `cargo xtask setup`"]
+async fn the_next_runtime_removes_what_a_killed_supervisor_has_left() {
+    let mut supervisor = Command::new(env!("CARGO_BIN_EXE_private-containerd"))
+        .arg("--cache")
+        .arg(Cache::locate().root())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(supervisor.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let killed: Ready = serde_json::from_str(&line).unwrap();
+    run_pod(&killed, "web", &["/probe", "run"]).await;
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
+    assert!(Path::new("/sys/class/net").join(&killed.bridge).exists(), "there is something to remove");
+    let containerd = PrivateContainerd::start(&Cache::locate(), &options()).unwrap();
+    // Another test's runtime may be removing the same. The bridge goes last.
+    let deadline = Instant::now() + TIMEOUT;
+    while Path::new("/sys/class/net").join(&killed.bridge).exists() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_nothing_left(&killed);
+    assert!(containerd.ready().socket.exists(), "the runtime that runs has kept its own");
+    containerd.stop().unwrap();
+}
+
 #[test]
 fn missing_cache_error_names_the_setup_command() {
     let error = PrivateContainerd::start(&Cache::at("/nowhere"), &options()).unwrap_err();

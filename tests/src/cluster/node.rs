@@ -100,7 +100,7 @@ impl ClusterNode {
         let containerd = spawn_blocking(|| PrivateContainerd::start(&Cache::locate(), &Options::default()))
             .await
             .context("starting containerd panicked")??;
-        let name = containerd.ready().bridge.replace("kb-", "node-");
+        let name = containerd.ready().bridge.replace("keb-", "node-");
         let address = IpAddr::V4(containerd.ready().host_address()?);
         let access = cluster.on_control_plane(move |plane| plane.node(&name, address)).await?;
         let mut all = json!({ "logging": { "verbosity": 2 } });

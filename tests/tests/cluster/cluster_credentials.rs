@@ -96,9 +96,10 @@ async fn refusals(node: &ClusterNode) -> f64 {
     counts.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// Rejected requests per second, measured over some seconds.
+/// Rejected requests per second, measured over some seconds, of a node that has reported one.
 async fn refusal_rate(node: &ClusterNode) -> f64 {
     let (before, began) = (refusals(node).await, std::time::Instant::now());
+    assert!(before > 0.0, "no rejected request is counted");
     tokio::time::sleep(Duration::from_secs(3)).await;
     (refusals(node).await - before) / began.elapsed().as_secs_f64()
 }

@@ -74,7 +74,7 @@ impl LocalCluster {
         let (plane, containerd) = step("starting a control plane and a containerd", || start_both(programs))?;
         let (mut plane, mut containerd) = (plane, containerd);
         // The node is named after the runtime's bridge, which shows which node uses which runtime.
-        let name = containerd.ready().bridge.replace("kb-", "node-");
+        let name = containerd.ready().bridge.replace("keb-", "node-");
         let address = IpAddr::V4(containerd.ready().host_address()?);
         let access = plane.node(&name, address)?;
         let node = Node::create_in_cluster(containerd.ready(), &access, &json!({}))?;

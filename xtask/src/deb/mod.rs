@@ -10,16 +10,14 @@ mod tests;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
-use anyhow::ensure;
 use object::Object as _;
 
 use crate::paths;
-use crate::system;
+use crate::run;
 use archive::Tarball;
 
 /// The Kubernetes version of the kubelet that the package provides.
@@ -58,20 +56,12 @@ fn maintainer(text: &str) -> Result<String, String> {
 pub(crate) fn deb(arguments: &Arguments) -> Result<()> {
     let binary = match &arguments.binary {
         Some(binary) => binary.clone(),
-        None => build()?,
+        None => run::build_release()?,
     };
     let folder = arguments.output.clone().unwrap_or_else(|| paths::target().join("deb"));
     let package = package(&binary, &folder, &arguments.maintainer)?;
     println!("{}", package.display());
     Ok(())
-}
-
-fn build() -> Result<PathBuf> {
-    let mut command = Command::new(paths::cargo());
-    command.current_dir(paths::repository()).args(["build", "--release", "-p", "keblet"]);
-    let status = system::status(&mut command)?;
-    ensure!(status.success(), "building keblet failed with {status}");
-    Ok(paths::target().join("release/keblet"))
 }
 
 /// Packages `binary` into `folder`; returns the package's path.

@@ -1,6 +1,7 @@
 //! The package as the tools of dpkg read it.
 
 use std::os::unix::fs::symlink;
+use std::process::Command;
 
 use super::*;
 

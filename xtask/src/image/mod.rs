@@ -9,11 +9,9 @@ mod libraries;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::Context as _;
 use anyhow::Result;
-use anyhow::ensure;
 use keblet_peers::AGENT_IMAGE;
 
 use crate::paths;
@@ -22,7 +20,6 @@ use crate::run;
 use crate::setup::images::Image;
 use crate::setup::images::Layer;
 use crate::setup::images::write_archive;
-use crate::system;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The image's name without the tag, as the manifests in `deploy` have it.
@@ -57,7 +54,7 @@ fn name_and_tag(text: &str) -> Result<String, String> {
 pub(crate) fn image(arguments: &Arguments) -> Result<()> {
     let binary = match &arguments.binary {
         Some(binary) => binary.clone(),
-        None => build()?,
+        None => run::build_release()?,
     };
     let default = || paths::target().join("image/keblet.tar");
     let archive = arguments.output.clone().unwrap_or_else(default);
@@ -85,14 +82,6 @@ fn is_newer(file: &Path, than: &Path) -> Result<bool> {
     let written = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified());
     let other = written(than).with_context(|| format!("cannot inspect {}", than.display()))?;
     Ok(written(file).is_ok_and(|written| written > other))
-}
-
-fn build() -> Result<PathBuf> {
-    let mut command = Command::new(paths::cargo());
-    command.current_dir(paths::repository()).args(["build", "--release", "-p", "keblet"]);
-    let status = system::status(&mut command)?;
-    ensure!(status.success(), "building keblet failed with {status}");
-    Ok(paths::target().join("release/keblet"))
 }
 
 /// Packs `binary` and its libraries into an archive.

@@ -27,7 +27,7 @@ pub(super) struct GoTool<'a> {
 
 impl GoTool<'_> {
     /// Calls `build` unless the program was built from the same modules, or what that needs is missing: tests that use the
-    /// program then say so.
+    /// program then report that.
     ///
     /// # Errors
     /// The build fails, or the cache cannot be written.

@@ -106,7 +106,7 @@ pub(crate) fn prepare_machine(cache: &Cache) -> Result<()> {
     machine::unpack(cache)
 }
 
-/// Tells commands that cache and programs are complete and cannot be changed, as in the virtual machine.
+/// Set where cache and programs are complete and cannot be changed, as in the virtual machine.
 pub(crate) const PREBUILT_VARIABLE: &str = "KEBLET_PREBUILT";
 
 /// Whether nothing is to be fetched or built.

@@ -150,11 +150,10 @@ fn run_all(tiers: &[Tier], mut run: impl FnMut(Tier) -> Result<Option<Tally>>) -
     for &tier in tiers {
         println!("\n== {}", tier.name());
         let start = Instant::now();
-        let tally = run(tier).unwrap_or_else(|error| {
-            println!("error: {error:#}");
-            Some(Tally { passed: 0, failed: 1 })
-        });
-        outcomes.extend(tally.map(|tally| Outcome { tier, tally, seconds: start.elapsed().as_secs_f32() }));
+        let Some(result) = run(tier).transpose() else { continue };
+        let mut tally = Tally::default();
+        tally.add(result);
+        outcomes.push(Outcome { tier, tally, seconds: start.elapsed().as_secs_f32() });
     }
     outcomes
 }
@@ -167,7 +166,7 @@ fn perform(
     missing: &mut Vec<String>,
 ) -> Result<Option<Tally>> {
     let tally = match tier {
-        Tier::Tree => tree()?,
+        Tier::Tree => tree(),
         Tier::Workspace => workspace(arguments.fresh_seeds)?,
         Tier::Runtime => {
             let lack = machine::lacks_for_systemd();
@@ -219,16 +218,18 @@ fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
     }
     let mut tally = cargo_test(&["--workspace"], &own, cache, &[])?;
     println!("\n== runtime: scenarios on containerd 2 with a release build");
+    tally.add(scenarios(cache, &own));
+    Ok(tally)
+}
+
+fn scenarios(cache: Option<&Cache>, arguments: &[&str]) -> Result<Tally> {
     if let Some(cache) = cache {
         setup::prepare_containerd_2(cache)?;
     }
     let agent = build_release()?;
-    let scenarios = ["--package", "keblet-tests", "--test", "scenarios"];
+    let selection = ["--package", "keblet-tests", "--test", "scenarios"];
     let variables = [(CONTAINERD_VARIABLE, "2".into()), ("KEBLET_BIN", agent.into_os_string())];
-    let second = cargo_test(&scenarios, &own, cache, &variables)?;
-    tally.passed += second.passed;
-    tally.failed += second.failed;
-    Ok(tally)
+    cargo_test(&selection, arguments, cache, &variables)
 }
 
 /// Builds the agent as it is deployed.
@@ -253,20 +254,19 @@ fn cluster(cache: Option<&Cache>) -> Result<Tally> {
 fn in_machines(cache: Option<&Cache>) -> Result<Tally> {
     let commands = ["--package", "xtask", "--test", "virtual_machine"];
     let mut tally = cargo_test(&commands, &["--ignored", "--test-threads", "1"], cache, &[])?;
-    let sets = vm::suite::all(&Interrupt::install()?)?;
-    tally.passed += sets.passed;
-    tally.failed += sets.failed;
+    tally.add(Interrupt::install().and_then(|interrupt| vm::suite::all(&interrupt)));
     Ok(tally)
 }
 
-fn tree() -> Result<Tally> {
+fn tree() -> Tally {
     let mut tally = Tally::default();
-    for report in [layers::check()?, docs_paths::check()?, licences::check()?] {
-        let passed = report.print() == ExitCode::SUCCESS;
-        tally.passed += usize::from(passed);
-        tally.failed += usize::from(!passed);
+    for report in [layers::check(), docs_paths::check(), licences::check()] {
+        tally.add(report.map(|report| {
+            let passed = report.print() == ExitCode::SUCCESS;
+            Tally { passed: usize::from(passed), failed: usize::from(!passed) }
+        }));
     }
-    Ok(tally)
+    tally
 }
 
 /// Runs the tests that `selection` names with `arguments` for their runner, prints its output and sums up its results.

@@ -1,4 +1,6 @@
-//! Sums up the results of the test runner. Pure.
+//! Sums up the results of the test runner.
+
+use anyhow::Result;
 
 /// How many tests passed and failed.
 #[derive(Debug, Default, PartialEq)]
@@ -10,6 +12,17 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    /// Adds the result of one part, such as of one half of a tier. One that could not be run counts as a failed test, and
+    /// what the others have shown stays.
+    pub(crate) fn add(&mut self, part: Result<Self>) {
+        let part = part.unwrap_or_else(|error| {
+            println!("error: {error:#}");
+            Self { passed: 0, failed: 1 }
+        });
+        self.passed += part.passed;
+        self.failed += part.failed;
+    }
+
     /// Adds a line of the runner's output if it is a result.
     pub(crate) fn read(&mut self, line: &str) {
         let plain = without_colours(line);
@@ -44,7 +57,18 @@ fn without_colours(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::anyhow;
+
     use super::*;
+
+    #[test]
+    fn a_part_that_could_not_be_run_is_one_failure_and_keeps_the_results_of_the_others() {
+        let mut tally = Tally::default();
+        tally.add(Ok(Tally { passed: 5, failed: 2 }));
+        tally.add(Err(anyhow!("a download failed")));
+        tally.add(Ok(Tally { passed: 1, failed: 0 }));
+        assert_eq!(tally, Tally { passed: 6, failed: 3 });
+    }
 
     #[test]
     fn tally_sums_only_result_lines() {

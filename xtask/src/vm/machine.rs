@@ -25,6 +25,7 @@ use anyhow::Result;
 use anyhow::bail;
 use keblet_peers::Cache;
 
+use super::folder::Folder;
 use super::job;
 use super::qemu;
 use super::qemu::Disk;
@@ -128,7 +129,7 @@ impl Machine {
     /// qemu or a daemon cannot be started, or the machine ended without an exit code, such as by a kernel panic; the
     /// error has the end of the kernel's log.
     pub(super) fn run(&self, command: &[OsString], output: Output<'_>, interrupt: &Interrupt) -> Result<u8> {
-        let folder = tempfile::Builder::new().prefix("keblet-vm-").tempdir().context("cannot create a folder")?;
+        let folder = Folder::create(&std::env::temp_dir())?;
         let script = job::script(&self.shares, &self.environment, &self.directory, command);
         let mut running = Running::start(self, folder.path())?;
         let result = running.perform(&script, output, interrupt);

@@ -9,8 +9,9 @@
 //!        ◀─ port `control`: exit code
 //! ```
 //! The machine has no network, a disk of its own only for benchmarks that read from it, and leaves nothing behind but what
-//! it writes to `--share`.
+//! it writes to `--share`. The folder of a command that was killed is removed by the next one.
 
+mod folder;
 pub(crate) mod guest;
 mod job;
 mod machine;

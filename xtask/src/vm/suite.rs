@@ -119,10 +119,11 @@ pub(super) fn run(sets: &[Set], interrupt: &Interrupt) -> Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the sets of the tier, each in a machine of its own; the cache and the programs are there.
+/// Runs the sets of the tier, each in a machine of its own; the cache and the programs are there. A machine that does not
+/// boot counts as a failed test, and the next set runs.
 ///
 /// # Errors
-/// The tests do not compile, or a machine does not boot.
+/// The tests do not compile, or a signal ended them.
 pub(crate) fn all(interrupt: &Interrupt) -> Result<Tally> {
     perform(&Set::OF_TIER, interrupt)
 }
@@ -145,22 +146,31 @@ fn perform(sets: &[Set], interrupt: &Interrupt) -> Result<Tally> {
             let path = built.get(program.target).with_context(|| format!("cargo built no test {}", program.target))?;
             command.push(line(path, program));
         }
-        let before = tally.failed;
-        let mut read = |line: &str| {
-            println!("{line}");
-            tally.read(line);
-        };
-        let code = machine.run(&command, Output::Lines(&mut read), interrupt)?;
-        // A runner that crashes reports no failed test.
-        if code != 0 && tally.failed == before {
-            tally.failed += 1;
-            println!("the tests exited with {code} without a failed test, which counts as a failure");
-        }
+        tally.add(Ok(in_machine(|read| machine.run(&command, Output::Lines(read), interrupt))));
         if interrupt.raised() {
             bail!("interrupted");
         }
     }
     Ok(tally)
+}
+
+/// The results of the tests in one machine, which `run` runs with a function for the lines of their output, and whose exit
+/// code it returns. A machine that fails counts as a failed test beside those that were reported before.
+fn in_machine(run: impl FnOnce(&mut (dyn FnMut(&str) + Send)) -> Result<u8>) -> Tally {
+    let mut tally = Tally::default();
+    let result = run(&mut |line: &str| {
+        println!("{line}");
+        tally.read(line);
+    });
+    // A runner that crashes reports no failed test.
+    let result = result.and_then(|code| {
+        if code != 0 && tally.failed == 0 {
+            bail!("the tests exited with {code} without a failed test, which counts as a failure");
+        }
+        Ok(Tally::default())
+    });
+    tally.add(result);
+    tally
 }
 
 /// The words are split again by the shell, so none may have spaces.
@@ -210,4 +220,29 @@ fn build(targets: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
         bail!("the tests do not compile");
     }
     Ok(built)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_fails_is_one_failure_beside_the_results_that_it_reported() {
+        let reported = |lines: &[&str], end: Result<u8>| {
+            let tally = in_machine(|read| {
+                for line in lines {
+                    read(line);
+                }
+                end
+            });
+            (tally.passed, tally.failed)
+        };
+        let passed = "test result: ok. 2 passed; 0 failed; 0 ignored";
+        let failed = "test result: FAILED. 5 passed; 3 failed; 0 ignored";
+        assert_eq!(reported(&[passed], Ok(0)), (2, 0));
+        assert_eq!(reported(&[passed, failed], Ok(1)), (7, 3));
+        assert_eq!(reported(&[passed], Ok(101)), (2, 1), "a runner that crashed");
+        assert_eq!(reported(&[], Err(anyhow::anyhow!("the machine did not boot"))), (0, 1));
+        assert_eq!(reported(&[failed], Err(anyhow::anyhow!("the machine ended without an exit code"))), (5, 4));
+    }
 }

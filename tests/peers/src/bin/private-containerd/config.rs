@@ -16,6 +16,8 @@ use keblet_peers::Cache;
 use keblet_peers::PAUSE_IMAGE;
 use serde_json::json;
 
+/// Names of bridges begin with this and end with the id of the runtime.
+pub(crate) const BRIDGE_PREFIX: &str = "keb-";
 /// How many networks are tried.
 const ATTEMPTS: usize = 100;
 
@@ -66,7 +68,7 @@ impl Layout {
         };
         let (network, reservation) = own_network()?;
         let layout = Self {
-            bridge: format!("kb-{id}"),
+            bridge: format!("{BRIDGE_PREFIX}{id}"),
             cgroup_root: format!("/keblet-{id}"),
             driver,
             current_runc,
@@ -78,6 +80,21 @@ impl Layout {
             fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         }
         Ok(layout)
+    }
+
+    /// The names of a runtime with this id and network in the temporary folder, whose supervisor was killed; `None` while
+    /// the supervisor runs. Creates nothing.
+    pub(crate) fn without_supervisor(id: &str, network: (u8, u8)) -> Option<Self> {
+        let reservation = reserve(network).ok()?;
+        Some(Self {
+            dir: std::env::temp_dir().join(format!("keblet-{id}")),
+            bridge: format!("{BRIDGE_PREFIX}{id}"),
+            cgroup_root: format!("/keblet-{id}"),
+            driver: Driver::Cgroupfs,
+            current_runc: false,
+            network,
+            _reservation: Some(reservation),
+        })
     }
 
     /// The CRI socket.
@@ -290,7 +307,7 @@ mod tests {
     fn layout() -> Layout {
         Layout {
             dir: "/nowhere/a \"b\"".into(),
-            bridge: "kb-000001".into(),
+            bridge: "keb-000001".into(),
             cgroup_root: "/keblet-000001".into(),
             driver: Driver::Cgroupfs,
             current_runc: false,
@@ -320,11 +337,21 @@ mod tests {
     }
 
     #[test]
+    fn a_runtime_has_no_supervisor_once_its_network_is_not_reserved() {
+        let (network, reservation) = own_network().unwrap();
+        assert!(Layout::without_supervisor("000001", network).is_none());
+        drop(reservation);
+        let layout = Layout::without_supervisor("000001", network).unwrap();
+        assert_eq!((layout.bridge.as_str(), layout.cgroup_root.as_str()), ("keb-000001", "/keblet-000001"));
+        assert!(Layout::without_supervisor("000001", network).is_none(), "the clean-up is under way");
+    }
+
+    #[test]
     fn a_network_with_a_route_is_in_use() {
         let routes = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n\
                       eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\n\
                       tun0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\n\
-                      kb-000002\t0007400A\t00000000\t0001\t0\t0\t0\t00FFFFFF\n";
+                      keb-000002\t0007400A\t00000000\t0001\t0\t0\t0\t00FFFFFF\n";
         assert!(is_routed(routes, (64, 7)));
         assert!(!is_routed(routes, (64, 8)) && !is_routed("", (64, 7)));
     }

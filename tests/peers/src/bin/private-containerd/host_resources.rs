@@ -30,6 +30,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// The resources of one runtime.
 pub(crate) struct HostResources {
     dir: PathBuf,
+    config: PathBuf,
     socket: PathBuf,
     cgroup_root: String,
 }
@@ -37,7 +38,12 @@ pub(crate) struct HostResources {
 impl HostResources {
     /// The resources of a runtime with this layout.
     pub(crate) fn of(layout: &Layout) -> Self {
-        Self { dir: layout.dir.clone(), socket: layout.socket(), cgroup_root: layout.cgroup_root.clone() }
+        Self {
+            dir: layout.dir.clone(),
+            config: layout.config(),
+            socket: layout.socket(),
+            cgroup_root: layout.cgroup_root.clone(),
+        }
     }
 
     /// Creates the runtime's cgroup in every hierarchy.
@@ -104,7 +110,7 @@ impl HostResources {
     }
 
     fn processes(&self) -> Vec<i32> {
-        processes::of_socket(&self.socket)
+        processes::of_runtime(&self.config, &self.socket)
     }
 
     /// The agent's links to container logs, in the folder that log collectors read.

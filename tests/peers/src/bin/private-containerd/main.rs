@@ -8,6 +8,7 @@
 mod config;
 mod cri;
 mod host_resources;
+mod leftovers;
 mod network;
 mod processes;
 mod runtime;

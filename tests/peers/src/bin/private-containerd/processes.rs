@@ -38,17 +38,20 @@ impl Process {
     }
 }
 
-/// The shims, identified by the socket in their command line, and all their descendants.
-pub(crate) fn of_socket(socket: &Path) -> Vec<i32> {
-    let socket = socket.as_os_str().as_encoded_bytes();
+/// containerd and the shims, identified by the configuration and the socket in their command lines, and all their
+/// descendants. containerd runs on if its supervisor is killed.
+pub(crate) fn of_runtime(config: &Path, socket: &Path) -> Vec<i32> {
+    let value = |path: &Path| path.as_os_str().as_encoded_bytes().to_vec();
+    let options = [[b"--config".to_vec(), value(config)], [b"-address".to_vec(), value(socket)]];
     let mut parents = HashMap::new();
     let mut ours = HashSet::new();
     for pid in ids() {
         let Some(stat) = Stat::read(pid) else { continue };
         parents.insert(pid, stat.parent);
         let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let mut words = command.split(|byte| *byte == 0);
-        if words.by_ref().any(|word| word == b"-address") && words.next() == Some(socket) {
+        let words: Vec<&[u8]> = command.split(|byte| *byte == 0).collect();
+        let are_given = |pair: &[Vec<u8>; 2]| words.windows(2).any(|words| words == pair.each_ref().map(Vec::as_slice));
+        if options.iter().any(are_given) {
             ours.insert(pid);
         }
     }
@@ -106,6 +109,8 @@ impl Stat {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
@@ -113,6 +118,23 @@ mod tests {
         let own = i32::try_from(std::process::id()).unwrap();
         assert_eq!(Stat::read(own).unwrap().parent, nix::unistd::getppid().as_raw());
         assert!(Stat::read(i32::MAX).is_none());
+    }
+
+    #[test]
+    fn processes_of_a_runtime_have_its_files_in_their_command_lines() {
+        let start = |option: &str, value: &str| {
+            let words = ["-c", "read line", "sh", option, value];
+            std::process::Command::new("sh").args(words).stdin(Stdio::piped()).spawn()
+        };
+        let mut started = [("--config", "/k/1.toml"), ("-address", "/k/1.sock"), ("--config", "/k/2.toml")]
+            .map(|(option, value)| start(option, value).unwrap());
+        let pids = started.each_ref().map(|process| i32::try_from(process.id()).unwrap());
+        let found = of_runtime(Path::new("/k/1.toml"), Path::new("/k/1.sock"));
+        for process in &mut started {
+            drop(process.stdin.take());
+            process.wait().unwrap();
+        }
+        assert_eq!(pids.map(|pid| found.contains(&pid)), [true, true, false]);
     }
 
     #[tokio::test]

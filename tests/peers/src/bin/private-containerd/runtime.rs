@@ -32,6 +32,7 @@ use crate::config::Driver;
 use crate::config::Layout;
 use crate::cri::Cri;
 use crate::host_resources::HostResources;
+use crate::leftovers;
 use crate::network;
 use crate::processes::Process;
 use crate::shared::SharedFolders;
@@ -64,7 +65,9 @@ impl Runtime {
     /// A resource cannot be created, or containerd does not get ready.
     pub(crate) async fn start_new(&mut self) -> Result<Ready> {
         self.cache.check()?;
+        // First, as it fails at once without root, which the removal of leftovers needs too.
         self.shared = Some(SharedFolders::enter()?);
+        leftovers::remove(&self.cache).await;
         write(&self.layout.config(), &config::containerd(&self.layout, &self.cache))?;
         write(&self.layout.cni_list(), &config::cni(&self.layout))?;
         if self.layout.driver == Driver::ReportedSystemd {
