@@ -31,6 +31,7 @@ pub use mounts::lies_in_memory;
 pub use mounts::unmount;
 pub use mounts::unmount_at;
 pub use mounts::unmount_flushed;
+pub use openat2::open_below;
 pub use openat2::open_dir;
 pub use openat2::open_path;
 pub use openat2::open_root;

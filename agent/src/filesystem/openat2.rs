@@ -34,6 +34,21 @@ pub fn open_path(dir: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(dir, path, how)?)
 }
 
+/// Opens the file at `path` below the directory `root`. Links are followed as long as they stay inside. The descriptor names
+/// the file only (`O_PATH`).
+///
+/// # Errors
+/// The file cannot be opened, or the path or a link leaves `root`.
+pub fn open_below(root: &Path, path: &Path) -> io::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    match openat2(std::fs::File::open(root)?, path, how) {
+        Err(Errno::EXDEV) => Err(io::Error::new(io::ErrorKind::PermissionDenied, "path escapes from parent")),
+        result => Ok(result?),
+    }
+}
+
 /// Opens a directory directly in `dir` for reading.
 ///
 /// # Errors

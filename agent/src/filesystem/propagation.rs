@@ -38,7 +38,7 @@ pub fn make_shared(path: &Path) -> io::Result<Sharing> {
     let table = read_mounts(Path::new(THREAD_MOUNTS))?;
     let id = facts.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
     let id =
-        id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel tells no mount of a directory"))?;
+        id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel reports no mount for the directory"))?;
     if is_shared(&table, id) {
         return Ok(Sharing::Shared);
     }

@@ -102,7 +102,7 @@ impl Removal<'_> {
             return Ok(false);
         }
         if depth >= MAX_DEPTH {
-            // Who has written the tree must not foresee the name, and a removal that was interrupted has left others.
+            // Random: the process that has written the tree must not predict it, and interrupted removals have left others.
             let up = CString::new(format!(".keblet-removal-{:016x}", fastrand::u64(..)))?;
             return match renameat(dir, name, self.root, up.as_c_str()) {
                 Err(Errno::EBUSY) => Err(openat2::mount_point(name)),

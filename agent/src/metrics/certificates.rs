@@ -5,10 +5,10 @@ use std::time::SystemTime;
 
 use prometheus::Histogram;
 use prometheus::IntCounter;
-use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;
+use super::replaced::Replaced;
 use super::time_left::TimeLeft;
 use super::values::gauge;
 use crate::model::Clock;
@@ -21,7 +21,7 @@ pub struct Certificates {
     serving_left: TimeLeft,
     serving_ages: Histogram,
     serving_failures: IntCounter,
-    of_pods: IntGaugeVec,
+    of_pods: Replaced,
 }
 
 impl Certificates {
@@ -48,7 +48,7 @@ impl Certificates {
                 "kubelet_server_expiration_renew_errors",
                 "[ALPHA] Attempts to renew the serving certificate that failed.",
             ),
-            of_pods: register.gauges(
+            of_pods: register.replaced(
                 "kubelet_podcertificate_states",
                 "[ALPHA] Sources of projected volumes that want a certificate of their pod, by signer and state.",
                 &["signer_name", "state"],
@@ -83,9 +83,6 @@ impl Certificates {
 
     /// Certificates of pods by signer and state; replaces all earlier counts.
     pub fn of_pods<'a>(&self, counts: impl IntoIterator<Item = (&'a str, &'static str, usize)>) {
-        self.of_pods.reset();
-        for (signer, state, count) in counts {
-            self.of_pods.with_label_values(&[signer, state]).set(gauge(count));
-        }
+        self.of_pods.replace(counts.into_iter().map(|(signer, state, count)| ([signer, state], gauge(count))));
     }
 }

@@ -50,7 +50,7 @@ pub struct Request {
     pub path: &'static str,
     /// `readwrite` or `readonly`.
     pub server: &'static str,
-    /// It may last as long as the client likes.
+    /// It lasts until the client ends it.
     pub long_running: bool,
 }
 

@@ -22,6 +22,7 @@ mod process;
 mod protobuf;
 mod recorder;
 mod register;
+mod replaced;
 mod resizes;
 mod rest_client;
 mod retries;
@@ -180,7 +181,7 @@ impl Metrics {
             access,
             certificates,
             rest_client,
-            slis: Slis::new(),
+            slis: Slis::new(process_start),
             probes: Probes::new(process_start),
             process_start,
         })

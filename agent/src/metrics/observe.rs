@@ -81,7 +81,7 @@ impl Observe {
             ),
             dropped: register.counters(
                 "keblet_observe_lost_records_total",
-                "Records of the kernel that found no room, and cgroups that are not watched.",
+                "Records of the kernel that were dropped because a buffer was full, and cgroups that are not watched.",
                 &["queue"],
             ),
             pods: register.gauges("keblet_observe_pods", "Pods, by whether their sandbox is ready.", &["sandbox"]),

@@ -34,8 +34,7 @@ pub struct Pleg {
 impl Pleg {
     pub(super) fn new(register: &Register<'_>) -> Self {
         // Pods with events are a set, not a queue: nothing is ever dropped, so this stays 0.
-        register
-            .counter("kubelet_pleg_discard_events", "[ALPHA] Lifecycle events that found no room and were dropped.");
+        register.counter("kubelet_pleg_discard_events", "[ALPHA] Lifecycle events that were dropped.");
         Self {
             relist: register.histogram(
                 "kubelet_pleg_relist_duration_seconds",
@@ -49,7 +48,7 @@ impl Pleg {
             ),
             last_seen: register.float_gauge(
                 "kubelet_pleg_last_seen_seconds",
-                "[ALPHA] Unix time at which the last successful list of all pods began.",
+                "[ALPHA] Unix time at which the last successful list of all pods began, or a later inspection succeeded.",
             ),
             pod_relist: register.histogram(
                 "kubelet_pleg_pod_relist_duration_seconds",
@@ -81,7 +80,7 @@ impl Pleg {
             ),
             events: register.counters(
                 "keblet_events_total",
-                "Pod lifecycle events, by kind and by who noticed first.",
+                "Pod lifecycle events, by kind and by the source that reported them first.",
                 &["source", "type"],
             ),
             latency: register.histograms(
@@ -102,17 +101,23 @@ impl Pleg {
         if let Some(interval) = interval {
             self.interval.observe(interval.as_secs_f64());
         }
-        let began = SystemTime::now().checked_sub(took).and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
-        // It stays while lists fail, so that its age shows for how long.
-        if let Some(began) = began.filter(|_| ok) {
-            self.last_seen.set(began.as_secs_f64());
-        }
+        self.seen(SystemTime::now().checked_sub(took), ok);
     }
 
     /// An inspection of one pod ended.
     pub fn inspection(&self, took: Duration, ok: bool) {
         self.inspections.with_label_values(&[result(ok)]).inc();
         self.pod_relist.observe(took.as_secs_f64());
+        // While events arrive all pods are listed every few minutes only, and each event asks for an inspection.
+        self.seen(Some(SystemTime::now()), ok);
+    }
+
+    /// The runtime reported what runs, or did not. The time stays while it does not, so that its age shows for how long.
+    fn seen(&self, at: Option<SystemTime>, ok: bool) {
+        let at = at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+        if let Some(at) = at.filter(|_| ok) {
+            self.last_seen.set(at.as_secs_f64());
+        }
     }
 
     /// A lifecycle event, with the time since it happened, where that is known.

@@ -1,5 +1,6 @@
 //! Pods and containers, counted and timed.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;
+use super::replaced::Replaced;
 use super::values::gauge;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
@@ -21,10 +23,10 @@ use crate::model::PodSnapshot;
 pub struct Pods {
     desired: IntGaugeVec,
     active: IntGaugeVec,
-    working: IntGaugeVec,
+    working: Replaced,
     mirrors: IntGauge,
     running: IntGauge,
-    running_containers: IntGaugeVec,
+    running_containers: Replaced,
     ephemeral: IntGauge,
     restarted: IntCounterVec,
     orphaned: IntCounter,
@@ -44,7 +46,7 @@ pub struct Pods {
     sleeps_cut: IntCounter,
     terminated_containers: IntCounterVec,
     rejections: IntCounterVec,
-    logs: IntGaugeVec,
+    logs: Replaced,
 }
 
 /// A container whose logs are measured.
@@ -118,7 +120,7 @@ impl Pods {
                 &["static"],
             ),
             active: register.gauges("kubelet_active_pods", "[ALPHA] Pods that count for admission.", &["static"]),
-            working: register.gauges(
+            working: register.replaced(
                 "kubelet_working_pods",
                 "[ALPHA] Pods with a worker, by its phase and the pod's source.",
                 &["config", "lifecycle", "static"],
@@ -126,9 +128,9 @@ impl Pods {
             mirrors: register
                 .gauge("kubelet_mirror_pods", "[ALPHA] Mirror pods the API server has of static pods here."),
             running: register.gauge("kubelet_running_pods", "[ALPHA] Pods with a running sandbox."),
-            running_containers: register.gauges(
+            running_containers: register.replaced(
                 "kubelet_running_containers",
-                "[ALPHA] Containers the runtime knows, by state.",
+                "[ALPHA] Containers in the runtime, by state.",
                 &["container_state"],
             ),
             ephemeral: register
@@ -210,7 +212,7 @@ impl Pods {
                 "[ALPHA] Pods that were rejected at admission, by reason.",
                 &["reason"],
             ),
-            logs: register.gauges(
+            logs: register.replaced(
                 "kubelet_container_log_filesystem_used_bytes",
                 "[ALPHA] Bytes on disk of a container's logs.",
                 &["container", "namespace", "pod", "uid"],
@@ -218,7 +220,7 @@ impl Pods {
         }
     }
 
-    /// Pods the sources want.
+    /// Pods that the sources desire.
     pub fn desired(&self, origin: PodOrigin, count: usize) {
         self.desired.with_label_values(&[origin.label()]).set(gauge(count));
     }
@@ -240,11 +242,10 @@ impl Pods {
 
     /// Pods with a worker; replaces all earlier counts. Groups without a pod are shown, too, as by a kubelet.
     pub fn working(&self, counts: impl IntoIterator<Item = (Working, usize)>) {
-        self.working.reset();
-        let gauge_of =
-            |group: Working| self.working.with_label_values(&[group.config, group.lifecycle, group.origin.label()]);
-        Working::all().for_each(|group| gauge_of(group).set(0));
-        counts.into_iter().for_each(|(group, count)| gauge_of(group).set(gauge(count)));
+        let mut all: HashMap<Working, usize> = Working::all().map(|group| (group, 0)).collect();
+        all.extend(counts);
+        let labels = |group: Working| [group.config, group.lifecycle, group.origin.label()];
+        self.working.replace(all.into_iter().map(|(group, count)| (labels(group), gauge(count))));
     }
 
     /// Mirror pods of this node.
@@ -268,10 +269,7 @@ impl Pods {
     /// What the runtime runs: pods, and containers by state (`created`, `running`, `exited`, `unknown`).
     pub fn running(&self, pods: usize, containers: impl IntoIterator<Item = (&'static str, usize)>) {
         self.running.set(gauge(pods));
-        self.running_containers.reset();
-        for (state, count) in containers {
-            self.running_containers.with_label_values(&[state]).set(gauge(count));
-        }
+        self.running_containers.replace(containers.into_iter().map(|(state, count)| ([state], gauge(count))));
     }
 
     /// Ephemeral containers of desired pods.
@@ -294,7 +292,7 @@ impl Pods {
         self.restarted.with_label_values(&[origin.label()]).inc();
     }
 
-    /// The runtime has a pod that no worker knows.
+    /// The runtime has a pod that has no worker.
     pub fn orphaned(&self) {
         self.orphaned.inc();
     }
@@ -322,11 +320,8 @@ impl Pods {
 
     /// Bytes of containers' logs; replaces all earlier ones.
     pub fn logs<'a>(&self, used: impl IntoIterator<Item = (LogsOf<'a>, u64)>) {
-        self.logs.reset();
-        for (of, bytes) in used {
-            let labels = [of.container, of.namespace, of.pod, of.uid];
-            self.logs.with_label_values(&labels).set(gauge(bytes));
-        }
+        let labels = |of: LogsOf<'a>| [of.container, of.namespace, of.pod, of.uid];
+        self.logs.replace(used.into_iter().map(|(of, bytes)| (labels(of), gauge(bytes))));
     }
 
     /// The API server acknowledged a status, so long after it changed.

@@ -18,6 +18,7 @@ use prometheus::Opts;
 use prometheus::Registry;
 use prometheus::core::Collector;
 
+use super::replaced::Replaced;
 use super::time_left::TimeLeft;
 
 /// Why making a family cannot fail.
@@ -90,6 +91,11 @@ impl<'a> Register<'a> {
 
     pub(super) fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.add(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    /// Gauges that are replaced together.
+    pub(super) fn replaced(&self, name: &str, help: &str, labels: &[&str]) -> Replaced {
+        Replaced::new(self.gauges(name, help, labels))
     }
 
     pub(super) fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {

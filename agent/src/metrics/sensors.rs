@@ -54,7 +54,7 @@ impl Sensors {
             ),
             dropped: register.counters(
                 "keblet_hints_dropped_total",
-                "Hints and kernel records that found no room; each loss is made up for by a relist.",
+                "Hints and kernel records that were dropped because a buffer was full; a relist follows each loss.",
                 &["queue"],
             ),
         }

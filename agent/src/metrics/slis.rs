@@ -19,12 +19,15 @@ struct Families {
     registry: Registry,
     state: IntGaugeVec,
     outcomes: IntCounterVec,
+    process_start: f64,
 }
 
 impl Families {
-    fn new() -> Self {
+    fn new(process_start: f64) -> Self {
         let registry = Registry::new();
         let register = Register::new(&registry);
+        let help = "Unix time at which the process started.";
+        register.float_gauge("process_start_time_seconds", help).set(process_start);
         let state = register.gauges(
             "kubernetes_healthcheck",
             "[STABLE] Whether a health check passes: 1, or 0 if it fails.",
@@ -35,15 +38,15 @@ impl Families {
             "[STABLE] Health checks by outcome.",
             &["name", "status", "type"],
         );
-        Self { registry, state, outcomes }
+        Self { registry, state, outcomes, process_start }
     }
 }
 
 const KIND: &str = "healthz";
 
 impl Slis {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(Families::new()))
+    pub(super) fn new(process_start: f64) -> Self {
+        Self(Mutex::new(Families::new(process_start)))
     }
 
     fn with<T>(&self, look: impl FnOnce(&mut Families) -> T) -> T {
@@ -60,9 +63,9 @@ impl Slis {
         });
     }
 
-    /// Forgets everything.
+    /// Forgets all outcomes.
     pub fn reset(&self) {
-        self.with(|families| *families = Families::new());
+        self.with(|families| *families = Families::new(families.process_start));
     }
 
     /// The families to expose.
@@ -75,20 +78,27 @@ impl Slis {
 mod tests {
     use super::*;
 
+    fn text(slis: &Slis) -> String {
+        String::from_utf8(super::super::encode_text(&slis.gather()).expect("encodes")).expect("text")
+    }
+
     #[test]
     fn counted_and_forgotten() {
-        let slis = Slis::new();
+        let slis = Slis::new(1.5);
         slis.checked("ping", true);
         slis.checked("ping", false);
-        let text = String::from_utf8(super::super::encode_text(&slis.gather()).expect("encodes")).expect("text");
+        let shown = text(&slis);
         for line in [
+            "process_start_time_seconds 1.5",
             "kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 0",
             "kubernetes_healthchecks_total{name=\"ping\",status=\"error\",type=\"healthz\"} 1",
             "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1",
         ] {
-            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+            assert!(shown.lines().any(|found| found == line), "{line} is missing in\n{shown}");
         }
         slis.reset();
-        assert!(slis.gather().is_empty());
+        let left = text(&slis);
+        let samples: Vec<&str> = left.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(samples, ["process_start_time_seconds 1.5"]);
     }
 }

@@ -231,7 +231,7 @@ fn without_use_only_unlabelled_families_show() {
 
 /// So that `time() - kubelet_pleg_last_seen_seconds` grows while the runtime does not answer.
 #[test]
-fn only_a_successful_list_of_all_pods_is_one_that_was_seen() {
+fn only_successful_lists_and_inspections_renew_when_the_pleg_was_seen() {
     let metrics = Metrics::new();
     let seen = || {
         let text = metrics.render().unwrap();
@@ -245,7 +245,10 @@ fn only_a_successful_list_of_all_pods_is_one_that_was_seen() {
     let last = seen();
     assert_ne!(last, "0");
     relisted(false);
+    metrics.pleg.inspection(Duration::ZERO, false);
     assert_eq!(seen(), last);
+    metrics.pleg.inspection(Duration::ZERO, true);
+    assert!(seen().parse::<f64>().unwrap() > last.parse::<f64>().unwrap(), "events are followed");
 }
 
 /// An increase is seen only from the second value of a series on.

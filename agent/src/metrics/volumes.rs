@@ -5,10 +5,10 @@ use std::time::Duration;
 use prometheus::HistogramVec;
 use prometheus::IntCounter;
 use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
 
 use super::buckets;
 use super::register::Register;
+use super::replaced::Replaced;
 use super::values::gauge;
 
 /// Volumes.
@@ -17,14 +17,14 @@ pub struct Volumes {
     operations: HistogramVec,
     overall: HistogramVec,
     measurements: HistogramVec,
-    totals: IntGaugeVec,
+    totals: Replaced,
     found: IntCounter,
     not_understood: IntCounter,
     forced: IntCounter,
     force_failed: IntCounter,
     orphans: IntGauge,
     orphans_left: IntGauge,
-    claims: [IntGaugeVec; 6],
+    claims: [Replaced; 6],
 }
 
 /// A claim whose volume is measured: bytes and inodes.
@@ -92,7 +92,7 @@ impl VolumeState {
 
 impl Volumes {
     pub(super) fn new(register: &Register<'_>) -> Self {
-        let of_claim = |name, help| register.gauges(name, help, &["namespace", "persistentvolumeclaim"]);
+        let of_claim = |name, help| register.replaced(name, help, &["namespace", "persistentvolumeclaim"]);
         Self {
             claims: [
                 of_claim("kubelet_volume_stats_capacity_bytes", "[ALPHA] Size of the volume in bytes."),
@@ -120,7 +120,7 @@ impl Volumes {
                 buckets::USUAL,
                 &["metric_source"],
             ),
-            totals: register.gauges(
+            totals: register.replaced(
                 "volume_manager_total_volumes",
                 "[ALPHA] Volumes that pods want, and volumes that are set up.",
                 &["plugin_name", "state"],
@@ -166,21 +166,21 @@ impl Volumes {
 
     /// Volumes by kind and state; replaces all earlier counts.
     pub fn totals<'a>(&self, counts: impl IntoIterator<Item = (VolumeState, &'a str, usize)>) {
-        self.totals.reset();
-        for (state, plugin, count) in counts {
-            self.totals.with_label_values(&[plugin, state.label()]).set(gauge(count));
-        }
+        let counts = counts.into_iter().map(|(state, plugin, count)| ([plugin, state.label()], gauge(count)));
+        self.totals.replace(counts);
     }
 
     /// Volumes of claims; replaces all earlier numbers.
     pub fn claims<'a>(&self, claims: impl IntoIterator<Item = ClaimStats<'a>>) {
-        self.claims.iter().for_each(|family| family.reset());
-        for claim in claims {
-            let ClaimStats { namespace, name, capacity, available, used, inodes, inodes_free, inodes_used } = claim;
-            let values = [capacity, available, used, inodes, inodes_free, inodes_used];
-            for (family, value) in self.claims.iter().zip(values) {
-                family.with_label_values(&[namespace, name]).set(gauge(value));
-            }
+        let values: Vec<([&str; 2], [u64; 6])> = claims
+            .into_iter()
+            .map(|claim| {
+                let ClaimStats { namespace, name, capacity, available, used, inodes, inodes_free, inodes_used } = claim;
+                ([namespace, name], [capacity, available, used, inodes, inodes_free, inodes_used])
+            })
+            .collect();
+        for (index, family) in self.claims.iter().enumerate() {
+            family.replace(values.iter().map(|(labels, of)| (*labels, gauge(of[index]))));
         }
     }
 

@@ -1,5 +1,5 @@
 //! Pods and containers as the handlers of logs, streams and commands see them. The handlers change nothing themselves:
-//! what they ask of the runtime (streams, a command, a checkpoint) is what the client asked for.
+//! the call to the runtime (streams, a command, a checkpoint) is the one that the client requested.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The health server: alive (`/healthz`), runtime ready (`/readyz`), and with `?verbose` the state of each sensor.
+//! The health server: liveness (`/healthz`), runtime readiness (`/readyz`), and with `?verbose` the state of each sensor.
 //!
 //! The agent works without any sensor, so the state of a sensor does not change the status code.
 

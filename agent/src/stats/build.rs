@@ -2,6 +2,7 @@
 
 use super::extras::Extras;
 use super::extras::PodExtras;
+use super::extras::RuntimeFs;
 use super::extras::Used;
 use super::extras::VolumeUsage;
 use super::sample::ContainerSample;
@@ -41,8 +42,9 @@ pub(super) fn summary(identity: &NodeIdentity, sample: &Sample, extras: Option<&
             network: extras.map(|extras| network(extras.at, &extras.interfaces)),
             fs: extras.map(|extras| fs(extras.at, Some(&extras.root_fs), None)),
             runtime: extras.map(|extras| {
-                let images = fs(extras.at, extras.image_fs.disk.as_ref(), Some(extras.image_fs.images));
-                RuntimeStats { image_fs: Some(images.clone()), container_fs: Some(images) }
+                let of = |place: &RuntimeFs| Some(fs(extras.at, place.disk.as_ref(), Some(place.used)));
+                let containers = extras.container_fs.as_ref().unwrap_or(&extras.image_fs);
+                RuntimeStats { image_fs: of(&extras.image_fs), container_fs: of(containers) }
             }),
             rlimit: extras.map(|extras| Rlimit {
                 time: Time(extras.at),
@@ -211,7 +213,6 @@ mod tests {
     use serde_json::json;
     use tokio::time::Instant;
 
-    use super::super::extras::ImageFs;
     use super::super::files::PodFiles;
     use super::super::sample::tests::sample;
     use super::*;
@@ -275,7 +276,8 @@ mod tests {
         let extras = Extras {
             at: 1_767_225_700_000_000_000,
             root_fs: disk,
-            image_fs: ImageFs { disk: Some(disk), images: used(77) },
+            image_fs: RuntimeFs { disk: Some(disk), used: used(77) },
+            container_fs: None,
             processes: ProcessCounts { max: Some(99), current: Some(7) },
             interfaces: vec![InterfaceUsage { name: "wlan0".to_owned(), ..Default::default() }],
             pods: [("uid".into(), of_pod)].into(),
@@ -304,7 +306,14 @@ mod tests {
         assert_eq!((&container["rootfs"]["usedBytes"], &container["logs"]["usedBytes"]), (&json!(100), &json!(20)));
         assert_eq!(node["runtime"]["imageFs"], node["runtime"]["containerFs"]);
         assert_eq!(node["runtime"]["imageFs"]["usedBytes"], 77);
-        let invisible = Extras { image_fs: ImageFs { disk: None, images: used(77) }, ..extras };
+        let layers = RuntimeFs { disk: Some(DiskUsage { capacity: 300, ..disk }), used: used(55) };
+        let split = Extras { container_fs: Some(layers), ..extras.clone() };
+        let shown = serde_json::to_value(summary(&identity(), &sample(Instant::now(), 5), Some(&split))).unwrap();
+        let of = |name: &str| shown["node"]["runtime"][name].clone();
+        let sizes = |fs: Value| (fs["capacityBytes"].clone(), fs["usedBytes"].clone());
+        assert_eq!(sizes(of("imageFs")), (json!(100), json!(77)));
+        assert_eq!(sizes(of("containerFs")), (json!(300), json!(55)), "writable layers have a disk of their own");
+        let invisible = Extras { image_fs: RuntimeFs { disk: None, used: used(77) }, ..extras };
         let shown = serde_json::to_value(summary(&identity(), &sample(Instant::now(), 5), Some(&invisible))).unwrap();
         let images = json!({"time": "2026-01-01T00:01:40Z", "usedBytes": 77, "inodesUsed": 1});
         assert_eq!(shown["node"]["runtime"]["imageFs"], images);

@@ -1,4 +1,4 @@
-//! Usage of volumes that their file system or their device tells: one call for each, when it is asked for and at most once in a
+//! Usage of volumes as their file system or device reports it: one call for each, when it is asked for and at most once in a
 //! period. One that does not answer, as an export whose server is gone, keeps its last usage and a thread of its own.
 
 use std::collections::HashMap;

@@ -1,6 +1,7 @@
 //! Disk, network and process usage for the full summary.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use keblet_proto::cri::v1 as cri;
@@ -77,7 +78,9 @@ pub(super) struct Extras {
     /// Nanoseconds since the Unix epoch.
     pub(super) at: i64,
     pub(super) root_fs: DiskUsage,
-    pub(super) image_fs: ImageFs,
+    pub(super) image_fs: RuntimeFs,
+    /// Where writable layers are, if not on the file system of images.
+    pub(super) container_fs: Option<RuntimeFs>,
     pub(super) processes: ProcessCounts,
     pub(super) interfaces: Vec<InterfaceUsage>,
     pub(super) pods: HashMap<PodUid, PodExtras>,
@@ -85,13 +88,19 @@ pub(super) struct Extras {
     pub(super) writable: HashMap<String, Used>,
 }
 
-/// The file system of images and, with the same numbers, of containers.
+/// A file system of the runtime.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ImageFs {
+pub(super) struct RuntimeFs {
     /// Its size; `None` if it is not visible to the agent.
     pub(super) disk: Option<DiskUsage>,
-    /// What images take of it.
-    pub(super) images: Used,
+    /// What the runtime takes of it.
+    pub(super) used: Used,
+}
+
+/// The first file systems of images and of writable layers, as the runtime reports them.
+pub(super) struct ReportedDisks {
+    images: cri::FilesystemUsage,
+    containers: Option<cri::FilesystemUsage>,
 }
 
 /// Measured for one pod.
@@ -132,17 +141,18 @@ pub(super) struct Known {
     pub(super) files: HashMap<PodUid, PodFiles>,
     /// `None` if volumes are not measured.
     pub(super) volumes: Option<MeasuredVolumes>,
-    /// The runtime's file system of images.
-    pub(super) images: cri::FilesystemUsage,
+    /// The runtime's file systems.
+    pub(super) reported: ReportedDisks,
     /// Writable layers, by container id.
     pub(super) writable: HashMap<String, Used>,
 }
 
-/// The runtime's file system of images. One call.
-pub(super) async fn image_filesystem(runtime: &Runtime) -> Result<cri::FilesystemUsage, StatsError> {
+/// The runtime's file systems. One call.
+pub(super) async fn reported_disks(runtime: &Runtime) -> Result<ReportedDisks, StatsError> {
     let info = runtime.image_fs_info().await.map_err(|error| StatsError::ImageFs(error.rpc_text()))?;
     let first = info.image_filesystems.into_iter().next();
-    first.ok_or_else(|| StatsError::ImageFs("the runtime reports no image file system".to_owned()))
+    let images = first.ok_or_else(|| StatsError::ImageFs("the runtime reports no image file system".to_owned()))?;
+    Ok(ReportedDisks { images, containers: info.container_filesystems.into_iter().next() })
 }
 
 /// Writable layers, by container id. One call to the runtime.
@@ -186,13 +196,17 @@ pub(super) fn measure(source: &StatsSource, sample: &Sample, mut known: Known) -
     let root = &source.folders.root;
     let root_fs = DiskUsage::of(root)
         .map_err(|error| StatsError::RootFs(format!("cannot read the usage of {}: {error}", root.display())))?;
-    let image_fs = image_fs(&known.images)?;
+    let ReportedDisks { images, containers } = &known.reported;
+    let image_fs = runtime_fs(images)?;
+    let container_fs = containers.as_ref().filter(|containers| is_split(images, containers));
+    let container_fs = container_fs.map(runtime_fs).transpose()?;
     let pods = sample.pods.iter().map(|pod| (pod.pod.uid.clone(), of_pod(source, pod, &mut known)));
     let pods = pods.collect();
     Ok(Extras {
         at: Clock::System.wall_nanos(),
         root_fs,
         image_fs,
+        container_fs,
         processes: Machine::processes_in(&source.proc),
         interfaces: interfaces_of(&source.proc.join("self")).unwrap_or_default(),
         pods,
@@ -200,8 +214,15 @@ pub(super) fn measure(source: &StatsSource, sample: &Sample, mut known: Known) -
     })
 }
 
-fn image_fs(images: &cri::FilesystemUsage) -> Result<ImageFs, StatsError> {
-    let mount = images.fs_id.as_ref().map(|id| PathBuf::from(&id.mountpoint)).unwrap_or_default();
+/// Writable layers are on another device than images. As upstream, two folders of one device are one file system.
+fn is_split(images: &cri::FilesystemUsage, containers: &cri::FilesystemUsage) -> bool {
+    let (Some(images), Some(containers)) = (&images.fs_id, &containers.fs_id) else { return false };
+    let device = |id: &cri::FilesystemIdentifier| std::fs::metadata(&id.mountpoint).ok().map(|found| found.dev());
+    images.mountpoint != containers.mountpoint && device(images) != device(containers)
+}
+
+fn runtime_fs(reported: &cri::FilesystemUsage) -> Result<RuntimeFs, StatsError> {
+    let mount = reported.fs_id.as_ref().map(|id| PathBuf::from(&id.mountpoint)).unwrap_or_default();
     let disk = match DiskUsage::of(&mount) {
         Ok(disk) => Some(disk),
         // Of a runtime in another mount namespace: upstream leaves the capacity out.
@@ -210,7 +231,7 @@ fn image_fs(images: &cri::FilesystemUsage) -> Result<ImageFs, StatsError> {
             return Err(StatsError::ImageFs(format!("cannot read the usage of {}: {error}", mount.display())));
         }
     };
-    Ok(ImageFs { disk, images: used(images) })
+    Ok(RuntimeFs { disk, used: used(reported) })
 }
 
 fn of_pod(source: &StatsSource, pod: &PodSample, known: &mut Known) -> PodExtras {
@@ -301,15 +322,30 @@ mod tests {
         assert!(volumes.is_empty());
     }
 
-    #[test]
-    fn an_invisible_image_file_system_has_no_size() {
-        let on = |mountpoint: &str| cri::FilesystemUsage {
-            fs_id: Some(cri::FilesystemIdentifier { mountpoint: mountpoint.to_owned() }),
+    fn on(mountpoint: impl Into<String>) -> cri::FilesystemUsage {
+        cri::FilesystemUsage {
+            fs_id: Some(cri::FilesystemIdentifier { mountpoint: mountpoint.into() }),
             used_bytes: Some(cri::UInt64Value { value: 5 }),
             ..Default::default()
-        };
-        let found = image_fs(&on("/no/such/folder")).unwrap();
-        assert_eq!((found.disk, found.images.bytes), (None, 5));
-        assert!(image_fs(&on("/")).unwrap().disk.is_some());
+        }
+    }
+
+    #[test]
+    fn an_invisible_image_file_system_has_no_size() {
+        let found = runtime_fs(&on("/no/such/folder")).unwrap();
+        assert_eq!((found.disk, found.used.bytes), (None, 5));
+        assert!(runtime_fs(&on("/")).unwrap().disk.is_some());
+    }
+
+    #[test]
+    fn file_systems_of_the_runtime_are_split_by_their_device() {
+        assert!(is_split(&on("/"), &on("/proc")));
+        assert!(!is_split(&on("/"), &on("/")));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("images")).unwrap();
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        assert!(!is_split(&on(path(&dir.path().join("images"))), &on(path(dir.path()))), "folders of one device");
+        assert!(!is_split(&on("/no/such"), &on("/no/such/folder")), "both are invisible");
+        assert!(!is_split(&on("/"), &cri::FilesystemUsage::default()), "the place is unknown");
     }
 }

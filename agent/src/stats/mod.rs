@@ -426,7 +426,7 @@ impl Stats {
         Ok(sample)
     }
 
-    /// Measures what files tell.
+    /// Measures what can be read from files.
     async fn take_files(&self) -> Result<Sample, StatsError> {
         let (source, snapshots) = (self.source.clone(), self.source.snapshots.all());
         let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots)).await;
@@ -466,13 +466,13 @@ impl Stats {
             tracing::trace!(age = ?at.elapsed(), "disk usage is reused");
             return Ok(extras.clone());
         }
-        let images = extras::image_filesystem(&self.source.runtime).await?;
+        let reported = extras::reported_disks(&self.source.runtime).await?;
         let writable = extras::writable_layers(&self.source.runtime).await?;
         let (volumes, stats, sample) = (self.measured_volumes(|_| true).await, self.clone(), sample.clone());
         // Holds the lock also after the request was cancelled: one that hangs keeps no other threads.
         let measured = tokio::task::spawn_blocking(move || -> Result<Arc<Extras>, StatsError> {
             let files = stats.files(|_| true, Effort::SCRAPE);
-            let extras = extras::measure(&stats.source, &sample, extras::Known { files, volumes, images, writable })?;
+            let extras = extras::measure(&stats.source, &sample, extras::Known { files, volumes, reported, writable })?;
             let (_, extras) = last.insert((Instant::now(), Arc::new(extras)));
             Ok(extras.clone())
         });

@@ -27,7 +27,7 @@ pub(super) struct Sample {
     /// System cgroups: `kubelet`, `runtime`, `misc`, `pods`.
     pub(super) system: Vec<(&'static str, Measured)>,
     pub(super) pods: Vec<PodSample>,
-    /// The runtime has not told what containers use that only it can measure.
+    /// The runtime has not reported the usage of containers that only it can measure.
     pub(super) is_incomplete: bool,
 }
 

@@ -28,7 +28,7 @@ struct Node {
 }
 
 struct OnePod {
-    /// The process of its container, if the runtime has told it.
+    /// The process of its container, if the runtime has reported it.
     pid: Option<u32>,
 }
 
@@ -88,7 +88,11 @@ fn node(fails: bool) -> Node {
                     used_bytes: used(77),
                     ..Default::default()
                 }],
-                ..Default::default()
+                container_filesystems: vec![cri::FilesystemUsage {
+                    fs_id: Some(cri::FilesystemIdentifier { mountpoint: "/proc".to_owned() }),
+                    used_bytes: used(55),
+                    ..Default::default()
+                }],
             }),
             _ => Err(Status::unimplemented(method.to_owned())),
         }
@@ -105,6 +109,7 @@ async fn the_first_answer_has_rates_and_disks() {
     let summary: Value = serde_json::from_str(&json).unwrap();
     assert!(summary["node"]["cpu"]["usageNanoCores"].is_u64(), "{json}");
     assert_eq!(summary["node"]["runtime"]["imageFs"]["usedBytes"], 77);
+    assert_eq!(summary["node"]["runtime"]["containerFs"]["usedBytes"], 55, "writable layers are on another device");
     assert_eq!(summary["pods"][0]["containers"][0]["rootfs"]["usedBytes"], 4096);
     assert_eq!(summary["pods"][0]["containers"][0]["cpu"]["usageCoreNanoSeconds"], 5);
 }

@@ -51,6 +51,8 @@ pub struct Disk {
     read: Read,
     /// Starts a reading.
     start: fn(Work),
+    /// The path may be removed at any time, which is no failure.
+    may_vanish: bool,
     /// A reading that has not returned yet; there is never a second one.
     running: Option<oneshot::Receiver<io::Result<FileSystem>>>,
     /// Why the last reading failed.
@@ -66,16 +68,16 @@ impl Disk {
     /// Of the file system that contains `path`, which may be one of a network. Each reading has a thread of its own: those of
     /// the pool are limited, and many such file systems do not answer if one server does not.
     pub fn of_volume(path: PathBuf) -> Self {
-        Self { start: on_own_thread, ..Self::new(path) }
+        Self { start: on_own_thread, may_vanish: true, ..Self::new(path) }
     }
 
     /// Of the block device at `path`, links followed: its capacity only. Each reading has a thread of its own.
     pub fn of_device(path: PathBuf) -> Self {
-        Self { start: on_own_thread, ..Self::reading_with(path, Arc::new(read_device)) }
+        Self { start: on_own_thread, may_vanish: true, ..Self::reading_with(path, Arc::new(read_device)) }
     }
 
     fn reading_with(path: PathBuf, read: Read) -> Self {
-        Self { path, read, start: in_pool, running: None, failure: None }
+        Self { path, read, start: in_pool, may_vanish: false, running: None, failure: None }
     }
 
     /// True if a reading has not returned: the next call of [`Self::measure`] does not wait for it.
@@ -83,7 +85,8 @@ impl Disk {
         self.running.is_some()
     }
 
-    /// The file system now; `None` if it cannot be read or does not answer in time, which is logged once.
+    /// The file system now; `None` if it cannot be read or does not answer in time, which is logged once unless a volume is
+    /// gone.
     pub async fn measure(&mut self) -> Option<FileSystem> {
         let timeout = if self.running.is_some() { Duration::ZERO } else { DEADLINE };
         let running = self.running.get_or_insert_with(|| {
@@ -103,6 +106,7 @@ impl Disk {
                 self.failure = None;
                 Some(found)
             }
+            Ok(Err(error)) if self.may_vanish && error.kind() == io::ErrorKind::NotFound => None,
             Ok(Err(error)) => self.failed(error.to_string()),
             Err(_) => self.failed("there is no thread to read it".to_owned()),
         }
@@ -122,7 +126,7 @@ fn in_pool(work: Work) {
 }
 
 fn on_own_thread(work: Work) {
-    // Without a thread the work is dropped, and so the receiver learns of it.
+    // Without a thread the work is dropped, which closes the receiver's channel.
     let _ = std::thread::Builder::new().name("volume".to_owned()).stack_size(STACK).spawn(work);
 }
 
@@ -152,6 +156,17 @@ mod tests {
         let mut volume = Disk::of_volume("/".into());
         assert!(volume.measure().await.is_some_and(|found| found.usage.capacity > 0));
         assert!(!volume.is_waiting());
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_is_gone_is_no_failure() {
+        let missing = || PathBuf::from("/no/such/folder");
+        for (mut disk, is_failure) in
+            [(Disk::of_volume(missing()), false), (Disk::of_device(missing()), false), (Disk::new(missing()), true)]
+        {
+            assert!(disk.measure().await.is_none());
+            assert_eq!(disk.failure.is_some(), is_failure, "what is logged: {:?}", disk.failure);
+        }
     }
 
     #[tokio::test]

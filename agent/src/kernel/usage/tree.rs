@@ -80,7 +80,7 @@ impl TreeWalk {
         self.usage
     }
 
-    /// Files with several links that it remembers; of a million it has 19 MB.
+    /// Files with several links that it keeps; a million take 19 MB.
     pub fn remembered(&self) -> usize {
         self.linked.len()
     }

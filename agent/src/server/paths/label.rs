@@ -32,7 +32,7 @@ const NO_DEBUGGING: [&str; 9] =
 
 /// The labels of a request; values that clients could invent become `other`.
 pub(in crate::server) fn labels(table: &Table, method: &str, path: &str) -> metrics::Request {
-    let mut segments = path.trim_start_matches('/').splitn(2, '/');
+    let mut segments = path.strip_prefix('/').unwrap_or(path).splitn(3, '/');
     let first = segments.next().unwrap_or_default();
     let wanted = match (first, segments.next()) {
         ("metrics", Some(second)) => format!("metrics/{second}"),
@@ -64,6 +64,9 @@ mod tests {
             ("GET", "/metrics/cadvisor", ("GET", "metrics/cadvisor", false), "metrics/cadvisor"),
             ("GET", "/metrics/slis", ("GET", "other", false), "other"),
             ("GET", "/metrics/resource", ("GET", "metrics/resource", false), "metrics/resource"),
+            ("GET", "/metrics/cadvisor/", ("GET", "metrics/cadvisor", false), "metrics/cadvisor"),
+            ("GET", "/metrics/probes/x/y", ("GET", "metrics/probes", false), "metrics/probes"),
+            ("GET", "//pods", ("GET", "other", false), "other"),
             ("POST", "/exec/ns/pod/c", ("POST", "exec", true), "exec"),
             ("POST", "/portForward/ns/pod", ("POST", "portForward", false), "portForward"),
             ("GET", "/debug/pprof/heap", ("GET", "debug", true), "other"),

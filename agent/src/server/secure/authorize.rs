@@ -1,6 +1,6 @@
 //! Authorization of requests by SubjectAccessReviews, and a cache of the outcomes.
 //!
-//! The subresources of the node that cover a request are reviewed one after the other; the first that is allowed wins,
+//! The subresources of the node that cover a request are reviewed one after the other; the first that is allowed decides,
 //! also after an explicit denial (KEP-2862, fine-grained kubelet API authorization). Allowed outcomes are kept longer
 //! than others. A path counts only by its subresources, so that it is no part of the cache's keys.
 //!

@@ -37,9 +37,33 @@ pub(super) fn below(root: &Path, path: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// It cannot be opened, or is no regular file.
-pub(super) async fn open_regular(path: &Path) -> io::Result<File> {
+async fn open_regular(path: &Path) -> io::Result<File> {
     let path = path.to_owned();
     filesystem::blocking(move || filesystem::open_regular(&path)).await.map(File::from_std)
+}
+
+/// Opens a regular file below `root`; `None` if it is a directory. A container that mounts `root` can put a link to any file
+/// of the node there: links that lead out of it are not followed.
+///
+/// # Errors
+/// It cannot be opened, is neither a regular file nor a directory, or lies outside.
+pub(super) async fn open_below(root: &Path, name: &str) -> io::Result<Option<File>> {
+    let (root, name) = (root.to_owned(), PathBuf::from(name));
+    let opened = filesystem::blocking(move || {
+        let named = filesystem::open_below(&root, &name)?;
+        let is_directory = std::fs::File::from(named.try_clone()?).metadata()?.is_dir();
+        if is_directory { Ok(None) } else { filesystem::reopen_regular(named).map(Some) }
+    });
+    Ok(opened.await?.map(File::from_std))
+}
+
+/// Finds a file or directory below `root`, as [`open_below`] does.
+///
+/// # Errors
+/// There is none, or it lies outside.
+pub(super) async fn find_below(root: &Path, name: &str) -> io::Result<()> {
+    let (root, name) = (root.to_owned(), PathBuf::from(name));
+    filesystem::blocking(move || filesystem::open_below(&root, &name).map(drop)).await
 }
 
 /// Responds with the file or directory that `path` names below `root`, or, as Go's file server does, with a redirect: the

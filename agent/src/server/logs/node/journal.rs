@@ -19,8 +19,9 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::process::Child;
 use tokio::process::Command;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::files::open_regular;
+use super::files::open_below;
 use super::query::Options;
 
 /// Time limit of a response.
@@ -50,7 +51,7 @@ pub(super) async fn logs(
     let mut all: Vec<Pieces> = Vec::new();
     if !in_journal.is_empty() {
         let names: Vec<&str> = in_journal.iter().map(String::as_str).collect();
-        all.push(journal(places, &options, &names));
+        all.push(journal(places, &options, &names, end));
     }
     if !in_files.is_empty() {
         all.push(files(places, &options, in_files).await);
@@ -64,10 +65,10 @@ async fn units(journalctl: &Path) -> String {
     listed.map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned()).unwrap_or_default()
 }
 
-/// The output of journalctl, stdout and stderr.
-fn journal(places: &Places, options: &Options, services: &[&str]) -> Pieces {
+/// The output of journalctl, stdout and stderr, up to `end`.
+fn journal(places: &Places, options: &Options, services: &[&str], end: Instant) -> Pieces {
     match spawn(&places.journalctl, options.arguments(services)) {
-        Ok((child, output)) => pieces(output, Some(child)).boxed(),
+        Ok((child, output)) => pieces(output, Some(killed_at(end, child))).boxed(),
         Err(error) => {
             tracing::warn!(%error, journalctl = %places.journalctl.display(), "cannot run journalctl");
             let silent = options.boot.is_some_and(|boot| boot != 0);
@@ -89,10 +90,19 @@ fn spawn(program: &Path, arguments: Vec<String>) -> io::Result<(Child, Receiver)
     Ok((child, Receiver::from_owned_fd(OwnedFd::from(read))?))
 }
 
-/// Reads until the end. `child` is killed when the stream is dropped.
+/// Kills `child` at `end`, or when the result is dropped. A response that its client does not read is not polled, so that
+/// its own time limit would not end the process.
+fn killed_at(end: Instant, mut child: Child) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        // A child that has not ended is killed by dropping it.
+        let _ = tokio::time::timeout_at(end, child.wait()).await;
+    }))
+}
+
+/// Reads until the end. `child` ends when the stream is dropped.
 fn pieces(
     source: impl AsyncRead + Send + Unpin + 'static,
-    child: Option<Child>,
+    child: Option<AbortOnDropHandle<()>>,
 ) -> impl Stream<Item = Bytes> + Send + 'static {
     stream::unfold((source, child), |(mut source, child)| async move {
         let mut piece = vec![0; PIECE];
@@ -135,12 +145,9 @@ async fn open(folder: &Path, service: &str) -> io::Result<File> {
         return Err(io::ErrorKind::NotFound.into());
     }
     for name in [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")] {
-        let path = folder.join(name);
-        if tokio::fs::metadata(&path).await.is_ok_and(|found| found.is_dir()) {
-            continue;
-        }
-        match open_regular(&path).await {
-            Ok(file) => return Ok(file),
+        match open_below(folder, &name).await {
+            Ok(Some(file)) => return Ok(file),
+            Ok(None) => {}
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => return Err(error),
         }
@@ -189,6 +196,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn logs_of_services_do_not_lie_outside_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = places(dir.path());
+        std::fs::write(dir.path().join("secret"), "secret").unwrap();
+        for (link, target) in [("inside.log", "deep/deep.log"), ("outside.log", "../secret")] {
+            std::os::unix::fs::symlink(target, places.folder.join(link)).unwrap();
+        }
+        let output = text(&places, &["inside", "outside"], Options::default()).await;
+        assert_eq!(output, "deep text\n\nerror getting log for outside: path escapes from parent\n");
+    }
+
+    #[tokio::test]
     async fn a_pipe_in_place_of_a_log_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let places = places(dir.path());
@@ -201,10 +220,37 @@ mod tests {
     #[tokio::test]
     async fn a_journal_that_cannot_be_read_is_reported_on_a_line_of_its_own() {
         let places = Places { journalctl: "/no/such/journalctl".into(), folder: "/no/such/folder".into() };
-        let pieces: Vec<Bytes> = journal(&places, &Options::default(), &["known"]).collect().await;
+        let end = Instant::now() + TIME_LIMIT;
+        let pieces: Vec<Bytes> = journal(&places, &Options::default(), &["known"], end).collect().await;
         assert_eq!(pieces, ["\nerror: journal output not available\n"]);
         let earlier = Options { boot: Some(-1), ..Options::default() };
-        assert_eq!(journal(&places, &earlier, &["known"]).count().await, 0);
+        assert_eq!(journal(&places, &earlier, &["known"], end).count().await, 0);
+    }
+
+    #[tokio::test]
+    async fn a_journal_that_is_not_read_ends_at_the_time_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut places = places(dir.path());
+        let script = "#!/bin/sh\n[ \"$1\" = --field ] && { echo known.service; exit; }\necho $$\nexec yes\n";
+        places.journalctl = dir.path().join("endless");
+        std::fs::write(&places.journalctl, script).unwrap();
+        std::fs::set_permissions(&places.journalctl, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut pieces = std::pin::pin!(logs(&places, vec!["known".to_owned()], Options::default()).await);
+        let first = String::from_utf8(pieces.next().await.expect("output").to_vec()).unwrap();
+        let process = first.lines().next().expect("its pid").to_owned();
+        // Gone, or a zombie.
+        let has_ended = || {
+            let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
+        };
+        assert!(!has_ended(), "it writes until somebody ends it");
+        tokio::time::pause();
+        tokio::time::advance(TIME_LIMIT + Duration::from_secs(1)).await;
+        let began = std::time::Instant::now();
+        while !has_ended() {
+            assert!(began.elapsed() < TIME_LIMIT, "journalctl goes on while its output is not read");
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

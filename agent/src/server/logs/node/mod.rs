@@ -1,7 +1,7 @@
 //! `/logs/`: the node's own logs, as files and, if enabled, by queries of services (KEP-2258).
 //!
-//! Serves the files of one directory and the journal. Paths with `..` are refused; symbolic links are followed, as by
-//! upstream.
+//! Serves the files of one directory and the journal. Paths with `..` are refused. As by upstream, requests for a path
+//! follow all symbolic links, and queries only those that stay inside the directory.
 
 mod files;
 mod journal;
@@ -67,18 +67,13 @@ impl NodeLogs {
         match query::parse(&parameters, path) {
             Err(BadQuery::Undecodable(text)) => answer::error(StatusCode::BAD_REQUEST, text),
             Err(BadQuery::Invalid(text)) => answer::error(StatusCode::NOT_ACCEPTABLE, text),
-            Ok(Wanted::File(file)) => {
-                let place = files::below(&self.places.folder, &file);
-                let exists = match &place {
-                    Some(place) => tokio::fs::try_exists(place).await.unwrap_or(false),
-                    None => false,
-                };
-                if exists {
-                    return files::show(place, headers).await;
+            Ok(Wanted::File(file)) => match files::find_below(&self.places.folder, &file).await {
+                Ok(()) => files::show(files::below(&self.places.folder, &file), headers).await,
+                Err(error) => {
+                    let text = format!("query: Invalid value: {file:?}: {error}");
+                    answer::error(StatusCode::NOT_ACCEPTABLE, text)
                 }
-                let text = format!("query: Invalid value: {file:?}: no such file");
-                answer::error(StatusCode::NOT_ACCEPTABLE, text)
-            }
+            },
             Ok(Wanted::Services(services, options)) => {
                 let pieces = journal::logs(&self.places, services, options).await;
                 stream_text(pieces, headers)
@@ -148,6 +143,25 @@ mod tests {
         }
         let files_only = super::router(dir.path().to_owned(), false);
         assert!(get(&files_only, "/logs?query=/x").await.1.contains("syslog"), "queries are off: a listing");
+    }
+
+    #[tokio::test]
+    async fn queries_do_not_leave_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("log");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(dir.path().join("secret"), "secret").unwrap();
+        std::fs::write(folder.join("syslog"), "text").unwrap();
+        for (link, target) in [("inside", "syslog"), ("outside", "../secret"), ("absolute", "/etc/passwd")] {
+            std::os::unix::fs::symlink(target, folder.join(link)).unwrap();
+        }
+        let router = router(folder, true);
+        assert_eq!(get(&router, "/logs?query=./inside").await, (200, "text".to_owned()));
+        for link in ["outside", "absolute"] {
+            let (status, body) = get(&router, &format!("/logs?query=./{link}")).await;
+            assert_eq!(status, 406, "{body}");
+            assert!(body.contains("path escapes from parent"), "{body}");
+        }
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! Authentication of requests.
 //!
-//! Client certificate, bearer token, token in a WebSocket protocol, in this order; the first that yields a user wins.
+//! Client certificate, bearer token, token in a WebSocket protocol, in this order; the first that yields a user is used.
 //! Rejected credentials end in 401 even where anonymous requests are allowed: only requests without any are anonymous.
 
 mod certificate;

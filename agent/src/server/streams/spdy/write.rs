@@ -47,7 +47,7 @@ impl Writer {
         control(out, RST_STREAM, 0, &[stream.to_be_bytes(), status.to_be_bytes()].concat());
     }
 
-    /// Asks whether the other end is there, or answers that.
+    /// Sends a ping, or the answer to one.
     pub(crate) fn ping(&self, out: &mut Vec<u8>, id: u32) {
         control(out, PING, 0, &id.to_be_bytes());
     }
