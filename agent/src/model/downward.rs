@@ -1,7 +1,9 @@
-//! What a pod can say of itself to its containers: fields of its metadata, requests and limits (the downward API). Pure;
-//! knows nothing of addresses and of where the values go.
+//! Values of the downward API: fields of a pod's metadata, requests and limits. Pure;
+//! without addresses, and independent of where the values go.
 
 use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
@@ -9,9 +11,11 @@ use k8s_openapi::api::core::v1::ResourceFieldSelector;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::Amount;
+use super::ContainerClass;
 use super::QuantityError;
 use super::quote::go_quoted;
 use super::spec;
+use super::spec::SpecContainer;
 
 /// A field or resource that has no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +67,26 @@ fn lines(map: Option<&BTreeMap<String, String>>) -> String {
     lines.join("\n")
 }
 
+/// The init and regular containers of a pod by name, indexed at the first look-up: a pod may have thousands, and name them
+/// in thousands of fields.
+#[derive(Debug)]
+pub struct NamedContainers<'a> {
+    /// The pod.
+    pub pod: &'a Pod,
+    index: OnceLock<HashMap<&'a str, SpecContainer<'a>>>,
+}
+
+impl<'a> NamedContainers<'a> {
+    /// Those of this pod.
+    pub fn of(pod: &'a Pod) -> Self {
+        Self { pod, index: OnceLock::new() }
+    }
+
+    fn get(&self, name: &str) -> Option<SpecContainer<'a>> {
+        self.index.get_or_init(|| spec::lasting_by_name(self.pod)).get(name).copied()
+    }
+}
+
 /// A request or limit in whole multiples of the selector's divisor, rounded up. `own` is the container whose variable it is,
 /// used if the selector names none; `None` for a file of a volume. The limit of containers without one is `allocatable` of the
 /// node, in variables the pod's own limit before that.
@@ -70,7 +94,7 @@ fn lines(map: Option<&BTreeMap<String, String>>) -> String {
 /// # Errors
 /// An unknown resource or container; a quantity that cannot be read.
 pub fn resource_field(
-    pod: &Pod,
+    containers: &NamedContainers<'_>,
     own: Option<&Container>,
     selector: &ResourceFieldSelector,
     allocatable: &BTreeMap<String, Amount>,
@@ -80,20 +104,20 @@ pub fn resource_field(
     let known = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
     let named = selector.container_name.as_deref().filter(|name| !name.is_empty());
     let missing = |name: &str| DownwardError::NoSuchContainer { name: name.to_owned() };
+    let named = named.map(|name| containers.get(name).ok_or_else(|| missing(name))).transpose()?;
     let container = match named {
-        Some(name) => find(pod, name).ok_or_else(|| missing(name))?,
+        Some(found) => found.spec,
         None => own.ok_or_else(|| missing(""))?,
     };
-    let names_init = named.is_some_and(|name| spec::init_containers(pod).iter().any(|c| c.name == name));
     // As upstream: a variable that names an init container gets no default for its limits, a file does.
-    let has_default = own.is_none() || !names_init;
+    let has_default = own.is_none() || named.is_none_or(|found| found.class == ContainerClass::Regular);
     let resources = container.resources.as_ref();
     let amount = match side {
         "requests" if known => amount_of(resources.and_then(|r| r.requests.as_ref()), name)?,
         "limits" if known => {
             let stated = amount_of(resources.and_then(|r| r.limits.as_ref()), name)?;
             match stated.filter(|amount| !amount.is_zero()) {
-                None if has_default => default_limit(own.map(|_| pod), name, allocatable)?,
+                None if has_default => default_limit(own.map(|_| containers.pod), name, allocatable)?,
                 _ => stated,
             }
         }
@@ -103,10 +127,6 @@ pub fn resource_field(
     let divisor = divisor.map_err(|source| DownwardError::Quantity { resource: "divisor".to_owned(), source })?;
     let divisor = divisor.filter(|divisor| !divisor.is_zero()).unwrap_or_else(|| Amount::units(1));
     Ok(divided(name, amount.unwrap_or_default(), divisor).to_string())
-}
-
-fn find<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
-    spec::lasting_containers(pod).map(|container| container.spec).find(|container| container.name == name)
 }
 
 fn amount_of(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Result<Option<Amount>, DownwardError> {
@@ -177,8 +197,9 @@ mod tests {
         let allocatable: BTreeMap<String, Amount> = of_node.into_iter().map(amount).collect();
         let selector = json!({"containerName": container, "resource": resource, "divisor": "1"});
         let selector: ResourceFieldSelector = serde_json::from_value(selector).expect("a selector");
-        let own = own.map(|name| find(pod, name).expect("a container"));
-        resource_field(pod, own, &selector, &allocatable).expect("a value")
+        let containers = NamedContainers::of(pod);
+        let own = own.map(|name| containers.get(name).expect("a container").spec);
+        resource_field(&containers, own, &selector, &allocatable).expect("a value")
     }
 
     #[test]

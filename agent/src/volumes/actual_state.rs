@@ -65,7 +65,7 @@ impl ActualState {
         first.elapsed()
     }
 
-    /// Forgets when volumes of a pod were requested.
+    /// Removes the times at which volumes of a pod were requested.
     pub(super) fn forget_requests(&self, uid: &str) {
         self.requested.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }

@@ -152,7 +152,7 @@ pub(super) async fn unmap_all(dirs: &PodDirs, uid: &str, actual: &ActualState) -
         actual.unmapped(uid, claims::LOCAL, &volume, began.elapsed(), unmapped.is_ok());
         all = all.and(unmapped);
     }
-    // The name of a volume does not tell the place of its device.
+    // The place of a device does not follow from the name of its volume.
     let of_pod = iscsi::places_of_devices(dirs)?.into_iter().map(|place| place.join(uid));
     for global in of_pod.filter(|global| fs::symlink_metadata(global).is_ok()) {
         let began = Instant::now();

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use indexmap::IndexSet;
+
 use super::api::InvalidPath;
 use super::claims::ClaimError;
 use super::storage_medium::StorageMediumError;
@@ -67,7 +69,7 @@ pub enum VolumeError {
     PageSize {
         /// The volume's directory.
         path: PathBuf,
-        /// What the pod asks for.
+        /// The page size that the pod requests.
         page_size: u64,
     },
     /// A claim that cannot be used.
@@ -170,7 +172,7 @@ pub enum VolumeError {
     Damaged {
         /// The device.
         device: PathBuf,
-        /// What it said, in part.
+        /// The output of fsck(8), in part.
         output: String,
     },
     /// A device with a file system of another type than the volume has.
@@ -214,7 +216,7 @@ pub enum VolumeError {
         status: String,
         /// Its arguments.
         arguments: String,
-        /// What it said, in part.
+        /// Its output, in part.
         output: String,
     },
     /// A volume whose place is known only once it is set up.
@@ -380,15 +382,10 @@ impl VolumeError {
         if failed.len() <= 1 {
             return failed.pop();
         }
-        let mut texts: Vec<String> = Vec::new();
-        for text in failed.iter().map(ToString::to_string) {
-            if !texts.contains(&text) {
-                texts.push(text);
-            }
-        }
+        let texts: IndexSet<String> = failed.iter().map(ToString::to_string).collect();
         match texts.len() {
             1 => failed.pop(),
-            _ => Some(Self::Several(texts)),
+            _ => Some(Self::Several(texts.into_iter().collect())),
         }
     }
 }
@@ -407,5 +404,21 @@ impl<T> OnPath<T> for io::Result<T> {
 impl<T> OnPath<T> for nix::Result<T> {
     fn on(self, verb: &'static str, path: &Path) -> Result<T, VolumeError> {
         self.map_err(io::Error::from).on(verb, path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Comparing each with all before it would take minutes.
+    #[test]
+    fn any_number_of_errors_becomes_one_without_repetition() {
+        let error = |number: usize| VolumeError::NotAFileName { name: number.to_string() };
+        let all = VolumeError::all_of((0..100_000).chain([7, 0]).map(error).collect()).expect("an error");
+        let VolumeError::Several(texts) = &all else { panic!("{all}") };
+        assert_eq!((texts.len(), texts[7].as_str()), (100_000, "\"7\" cannot be part of a path"));
+        let same = VolumeError::all_of(vec![error(1), error(1)]).expect("an error").to_string();
+        assert_eq!(same, "\"1\" cannot be part of a path");
     }
 }

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io;
 use std::io::Read as _;
 use std::path::Path;
-use std::time::Duration;
 
 use super::VolumeError;
 use super::host_program;
@@ -16,15 +15,13 @@ use super::plugin::blocking;
 
 /// The type of a volume that states none.
 const DEFAULT_TYPE: &str = "ext4";
-/// How long making or repairing a file system may take: it is as long as the device is large.
-const LONG: Duration = Duration::from_secs(3600);
 /// blkid(8) has found nothing that it was asked for.
 const NOT_FOUND: i32 = 2;
 /// fsck(8) has repaired the file system.
 const REPAIRED: i32 = 1;
 /// fsck(8) has left errors.
 const UNREPAIRED: i32 = 4;
-/// How much of a device has to be readable before blkid(8) is believed that it holds nothing.
+/// How much of a device has to be readable before the report of blkid(8) that it holds nothing is used.
 const HEAD: usize = 64 * 1024;
 
 /// A file system to be mounted.
@@ -113,14 +110,14 @@ impl DeviceMount<'_> {
             _ => &[],
         };
         let arguments = options.iter().copied().chain([&*device]);
-        let call = Call::new("mkfs", arguments).variant(kind).within(LONG).finished();
+        let call = Call::new("mkfs", arguments).variant(kind).finished();
         host_program::succeed(programs, &call).await.map(|_| ())
     }
 
     /// A file system is mounted all the same where fsck(8) cannot be run, or has nothing to check.
     async fn repair(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
         let device = self.device.to_string_lossy();
-        let call = Call::new("fsck", ["-a", &*device]).within(LONG).finished();
+        let call = Call::new("fsck", ["-a", &*device]).finished();
         let ended = match programs.run(&call).await {
             Ok(ended) => ended,
             Err(error) => {
@@ -134,7 +131,7 @@ impl DeviceMount<'_> {
                 tracing::info!(%device, "repaired the file system");
                 Ok(())
             }
-            Some(UNREPAIRED) => Err(VolumeError::Damaged { device: self.device.to_owned(), output: ended.said() }),
+            Some(UNREPAIRED) => Err(VolumeError::Damaged { device: self.device.to_owned(), output: ended.quoted() }),
             _ => {
                 tracing::warn!(%device, status = ended.describe(&call), "the file system is mounted unchecked");
                 Ok(())
@@ -171,7 +168,7 @@ fn found(ended: &Ended) -> Result<Held, String> {
     match ended.code {
         Some(0) => {}
         Some(NOT_FOUND) => return Ok(Held::Nothing),
-        _ => return Err(format!("blkid: {}: {}", ended.status, ended.said())),
+        _ => return Err(format!("blkid: {}: {}", ended.status, ended.quoted())),
     }
     let value = |key: &str| {
         let lines = ended.output.lines();
@@ -181,7 +178,7 @@ fn found(ended: &Ended) -> Result<Held, String> {
         (Some(_), _) => Ok(Held::Partitions),
         (None, Some(kind)) => Ok(Held::FileSystem(kind.to_owned())),
         // It succeeds only with a value.
-        (None, None) => Err(format!("blkid reports neither TYPE nor PTTYPE: {}", ended.said())),
+        (None, None) => Err(format!("blkid reports neither TYPE nor PTTYPE: {}", ended.quoted())),
     }
 }
 

@@ -7,7 +7,7 @@
 //!  <root>/plugins/kubernetes.io/iscsi/volumeDevices/iface-<interface>/<portal>-<target>-lun-<unit>
 //! ```
 //!
-//! Which pods use one is read from the table of mounts, so that a new agent knows it too. A pod that is about to use one
+//! Which pods use one is read from the table of mounts, so that a new agent has it too. A pod that is about to use one
 //! is registered before: its mount is not there yet.
 
 use std::collections::BTreeSet;
@@ -87,6 +87,12 @@ impl GlobalMounts {
         self.locks.lock(&place.to_string_lossy()).await
     }
 
+    /// The lock of this place, unless [`Self::carry_out`] works there: that may take long, and is announced at its end if no
+    /// pod is registered any more.
+    pub(super) fn try_lock(&self, place: &Path) -> Option<OwnedMutexGuard<()>> {
+        self.locks.of(&place.to_string_lossy()).try_lock_owned().ok()
+    }
+
     /// Does work at this place that must not be interrupted: it goes on if the caller gives up.
     ///
     /// # Errors
@@ -156,17 +162,18 @@ pub(super) struct Locks(Arc<Mutex<HashMap<String, std::sync::Weak<tokio::sync::M
 impl Locks {
     /// Acquires the lock of `key`. Cancel-safe.
     pub(super) async fn lock(&self, key: &str) -> OwnedMutexGuard<()> {
-        let lock = {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            all.retain(|_, lock| lock.strong_count() > 0);
-            let held = all.get(key).and_then(std::sync::Weak::upgrade);
-            held.unwrap_or_else(|| {
-                let lock = Arc::new(tokio::sync::Mutex::new(()));
-                all.insert(key.to_owned(), Arc::downgrade(&lock));
-                lock
-            })
-        };
-        lock.lock_owned().await
+        self.of(key).lock_owned().await
+    }
+
+    fn of(&self, key: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, lock| lock.strong_count() > 0);
+        let held = all.get(key).and_then(std::sync::Weak::upgrade);
+        held.unwrap_or_else(|| {
+            let lock = Arc::new(tokio::sync::Mutex::new(()));
+            all.insert(key.to_owned(), Arc::downgrade(&lock));
+            lock
+        })
     }
 }
 
@@ -257,6 +264,8 @@ mod tests {
         let next = mounts.carry_out(place, async { Ok(()) }).await.expect_err("the first goes on").to_string();
         assert_eq!(next, error);
         mounts.forget("u");
+        let release = tokio::time::timeout(SET_UP_TIMEOUT, crate::volumes::claims::release(&mounts, place));
+        assert!(!release.await.expect("it is not waited for").expect("nothing is done"));
         ended.notify_one();
         mounts.announced().await;
         mounts.carry_out(place, async { Ok(()) }).await.expect("it has ended");

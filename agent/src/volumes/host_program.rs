@@ -1,5 +1,5 @@
-//! Programs of the node that volumes need: found on the path, given a list of arguments and never a shell, bounded in time
-//! and in what is kept of their output.
+//! Programs of the node that volumes need: found on the path, given a list of arguments and never a shell, bounded in what is
+//! kept of their output and, unless they must not be interrupted, in time.
 
 use std::fmt;
 use std::io;
@@ -64,8 +64,9 @@ impl Call {
         self
     }
 
-    /// Goes on if the caller gives up, with its output read to the end: it must not be interrupted. When the agent ends, it
-    /// goes on as long as it writes nothing.
+    /// Goes on if the caller gives up, with its output read to the end: it must not be interrupted. It is waited for however
+    /// long it takes: nothing else may be done with a device that it works on. When the agent ends, it goes on as long as it
+    /// writes nothing.
     pub(super) fn finished(mut self) -> Self {
         self.is_finished = true;
         self
@@ -113,8 +114,8 @@ impl Ended {
         self.code == Some(0)
     }
 
-    /// What it wrote, the beginning of it.
-    pub(super) fn said(&self) -> String {
+    /// The beginning of its output, trimmed.
+    pub(super) fn quoted(&self) -> String {
         let text = format!("{}{}", self.output, self.errors);
         let text = text.trim();
         match text.char_indices().nth(MAX_QUOTED) {
@@ -125,9 +126,9 @@ impl Ended {
 
     /// Status and output, without the output if the call has a secret: the program may repeat it.
     pub(super) fn describe(&self, call: &Call) -> String {
-        match self.said() {
-            said if said.is_empty() || call.secret.is_some() => self.status.clone(),
-            said => format!("{}: {said}", self.status),
+        match self.quoted() {
+            text if text.is_empty() || call.secret.is_some() => self.status.clone(),
+            text => format!("{}: {text}", self.status),
         }
     }
 }
@@ -137,7 +138,7 @@ pub(super) trait Programs: fmt::Debug + Send + Sync {
     /// Runs a program to its end, whatever it reports. A dropped future kills it, unless the call is to be finished.
     ///
     /// # Errors
-    /// There is no such program, it cannot be started, or it does not end in time.
+    /// There is no such program, it cannot be started, or one that may be interrupted does not end in time.
     fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, VolumeError>>;
 }
 
@@ -166,14 +167,12 @@ impl Programs for HostPrograms {
             command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             command.kill_on_drop(!call.is_finished);
             let running = run_to_end(command);
-            let ended = async {
-                match call.is_finished {
-                    // In a task that outlives the caller: SIGPIPE kills a program that writes to a closed pipe.
-                    true => tokio::spawn(running).await.unwrap_or_else(|error| Err(io::Error::other(error))),
-                    false => running.await,
-                }
+            let ended = match call.is_finished {
+                // In a task that outlives the caller: SIGPIPE kills a program that writes to a closed pipe.
+                true => Ok(tokio::spawn(running).await.unwrap_or_else(|error| Err(io::Error::other(error)))),
+                false => tokio::time::timeout(call.timeout, running).await,
             };
-            match tokio::time::timeout(call.timeout, ended).await {
+            match ended {
                 Ok(Ok(ended)) => Ok(ended),
                 Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
                     Err(call.failed("the program is not installed on this node"))
@@ -286,11 +285,11 @@ mod tests {
         let ended = HostPrograms.run(&writes(16 * MAX_KEPT)).await.expect("it is not held up");
         let kept = |letter: &str| letter.repeat(MAX_KEPT);
         assert!(ended.output == kept("x") + CUT && ended.errors == kept("y") + CUT, "{}", ended.output.len());
-        assert_eq!((ended.code, ended.said()), (Some(3), "x".repeat(MAX_QUOTED) + CUT));
+        assert_eq!((ended.code, ended.quoted()), (Some(3), "x".repeat(MAX_QUOTED) + CUT));
         let ended = HostPrograms.run(&writes(MAX_KEPT)).await.expect("it runs");
         assert!(ended.output == kept("x") && ended.errors == kept("y"), "nothing is cut");
         let ended = HostPrograms.run(&writes(MAX_QUOTED / 2)).await.expect("it runs");
-        assert_eq!(ended.said(), "x".repeat(MAX_QUOTED / 2) + &"y".repeat(MAX_QUOTED / 2));
+        assert_eq!(ended.quoted(), "x".repeat(MAX_QUOTED / 2) + &"y".repeat(MAX_QUOTED / 2));
     }
 
     #[tokio::test]
@@ -304,8 +303,8 @@ mod tests {
         let paths = [&end, &begin].map(|path| path.to_string_lossy().into_owned());
         let call = Call::new("sh", ["-c".to_owned(), script.to_owned()].into_iter().chain(paths));
         let call = call.within(Duration::from_millis(20)).finished();
-        let error = HostPrograms.run(&call).await.expect_err("it waits for the pipes").to_string();
-        assert!(error.ends_with("timed out after 20ms"), "{error}");
+        let given_up = tokio::time::timeout(Duration::from_millis(200), HostPrograms.run(&call)).await;
+        given_up.expect_err("it waits for the pipes, and is waited for beyond its own limit");
         let told = tokio::task::spawn_blocking(move || {
             let end = std::fs::File::open(end)?;
             std::fs::write(begin, "go\n")?;

@@ -13,7 +13,7 @@ use super::error::OnPath as _;
 pub(super) const PRIVATE: u32 = 0o750;
 /// Contents of volumes.
 pub(super) const VOLUMES: &str = "volumes";
-/// What volume plugins remember.
+/// State of volume plugins.
 pub(super) const PLUGINS: &str = "plugins";
 /// Bind mounts of subPaths.
 pub(super) const SUB_PATHS: &str = "volume-subpaths";

@@ -1,4 +1,4 @@
-//! Mounts by mount(8), which knows the helpers of file systems (mount.nfs) and turns options into flags.
+//! Mounts by mount(8), which runs the helpers of file systems (mount.nfs) and turns options into flags.
 
 use std::path::Path;
 use std::time::Duration;
@@ -44,7 +44,7 @@ impl MountCall<'_> {
         if ended.is_success() {
             return Ok(());
         }
-        let output = ended.said();
+        let output = ended.quoted();
         Err(VolumeError::MountProgram { status: ended.status, arguments: call.arguments().join(" "), output })
     }
 }

@@ -1,7 +1,7 @@
 //! What a kind of volume provides, and which plugin provides a volume.
 //!
 //! Upstream has the same split: `pkg/volume/plugins.go` (plugins) and `pkg/kubelet/volumemanager` (what is set up when).
-//! A plugin knows its volumes; when they are set up, refreshed and torn down is decided outside.
+//! A plugin implements its kind of volume; when volumes are set up, refreshed and torn down is decided outside.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -115,7 +115,7 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
     /// Something of the volume stays.
     fn tear_down<'a>(&'a self, volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>>;
 
-    /// The pod is over: what is remembered of its volumes can go.
+    /// The pod is over: removes what is kept of its volumes.
     fn forget(&self, _uid: &str) {}
 }
 
@@ -183,7 +183,7 @@ pub(super) struct Ready {
 #[derive(Clone, Debug)]
 pub(super) struct Plugins(Arc<[Box<dyn VolumePlugin>]>);
 
-/// What plugins remember of the node's volumes. It outlives them: they are made again with other objects.
+/// State of the plugins, of all volumes of the node. It outlives them: they are made again with other objects.
 #[derive(Clone, Debug)]
 pub(super) struct NodeVolumes {
     /// The persistent volumes of pods.

@@ -1,4 +1,4 @@
-//! What an emptyDir lies on: the node's disk, memory, or huge pages of one size. Pure.
+//! The medium of an emptyDir: the node's disk, memory, or huge pages of one size. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::model::spec;
 const MEMORY: &str = "Memory";
 const HUGE_PAGES: &str = "HugePages";
 
-/// What an emptyDir lies on.
+/// The medium of an emptyDir.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StorageMedium {
     /// The node's disk.

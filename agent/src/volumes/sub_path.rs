@@ -101,21 +101,32 @@ fn or_itself(path: &Path) -> &Path {
 /// The longest part of `base`/`relative` that exists, resolved, and the rest.
 fn existing_prefix(base: &Path, relative: &Path) -> io::Result<(PathBuf, PathBuf)> {
     let components: Vec<Component<'_>> = relative.components().collect();
-    for length in (0..=components.len()).rev() {
-        let (head, tail): (PathBuf, PathBuf) =
-            (components[..length].iter().collect(), components[length..].iter().collect());
-        let path = base.join(head);
-        match path.canonicalize() {
-            Ok(resolved) => return Ok((resolved, tail)),
-            // A link to nowhere is not a missing directory: making one in its place would follow it later.
-            Err(_) if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) => {
-                return Err(io::Error::other(format!("{} is a link that leads nowhere", path.display())));
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+    let head = |length: usize| base.join(components[..length].iter().collect::<PathBuf>());
+    match head(components.len()).canonicalize() {
+        Ok(resolved) => return Ok((resolved, PathBuf::new())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
     }
-    Err(io::ErrorKind::NotFound.into())
+    let missing = first_missing(components.len(), |length| head(length).canonicalize().is_ok());
+    // A link to nowhere is not a missing directory: making one in its place would follow it later.
+    let path = head(missing);
+    if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
+        return Err(io::Error::other(format!("{} is a link that leads nowhere", path.display())));
+    }
+    let existing = missing.checked_sub(1).ok_or(io::ErrorKind::NotFound)?;
+    Ok((head(existing).canonicalize()?, components[existing..].iter().collect()))
+}
+
+/// The number of components of the shortest prefix of a path that does not exist. The prefix of `longest` components does
+/// not, and if one exists, all shorter ones do. A binary search: a look-up takes longer the longer the prefix, and
+/// containers can make thousands of nested directories.
+fn first_missing(longest: usize, exists: impl Fn(usize) -> bool) -> usize {
+    let (mut from, mut to) = (0, longest);
+    while from < to {
+        let middle = from.midpoint(to);
+        if exists(middle) { from = middle + 1 } else { to = middle }
+    }
+    to
 }
 
 /// Makes the directories of `missing` in `inside`, with `mode` whatever the umask.
@@ -151,4 +162,44 @@ fn make_target(target: &Path, is_dir: bool) -> io::Result<()> {
 
 fn remove_target(target: &Path) -> io::Result<()> {
     if fs::symlink_metadata(target)?.is_dir() { fs::remove_dir(target) } else { fs::remove_file(target) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn the_first_missing_part_is_found_in_few_look_ups() {
+        for missing in [0, 1, 7, 999, 1999, 2000] {
+            let looks = Cell::new(0);
+            let exists = |length: usize| {
+                looks.set(looks.get() + 1);
+                length < missing
+            };
+            assert_eq!(first_missing(2000, exists), missing);
+            assert!(looks.get() <= 11, "{missing}: {looks:?}");
+        }
+    }
+
+    #[test]
+    fn what_exists_of_a_path_is_resolved() {
+        let root = tempfile::tempdir().expect("a folder");
+        let base = root.path().canonicalize().expect("a path");
+        fs::create_dir_all(base.join("a/b")).expect("folders");
+        fs::write(base.join("a/file"), "").expect("a file");
+        std::os::unix::fs::symlink("a/b", base.join("link")).expect("a link");
+        std::os::unix::fs::symlink("nowhere", base.join("a/dangling")).expect("a link");
+        for (path, existing, missing) in
+            [("a/b", "a/b", ""), ("a/b/c/d", "a/b", "c/d"), ("link/x", "a/b", "x"), ("x/y", "", "x/y"), ("", "", "")]
+        {
+            let found = existing_prefix(&base, Path::new(path)).expect(path);
+            assert_eq!(found, (base.join(existing), PathBuf::from(missing)), "{path}");
+        }
+        for (path, problem) in [("a/dangling/x", "leads nowhere"), ("a/dangling", "leads nowhere"), ("a/file/x", "")] {
+            let error = existing_prefix(&base, Path::new(path)).expect_err(path).to_string();
+            assert!(error.contains(problem), "{path}: {error}");
+        }
+    }
 }

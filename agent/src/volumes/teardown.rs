@@ -49,7 +49,7 @@ impl VolumeOnDisk {
         of_pod.join(&self.directory).join(OsStr::from_bytes(self.name.to_bytes()))
     }
 
-    /// Unmounts what lies in memory, and deletes the volume with its content. Blocking.
+    /// Unmounts a volume in memory, and deletes the volume with its content. Blocking.
     ///
     /// # Errors
     /// Something else is mounted on the volume or below it; the kernel refuses to remove something.

@@ -48,7 +48,9 @@ use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
 
 const DATA: &str = "..data";
-const NEW_DATA: &str = "..data_tmp";
+/// Not upstream's `..data_tmp`: a kubelet never removes a stale one, which its own writes fail on. After a hand-over
+/// it would never update the volume.
+const NEW_DATA: &str = "..data_new";
 /// Directories inside a version.
 const DIR_MODE: u32 = 0o755;
 

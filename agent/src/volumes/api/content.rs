@@ -17,6 +17,7 @@ use super::payload::Payload;
 use crate::model::Amount;
 use crate::model::DownwardError;
 use crate::model::downward;
+use crate::model::downward::NamedContainers;
 use crate::volumes::VolumeError;
 
 /// Which files are made of one source, and how.
@@ -110,9 +111,9 @@ fn chosen<T: Keyed>(object: Option<&Arc<T>>, form: Form<'_>, missing: &'static s
     Ok(payload)
 }
 
-/// What a pod says of itself in files.
+/// Fields of a pod as files (the downward API).
 pub(super) struct Downward<'a> {
-    pod: &'a Pod,
+    containers: NamedContainers<'a>,
     allocatable: &'a BTreeMap<String, Amount>,
     /// Values by the path of their field: annotations are large, and pods can name one for any number of files.
     fields: Mutex<BTreeMap<String, Bytes>>,
@@ -120,7 +121,7 @@ pub(super) struct Downward<'a> {
 
 impl<'a> Downward<'a> {
     pub(super) fn new(pod: &'a Pod, allocatable: &'a BTreeMap<String, Amount>) -> Self {
-        Self { pod, allocatable, fields: Mutex::default() }
+        Self { containers: NamedContainers::of(pod), allocatable, fields: Mutex::default() }
     }
 
     /// The files of a downwardAPI volume or source.
@@ -143,7 +144,9 @@ impl<'a> Downward<'a> {
             return self.field(&field.field_path);
         }
         match &item.resource_field_ref {
-            Some(resource) => downward::resource_field(self.pod, None, resource, self.allocatable).map(Bytes::from),
+            Some(resource) => {
+                downward::resource_field(&self.containers, None, resource, self.allocatable).map(Bytes::from)
+            }
             None => Ok(Bytes::new()),
         }
     }
@@ -154,7 +157,7 @@ impl<'a> Downward<'a> {
         if let Some(known) = fields.get(path) {
             return Ok(known.clone());
         }
-        let value = Bytes::from(downward::metadata_field(self.pod, path)?);
+        let value = Bytes::from(downward::metadata_field(self.containers.pod, path)?);
         fields.insert(path.to_owned(), value.clone());
         Ok(value)
     }
@@ -222,6 +225,24 @@ mod tests {
         let one = downward.files(&wanted[..1], 0o644).expect("files");
         let all = downward.files(&wanted, 0o644).expect("files");
         assert_eq!(places(&all), [places(&one)[0]; 1000], "all sources of a volume share it");
+    }
+
+    /// Searching all containers for each file would take minutes.
+    #[test]
+    fn thousands_of_files_name_one_of_thousands_of_containers() {
+        const COUNT: usize = 20_000;
+        let limits = |number: usize| json!({"limits": {"cpu": number.to_string()}});
+        let container = |number: usize| json!({"name": format!("c{number}"), "resources": limits(number)});
+        let containers: Vec<_> = (0..COUNT).map(container).collect();
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": containers}})).expect("a pod");
+        let last = json!({"containerName": format!("c{}", COUNT - 1), "resource": "limits.cpu"});
+        let file = |number: usize| json!({"path": number.to_string(), "resourceFieldRef": last});
+        let files: Vec<_> = (0..COUNT).map(file).collect();
+        let files: Vec<DownwardAPIVolumeFile> = serde_json::from_value(json!(files)).expect("files");
+        let allocatable = BTreeMap::new();
+        let payload = Downward::new(&pod, &allocatable).files(&files, 0o644).expect("files");
+        assert_eq!(payload.len(), COUNT);
+        assert_eq!(payload.get("7").expect("a file").data, (COUNT - 1).to_string());
     }
 
     #[test]

@@ -153,6 +153,8 @@ fn a_write_can_be_interrupted_after_any_step() {
         assert!(now.iter().all(|(path, text)| from.get(path) == Some(text)), "after {steps:?}: {now:?}");
         let lasting = |path: &&String| old.contains_key(*path) && new.contains_key(*path);
         assert!(from.keys().filter(lasting).all(|path| now.contains_key(path)), "after {steps:?}: {now:?}");
+        // A kubelet creates this link for each update, which fails for ever if it exists.
+        assert!(dir.join("..data_tmp").symlink_metadata().is_err(), "after {steps:?}");
 
         // The next write succeeds from there, with the same content or other content.
         if stop % 2 == 0 {
@@ -168,6 +170,16 @@ fn a_write_can_be_interrupted_after_any_step() {
             return;
         }
     }
+}
+
+#[test]
+fn a_volume_that_a_killed_kubelet_was_switching_is_written() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let dir = dir.path();
+    write(dir, &payload(&OLD), Owners::default()).expect("written");
+    symlink("..2026_01_31_12_00_00.1", dir.join("..data_tmp")).expect("a link");
+    write(dir, &payload(&NEW), Owners::default()).expect("written");
+    assert_eq!((seen(dir), hidden(dir).len()), (expected(&NEW), 2), "{:?}", hidden(dir));
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl Source {
     }
 }
 
-/// Mount options of a volume; those of the older annotation win.
+/// Mount options of a volume; those of the older annotation take precedence.
 pub(super) fn options(volume: &PersistentVolume) -> Vec<String> {
     let annotated = volume.metadata.annotations.as_ref().and_then(|all| all.get(OPTIONS_ANNOTATION));
     match annotated {
@@ -112,7 +112,7 @@ impl Known {
         self.all().get(uid)?.get(volume).cloned()
     }
 
-    /// Remembers what the pod's volume is; `None` if only one pod may use it and another one that is known does.
+    /// Records what the pod's volume is; `None` if only one pod may use it and another one that is known does.
     pub(super) fn put(&self, uid: &str, volume: &str, used: Used) -> Option<Arc<Used>> {
         let mut all = self.all();
         let mut others = all.iter().filter(|(other, _)| *other != uid).flat_map(|(_, volumes)| volumes.values());

@@ -187,12 +187,13 @@ pub(in crate::volumes) fn places(dirs: &PodDirs) -> Result<Vec<PathBuf>, VolumeE
     layout::entries(&dirs.plugin(super::LOCAL).join(MOUNTS))
 }
 
-/// Unmounts a device for the node. False if a pod uses it.
+/// Unmounts a device for the node. False if a pod uses it, or if it is still being mounted: other devices are released
+/// meanwhile.
 ///
 /// # Errors
 /// It is in use otherwise.
 pub(in crate::volumes) async fn release(globals: &GlobalMounts, place: &Path) -> Result<bool, VolumeError> {
-    let _alone = globals.lock(place).await;
+    let Some(_alone) = globals.try_lock(place) else { return Ok(false) };
     let (globals, place) = (globals.clone(), place.to_owned());
     blocking(move || match globals.unmount_unused(&place)? {
         true => fs::remove_dir(&place).on("remove", &place).map(|()| true),

@@ -87,7 +87,7 @@ impl Claims {
         Self { objects, known, globals, disks, checks: host_path::Checks::default(), recorder }
     }
 
-    /// What the volume is: as remembered, or read from the API server and checked.
+    /// What the volume is: as recorded, or read from the API server and checked.
     async fn resolve(&self, target: Target<'_>) -> Result<Arc<Used>, VolumeError> {
         if let Some(used) = self.known.get(target.uid, &target.volume.name) {
             return Ok(used);
@@ -114,7 +114,7 @@ impl Claims {
         self.remember(target, used).await.map_err(|error| error.in_step(&name, step))
     }
 
-    /// Remembers what the volume is, unless only one pod may use it and another one does.
+    /// Records what the volume is, unless only one pod may use it and another one does.
     async fn remember(&self, target: Target<'_>, used: Used) -> Result<Arc<Used>, VolumeError> {
         if used.is_exclusive {
             let (dirs, uid, wanted) = (target.dirs.clone(), target.uid.to_owned(), used.clone());
@@ -245,7 +245,7 @@ impl VolumePlugin for Claims {
         Attributes { fs_group: true, ..Attributes::default() }
     }
 
-    /// Upstream: a claim's use tells, not the source of its persistent volume.
+    /// As upstream, the use of the claim decides, not the source of its persistent volume.
     fn is_read_only(&self, uid: &str, volume: &Volume) -> bool {
         self.known.get(uid, &volume.name).is_some_and(|used| used.read_only)
     }

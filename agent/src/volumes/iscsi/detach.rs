@@ -41,7 +41,7 @@ impl Detaching<'_> {
         perform(self.programs, &commands::log_out(self.record, &free)).await
     }
 
-    /// Lets the kernel forget the disk's devices. A failure is only logged: the logout removes them too.
+    /// Removes the disk's devices from the kernel. A failure is only logged: the logout removes them too.
     async fn remove_devices(&self, lun: u8) -> Result<(), VolumeError> {
         let (host, target) = (self.host.clone(), self.record.target.clone());
         let find = move || {
@@ -75,7 +75,7 @@ impl Detaching<'_> {
         .await
     }
 
-    /// Portals of sessions with a disk that is mounted or otherwise used, by whomever.
+    /// Portals of sessions with a disk that is mounted or otherwise in use.
     async fn portals_of_used_disks(&self) -> Result<Vec<String>, VolumeError> {
         let (host, record) = (self.host.clone(), self.record.clone());
         blocking(move || {

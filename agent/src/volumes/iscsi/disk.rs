@@ -1,4 +1,4 @@
-//! An iSCSI disk: what a volume asks for, checked, and what is remembered of it on the node.
+//! An iSCSI disk: what a volume asks for, checked, and its record on the node.
 //!
 //! `iscsi.json` lies in the place of the global mount, under it while it is mounted. It is a kubelet's, so that either can
 //! detach what the other has attached.
@@ -26,6 +26,9 @@ const RECORD: &str = "iscsi.json";
 const PARTIAL: &str = ".iscsi.json";
 /// Longest record.
 const MAX_RECORD: usize = 64 * 1024;
+/// Most portals of a disk: one after another is logged in to while other disks of the target wait, and a portal may not
+/// answer.
+const MAX_PORTALS: usize = 64;
 /// What the directories of interfaces begin with.
 const INTERFACE: &str = "iface-";
 /// What stands between target and unit in the name of a place.
@@ -121,9 +124,13 @@ impl Record {
             .chain(asked.portals.iter().map(|portal| ("portals", portal)));
         for (field, text) in all {
             let portal = iscsi::portal(text).map_err(|problem| wrong(field, text, problem))?;
-            if !portals.contains(&portal) {
-                portals.push(portal);
+            if portals.contains(&portal) {
+                continue;
             }
+            if portals.len() >= MAX_PORTALS {
+                return Err(wrong(field, text, "must be one of at most 64"));
+            }
+            portals.push(portal);
         }
         let base = if asked.interface.is_empty() { DEFAULT_INTERFACE } else { &asked.interface };
         let interface = match asked.initiator.is_empty() {
@@ -188,7 +195,7 @@ impl Record {
         root(dirs, is_block).join(format!("{INTERFACE}{}", self.interface)).join(self.directory())
     }
 
-    /// What the names of a place tell of its disk: all but further portals and the name of the initiator.
+    /// The disk as the names of its place identify it: all but further portals and the name of the initiator.
     pub(super) fn of_place(place: &Path) -> Option<Self> {
         let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
         let (directory, parent) = (name(place)?, name(place.parent()?)?);
@@ -212,11 +219,11 @@ impl Record {
         filesystem::replace(&path, PARTIAL, text.as_bytes(), 0o644).on("write", &path)
     }
 
-    /// Reads the record of a place on which nothing is mounted; without one, or with one that cannot be used, what the place's
-    /// names tell. Blocking.
+    /// Reads the record of a place on which nothing is mounted; without one, or with one that cannot be used, the disk by
+    /// the place's names. Blocking.
     ///
     /// # Errors
-    /// They tell nothing.
+    /// They identify no disk.
     pub(super) fn read(place: &Path) -> Result<Self, VolumeError> {
         let path = place.join(RECORD);
         let text = filesystem::read_bounded(&path, MAX_RECORD);
@@ -347,6 +354,18 @@ mod tests {
         assert!(own.owns_interface() && !record.owns_interface());
         assert_eq!((own.interface.as_str(), own.base_interface.as_str()), ("192.0.2.1:3260:v", "default"));
         assert_eq!(own.place(&dirs, false), plugin.join("iface-192.0.2.1:3260:v").join(disk));
+    }
+
+    #[test]
+    fn portals_have_a_bound() {
+        let portals = |count: usize| (1..count).map(|number| format!("host-{number}.{}", "x".repeat(240)));
+        let of = |portals: Vec<String>| Record::of("v", &asked(|asked| asked.portals = portals));
+        let record = of(portals(64).chain(portals(64)).collect()).expect("each counts once");
+        assert_eq!(record.portals.len(), MAX_PORTALS);
+        let text = serde_json::to_vec(&record).expect("JSON");
+        assert!(text.len() < MAX_RECORD, "it can be read again: {} bytes", text.len());
+        let error = of(portals(65).collect()).expect_err("too many").to_string();
+        assert!(error.contains("host-64") && error.ends_with("must be one of at most 64"), "{error}");
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl Host {
         })
     }
 
-    /// Makes the kernel forget a disk. Blocking.
+    /// Removes a disk from the kernel. Blocking.
     ///
     /// # Errors
     /// It cannot be written to.

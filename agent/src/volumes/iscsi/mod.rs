@@ -73,7 +73,7 @@ pub(super) struct Disks {
     known: Arc<Mutex<HashMap<PathBuf, Known>>>,
 }
 
-/// What the names of a place do not tell.
+/// What the names of a place do not contain.
 #[derive(Clone, Debug)]
 struct Known {
     record: Record,
@@ -280,12 +280,13 @@ impl Disks {
         place.starts_with(self.dirs.plugin(NAME))
     }
 
-    /// Unmounts and detaches a disk. False if a pod uses it.
+    /// Unmounts and detaches a disk. False if a pod uses it, or if it is still being attached or mounted: other devices are
+    /// released meanwhile.
     ///
     /// # Errors
     /// It cannot be unmounted, or a session stays. The next attempt completes it.
     pub(super) async fn release(&self, place: &Path) -> Result<bool, VolumeError> {
-        let _alone = self.globals.lock(place).await;
+        let Some(_alone) = self.globals.try_lock(place) else { return Ok(false) };
         let (own, at) = (self.clone(), place.to_owned());
         let record = blocking(move || match own.globals.unmount_unused(&at)? && !own.has_devices(&at)? {
             true => Record::read(&at).map(Some),
@@ -320,7 +321,7 @@ impl Disks {
         Ok(layout::entries(place)?.iter().any(is_device))
     }
 
-    /// The disks of other places: as pods know them, or as the names of places tell. One that is about to be attached has
+    /// The disks of other places: as pods have them, or by the names of places. One that is about to be attached has
     /// its place already. Blocking.
     fn others(&self, place: &Path) -> Result<Vec<Record>, VolumeError> {
         let known = self.known().clone();

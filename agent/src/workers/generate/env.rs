@@ -18,6 +18,7 @@ use super::GenerateError;
 use super::expand::expand;
 use super::names;
 use crate::model::downward;
+use crate::model::downward::NamedContainers;
 use crate::model::qos::Amounts;
 
 /// Variables of a container by name.
@@ -43,7 +44,7 @@ const MAX_TOTAL: usize = 6 << 20;
 /// Longest path in bytes (`PATH_MAX`).
 const MAX_PATH: usize = 4096;
 
-/// The variables of `container`, by name. Services come first; each later source wins over those before it.
+/// The variables of `container`, by name. Services come first; each later source overrides those before it.
 ///
 /// # Errors
 /// A source that does not exist, is not supported, or cannot be evaluated; a variable that execve would reject.
@@ -55,6 +56,7 @@ pub fn environment(pod: &Pod, container: &Container, context: EnvContext<'_>) ->
     let mut known = Environment::new();
     // Counted while it grows: a source can be named repeatedly, and values can refer to values.
     let mut room = SizeBudget::default();
+    let containers = NamedContainers::of(pod);
     for source in container.env_from.iter().flatten() {
         whole_object(&mut known, source, context.objects, &mut room)?;
     }
@@ -63,7 +65,7 @@ pub fn environment(pod: &Pod, container: &Container, context: EnvContext<'_>) ->
             let own = known.get(name).map(Vec::as_slice);
             own.or_else(|| services.get(name).map(String::as_bytes))
         };
-        if let Some(value) = value_of(pod, container, variable, lookup, context)? {
+        if let Some(value) = value_of(&containers, container, variable, lookup, context)? {
             room.take(&variable.name, &value)?;
             known.insert(variable.name.clone(), value);
         }
@@ -179,7 +181,7 @@ pub fn expand_sub_path(text: &str, environment: &Environment) -> Result<String, 
 
 /// `None`: an optional source that does not exist; the variable is left out.
 fn value_of<'a>(
-    pod: &Pod,
+    containers: &NamedContainers<'_>,
     container: &Container,
     variable: &EnvVar,
     lookup: impl Fn(&str) -> Option<&'a [u8]>,
@@ -192,22 +194,22 @@ fn value_of<'a>(
                 |length| GenerateError::EnvVariableSize { name: name.clone(), size: entry(name, length), limit };
             expand(value, lookup, limit).map(Some).map_err(too_long)
         }
-        (None, Some(source)) => from_source(pod, container, source, context),
+        (None, Some(source)) => from_source(containers, container, source, context),
         (None, None) => Ok(Some(Vec::new())),
     }
 }
 
 fn from_source(
-    pod: &Pod,
+    containers: &NamedContainers<'_>,
     container: &Container,
     source: &EnvVarSource,
     context: EnvContext<'_>,
 ) -> Result<Option<Vec<u8>>, GenerateError> {
     if let Some(field) = &source.field_ref {
-        return field_value(pod, &field.field_path, context).map(|value| Some(value.into_bytes()));
+        return field_value(containers.pod, &field.field_path, context).map(|value| Some(value.into_bytes()));
     }
     if let Some(resource) = &source.resource_field_ref {
-        let value = downward::resource_field(pod, Some(container), resource, context.allocatable)?;
+        let value = downward::resource_field(containers, Some(container), resource, context.allocatable)?;
         return Ok(Some(value.into_bytes()));
     }
     let (kind, reference, found) = if let Some(key) = &source.config_map_key_ref {
@@ -231,7 +233,7 @@ fn from_source(
         Some(None) => Err(GenerateError::NoSuchKey {
             key: key.clone(),
             kind,
-            namespace: names::pod_namespace(pod).to_owned(),
+            namespace: names::pod_namespace(containers.pod).to_owned(),
             name: name.clone(),
         }),
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::metrics::Metrics;
+use crate::volumes::plugin::SET_UP_TIMEOUT;
 use crate::volumes::tests::operation;
 use crate::volumes::tests::samples;
 
@@ -46,9 +47,15 @@ fn nothing_is_counted_of_a_control_plane_that_attaches_no_volumes() {
         fixture.volumes = fixture.volumes.with_metrics(metrics.clone());
         fixture.set_up(&pod("u-1", json!({}))).expect("mounted");
         let place = fixture.place("default", "192.0.2.1:3260");
-        let release = || fixture.runtime.block_on(fixture.volumes.release_unused(&place));
+        let release = || {
+            let released = async { tokio::time::timeout(SET_UP_TIMEOUT, fixture.volumes.release_unused(&place)).await };
+            fixture.runtime.block_on(released).expect("nothing is waited for")
+        };
         release().expect("nothing is done: the pod has it");
         fixture.tear_down(&fixture.volumes, "u-1");
+        let working = fixture.runtime.block_on(fixture.volumes.node.disks.globals.lock(&place));
+        release().expect("nothing is done: it is being worked on");
+        drop(working);
         release().expect("released");
         let steps = ["unmount_device", "volume_apply_access_control", "volume_mount", "volume_unmount"];
         let expected = steps.map(|name| operation(name, "iscsi", "success", 1));
