@@ -399,6 +399,11 @@ impl Allocations {
         }
     }
 
+    /// A resize of the pod is allocated and, as far as known, not applied.
+    pub fn is_in_progress(&self, uid: &PodUid) -> bool {
+        self.state().conditions.get(uid).is_some_and(|conditions| conditions.in_progress.is_some())
+    }
+
     /// The pod's resize is refused. True if an event is to report that.
     pub fn set_pending(&self, pod: &Pod, pending: Pending, message: &str, now: SystemTime) -> bool {
         let mut state = self.state();

@@ -117,7 +117,7 @@ impl Images {
         self
     }
 
-    /// Records pulls here, and verifies who may use images.
+    /// Records pulls here, and verifies which pods may use images.
     #[must_use]
     pub fn with_access(mut self, access: AccessRecords) -> Self {
         self.access = Some(access);

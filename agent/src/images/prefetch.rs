@@ -14,6 +14,8 @@ use k8s_openapi::api::core::v1::Secret;
 use keblet_proto::cri::v1 as cri;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::sync::DropGuard;
 
 use super::Images;
 
@@ -32,10 +34,10 @@ enum Progress {
 
 /// Pulls that were begun ahead, by pod and image.
 #[derive(Debug, Default)]
-pub(super) struct Prefetches(Mutex<HashMap<(String, String), watch::Receiver<Progress>>>);
+pub(super) struct Prefetches(Mutex<HashMap<(String, String), PrefetchedPull>>);
 
 impl Prefetches {
-    fn all(&self) -> MutexGuard<'_, HashMap<(String, String), watch::Receiver<Progress>>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<(String, String), PrefetchedPull>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -59,20 +61,24 @@ pub struct PrefetchRequest {
     pub secrets: Vec<Arc<Secret>>,
 }
 
-/// A pull that was begun ahead, and whose container's turn has come.
+/// A pull that was begun ahead. It is cancelled when this is dropped, as one at its turn is when its pod is terminated: a
+/// registry that does not answer must not keep the permit from the pulls of other pods for longer.
 #[derive(Debug)]
-pub struct PrefetchedPull(watch::Receiver<Progress>);
+pub struct PrefetchedPull {
+    progress: watch::Receiver<Progress>,
+    _pull: DropGuard,
+}
 
 impl PrefetchedPull {
     /// True once it is known that the image is being pulled or was pulled.
     pub async fn is_pull(&mut self) -> bool {
-        let known = self.0.wait_for(|progress| *progress != Progress::Looking).await;
+        let known = self.progress.wait_for(|progress| *progress != Progress::Looking).await;
         known.is_ok_and(|progress| *progress != Progress::Nothing)
     }
 
     /// Waits for the end of the pull: how long it took, without and with waiting for a permit; `None` if it failed.
     pub async fn ended(&mut self) -> Option<(Duration, Duration)> {
-        let ended = self.0.wait_for(|progress| !matches!(progress, Progress::Looking | Progress::Pulling)).await;
+        let ended = self.progress.wait_for(|progress| !matches!(progress, Progress::Looking | Progress::Pulling)).await;
         match *ended.ok()? {
             Progress::Pulled { took, total } => Some((took, total)),
             _ => None,
@@ -96,22 +102,27 @@ impl Images {
         if all.contains_key(&key) {
             return;
         }
-        all.insert(key, receiver);
+        let cancelled = CancellationToken::new();
+        all.insert(key, PrefetchedPull { progress: receiver, _pull: cancelled.clone().drop_guard() });
         let images = self.clone();
-        // Not cancelled with its pod: the runtime would go on, and the record of the pull would be missing.
+        // Not dropped with its pod: a pull that the runtime completes nevertheless would have no record.
         tokio::spawn(async move {
-            let ended = images.pull_ahead(&request, &sender).await;
+            let ended = images.pull_ahead(&request, &sender, &cancelled).await;
             sender.send_replace(ended);
         });
     }
 
     /// The pull that was begun ahead for this pod; once.
     pub fn take_prefetched(&self, uid: &str, name: &str) -> Option<PrefetchedPull> {
-        let found = self.prefetches.as_ref()?.all().remove(&(uid.to_owned(), name.to_owned()));
-        found.map(PrefetchedPull)
+        self.prefetches.as_ref()?.all().remove(&(uid.to_owned(), name.to_owned()))
     }
 
-    async fn pull_ahead(&self, request: &PrefetchRequest, progress: &watch::Sender<Progress>) -> Progress {
+    async fn pull_ahead(
+        &self,
+        request: &PrefetchRequest,
+        progress: &watch::Sender<Progress>,
+        cancelled: &CancellationToken,
+    ) -> Progress {
         let PrefetchRequest { pod, image, name, sandbox, secrets } = request;
         let Ok(None) = self.inspect(name, pod.metadata.annotations.as_ref()).await else { return Progress::Nothing };
         let Ok(credentials) = self.credentials().matching(image, pod, secrets).await else { return Progress::Nothing };
@@ -122,7 +133,7 @@ impl Images {
         }
         progress.send_replace(Progress::Pulling);
         let since = Instant::now();
-        let pulled = self.pull(name, sandbox, &credentials).await;
+        let pulled = self.pull_unless(cancelled, name, sandbox, &credentials).await;
         let now = Instant::now();
         self.record_pull(image, pulled.as_ref()).await;
         match pulled {

@@ -11,6 +11,7 @@ use std::io;
 use std::io::BufWriter;
 use std::io::Read as _;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -123,8 +124,17 @@ impl Log {
         self.delete(&plan::leftovers(&self.name, &files))?;
         match plan::plain(&self.name, &self.files()?).last() {
             Some(newest) if has_exited && self.find() == Found::Missing => self.rename_back(newest),
+            // An agent was killed before it removed the other name: a rotation would compress the file that is written.
+            Some(newest) if self.is_also(newest) => self.delete(&[*newest]),
             _ => Ok(()),
         }
+    }
+
+    /// True if this is another name of the log.
+    fn is_also(&self, name: &str) -> bool {
+        let identity = |path: PathBuf| fs::symlink_metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        let log = identity(self.path());
+        log.is_some() && log == identity(self.folder.join(name))
     }
 
     /// Names of files and links whose names begin as the log's.
@@ -342,6 +352,18 @@ mod tests {
         }
         let folder = Folder::with(&[]);
         Log::at(&folder.path("none/0.log").to_string_lossy()).expect("a log").recover(true).expect("nothing is there");
+    }
+
+    #[test]
+    fn a_log_that_has_both_names_loses_that_of_a_rotated_one() {
+        for has_exited in [false, true] {
+            let folder = Folder::with(&[(A, "a"), ("0.log", "b")]);
+            fs::hard_link(folder.path("0.log"), folder.path(B)).expect("a link");
+            folder.log().recover(has_exited).expect("recovered");
+            folder.holds(&[("0.log", "b"), (A, "a")]);
+            folder.log().recover(has_exited).expect("nothing to do");
+            folder.holds(&[("0.log", "b"), (A, "a")]);
+        }
     }
 
     #[test]

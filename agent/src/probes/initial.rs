@@ -16,22 +16,32 @@ const OLDER: Duration = Duration::from_secs(10);
 /// What the last status of a pod has of its containers.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    /// `started` of each instance.
-    started: HashMap<ContainerId, Option<bool>>,
+    instances: HashMap<ContainerId, Instance>,
     pod_ready: bool,
+    /// The Ready condition has a reason: an agent set it to False. The node controller sets it to False on the pods of a
+    /// lost node without one, and leaves `ready` of their containers, which is outdated then.
+    has_reason: bool,
+}
+
+/// Fields of one instance.
+#[derive(Clone, Copy, Debug)]
+struct Instance {
+    started: Option<bool>,
+    ready: bool,
 }
 
 impl Record {
     pub(super) fn of(status: &PodStatus) -> Self {
         let lists = [&status.container_statuses, &status.init_container_statuses];
-        let started = lists.into_iter().flatten().flatten().filter_map(|container| {
+        let instances = lists.into_iter().flatten().flatten().filter_map(|container| {
             let (_, id) = container.container_id.as_deref()?.split_once("://")?;
-            Some((ContainerId::from(id), container.started))
+            Some((ContainerId::from(id), Instance { started: container.started, ready: container.ready }))
         });
-        let mut conditions = status.conditions.iter().flatten();
+        let ready = status.conditions.iter().flatten().find(|condition| condition.type_ == "Ready");
         Self {
-            started: started.collect(),
-            pod_ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+            instances: instances.collect(),
+            pod_ready: ready.is_some_and(|condition| condition.status == "True"),
+            has_reason: ready.is_some_and(|condition| condition.reason.is_some()),
         }
     }
 }
@@ -44,8 +54,9 @@ pub(super) struct Known {
     pub(super) older: bool,
     /// `started` in the last status of this very instance.
     pub(super) started: Option<bool>,
-    /// The pod was Ready.
-    pub(super) pod_ready: bool,
+    /// The pod was Ready; or this very instance was, in a pod that an agent found not Ready for another container or a
+    /// readiness gate. Upstream looks at the pod alone.
+    pub(super) ready: bool,
 }
 
 impl Known {
@@ -54,11 +65,12 @@ impl Known {
     pub(super) fn of(record: &Record, id: &ContainerId, started_at: i64, agent: Option<SystemTime>) -> Self {
         let started = u64::try_from(started_at).ok().filter(|nanos| *nanos > 0);
         let started = started.and_then(|nanos| SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos)));
-        let of_instance = record.started.get(id);
+        let of_instance = record.instances.get(id);
+        let was_ready = of_instance.is_some_and(|instance| instance.ready) && record.has_reason;
         Self {
             older: is_older(started, agent) || (agent.is_some() && of_instance.is_some()),
-            started: of_instance.copied().flatten(),
-            pod_ready: record.pod_ready,
+            started: of_instance.and_then(|instance| instance.started),
+            ready: record.pod_ready || was_ready,
         }
     }
 
@@ -67,7 +79,7 @@ impl Known {
     pub(super) fn initial(self, kind: ProbeKind) -> ProbeResult {
         match kind {
             ProbeKind::Liveness => ProbeResult::Success,
-            ProbeKind::Readiness if self.older && self.pod_ready => ProbeResult::Success,
+            ProbeKind::Readiness if self.older && self.ready => ProbeResult::Success,
             ProbeKind::Readiness => ProbeResult::Failure,
             ProbeKind::Startup => match self.started {
                 Some(true) => ProbeResult::Success,
@@ -92,7 +104,7 @@ mod tests {
     fn a_restart_of_the_agent_keeps_what_was_known() {
         use ProbeKind::{Liveness, Readiness, Startup};
         use ProbeResult::{Failure, Success, Unknown};
-        let known = |older, started, pod_ready| Known { older, started, pod_ready };
+        let known = |older, started, ready| Known { older, started, ready };
         for (known, kind, expected) in [
             (known(false, None, false), Liveness, Success),
             (known(false, None, false), Readiness, Failure),
@@ -109,6 +121,34 @@ mod tests {
     }
 
     #[test]
+    fn a_restart_of_the_agent_keeps_the_readiness_of_containers_of_an_unready_pod() {
+        use ProbeResult::{Failure, Success};
+        let initial = |reason: Option<&str>, id: &str| {
+            let container = |name: &str, ready: bool| {
+                json!({ "name": name, "containerID": format!("containerd://{name}"), "started": true, "image": "",
+                    "imageID": "", "ready": ready, "restartCount": 0 })
+            };
+            let status: PodStatus = serde_json::from_value(json!({
+                "conditions": [{ "type": "Ready", "status": "False", "reason": reason }],
+                "containerStatuses": [container("a", true), container("b", false)],
+            }))
+            .expect("a status");
+            let agent = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
+            let known = Known::of(&Record::of(&status), &ContainerId::from(id), 700_000_000_000, agent);
+            known.initial(ProbeKind::Readiness)
+        };
+        for (reason, id, expected) in [
+            (Some("ContainersNotReady"), "a", Success),
+            (Some("ReadinessGatesNotReady"), "a", Success),
+            (Some("ContainersNotReady"), "b", Failure),
+            (Some("ContainersNotReady"), "new", Failure),
+            (None, "a", Failure),
+        ] {
+            assert_eq!(initial(reason, id), expected, "{reason:?} {id}");
+        }
+    }
+
+    #[test]
     fn only_the_record_of_the_same_instance_counts() {
         let status: PodStatus = serde_json::from_value(json!({
             "conditions": [{ "type": "Ready", "status": "True" }],
@@ -120,20 +160,20 @@ mod tests {
         let agent = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
         let at = |seconds: i64| seconds * 1_000_000_000;
         for (id, started_at, expected) in [
-            ("a", at(700), Known { older: true, started: Some(true), pod_ready: true }),
-            ("b", at(700), Known { older: true, started: None, pod_ready: true }),
-            ("a", at(990), Known { older: true, started: Some(true), pod_ready: true }),
-            ("b", at(990), Known { older: false, started: None, pod_ready: true }),
-            ("a", at(2000), Known { older: true, started: Some(true), pod_ready: true }),
-            ("b", at(2000), Known { older: false, started: None, pod_ready: true }),
-            ("a", 0, Known { older: true, started: Some(true), pod_ready: true }),
-            ("b", 0, Known { older: false, started: None, pod_ready: true }),
+            ("a", at(700), Known { older: true, started: Some(true), ready: true }),
+            ("b", at(700), Known { older: true, started: None, ready: true }),
+            ("a", at(990), Known { older: true, started: Some(true), ready: true }),
+            ("b", at(990), Known { older: false, started: None, ready: true }),
+            ("a", at(2000), Known { older: true, started: Some(true), ready: true }),
+            ("b", at(2000), Known { older: false, started: None, ready: true }),
+            ("a", 0, Known { older: true, started: Some(true), ready: true }),
+            ("b", 0, Known { older: false, started: None, ready: true }),
         ] {
             assert_eq!(Known::of(&record, &ContainerId::from(id), started_at, agent), expected, "{id} {started_at}");
         }
-        let new = Known { older: false, started: Some(true), pod_ready: true };
+        let new = Known { older: false, started: Some(true), ready: true };
         assert_eq!(Known::of(&record, &ContainerId::from("a"), at(700), None), new);
-        let unknown = Known { older: true, started: None, pod_ready: false };
+        let unknown = Known { older: true, started: None, ready: false };
         let nothing = Record::default();
         assert_eq!(Known::of(&nothing, &ContainerId::from("a"), at(1), agent), unknown);
         assert_eq!(Known::of(&nothing, &ContainerId::from("a"), at(1), None), Known { older: false, ..unknown });

@@ -52,7 +52,7 @@ use crate::runtime::Runtime;
 /// more often, however many probes there are.
 const TICK: Duration = Duration::from_millis(20);
 
-/// What a prober asks of pods. Calls must not block.
+/// What a prober reads of pods. Calls must not block.
 pub trait ProbedPods: Send + Sync + 'static {
     /// The pod's primary address, if it is known.
     fn address(&self, pod: &PodUid) -> Option<String>;
@@ -143,7 +143,7 @@ impl Prober {
     /// also those of a pod that the agent found terminating when it started.
     pub fn terminating(&self, pod: &Pod, snapshot: &PodSnapshot) {
         let uid = pod_ref(pod).uid;
-        let is_known = self.0.table().knows(&uid);
+        let is_known = self.0.table().contains(&uid);
         if !is_known {
             self.observe(pod, snapshot);
         }

@@ -48,7 +48,7 @@ impl Terms {
     }
 }
 
-/// What one run of a probe says of its container.
+/// The outcome of one run of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RunResult {
     /// It succeeded.

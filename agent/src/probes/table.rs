@@ -103,7 +103,7 @@ impl Table {
     }
 
     /// The pod has been observed, and not been removed.
-    pub(super) fn knows(&self, uid: &PodUid) -> bool {
+    pub(super) fn contains(&self, uid: &PodUid) -> bool {
         self.pods.contains_key(uid)
     }
 
@@ -350,7 +350,7 @@ fn first_run(running: &ContainerStatus, state: &ProbeState, known: Known, moment
     let started = u64::try_from(running.started_at).unwrap_or_default();
     let started = SystemTime::UNIX_EPOCH + Duration::from_nanos(started);
     let age = moment.wall.duration_since(started).unwrap_or_default();
-    let delay = if started > moment.wall && known.older && known.pod_ready {
+    let delay = if started > moment.wall && known.older && known.ready {
         // The clock was set back and gives no age. A container that has served is past its delay.
         Duration::ZERO
     } else {

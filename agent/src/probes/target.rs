@@ -1,4 +1,4 @@
-//! What one probe asks of one container.
+//! One probe of one container, as the pod's spec has it.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Probe;

@@ -7,7 +7,7 @@
 //!
 //! A pod can be rejected although its containers run, where this agent replaced another kubelet. Such a pod is not
 //! killed: it runs on unmanaged until it is deleted or removed, and then terminates with its own grace period. An event says
-//! why, and its status stays as it is, so that it says nothing untrue once the pod is managed again. When no container of it
+//! why, and its status stays as it is, so that it is not wrong once the pod is managed again. When no container of it
 //! runs any more it fails like any rejected pod, unless all of them have succeeded.
 
 mod waits;
@@ -168,7 +168,7 @@ impl SyncLoop {
     pub(super) fn admit(&mut self, desired: &Pod) -> bool {
         let uid = pod_ref(desired).uid;
         let pod = &self.allocations.allocated_form(desired.clone());
-        if spec::deletion_requested(pod) || self.workers.knows(&uid) {
+        if spec::deletion_requested(pod) || self.workers.contains(&uid) {
             self.hold(&uid, pod);
             return true;
         }
@@ -255,8 +255,8 @@ impl SyncLoop {
         }
     }
 
-    /// An earlier agent has admitted the pod: its status tells when it was started, or the runtime runs it. `None` before the
-    /// runtime has reported.
+    /// An earlier agent has admitted the pod: its status has a start time, or the runtime runs it. `None` before the runtime
+    /// has reported.
     pub(super) fn is_resumed(&self, uid: &PodUid, pod: &Pod) -> Option<bool> {
         // The status of a static pod is that of its mirror pod, which may be one of an earlier manifest.
         let has_started = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
@@ -321,7 +321,7 @@ impl SyncLoop {
     /// none does the pod has failed, and a worker releases what the runtime still has of it.
     pub(super) fn settle_rejected(&mut self, uid: &PodUid) {
         let Some(Rejection { reason, message }) = self.admission.decisions.rejection(uid).cloned() else { return };
-        let Some(pod) = self.pods.by_uid(uid).filter(|_| !self.workers.knows(uid)) else { return };
+        let Some(pod) = self.pods.by_uid(uid).filter(|_| !self.workers.contains(uid)) else { return };
         let (remains, now) = (self.remains(uid), self.clock.wall());
         if self.admission.announced.insert(uid.clone()) {
             let text = match remains {
@@ -346,7 +346,7 @@ impl SyncLoop {
     }
 
     /// What the runtime has of a pod. A container whose state the runtime does not know may run, and so may those of a pod
-    /// that the runtime has listed, or may have, and that it did not tell of in time.
+    /// that the runtime has listed, or may have, and that it did not describe in time.
     fn remains(&self, uid: &PodUid) -> Remains {
         // Read before the cache, so that a pod that is inspected meanwhile is in one of them.
         let uninspected = self.pleg.uninspected();

@@ -29,7 +29,9 @@ impl SyncLoop {
             return self.on_mirror(&pod);
         }
         let id = pod_ref(&pod);
-        if is_terminal(&pod) && !self.workers.knows(&id.uid) && !self.may_run(&id.uid) {
+        // Before there is a worker, which completes what an earlier agent has begun.
+        self.allocations.read_back(&pod, self.clock.wall());
+        if is_terminal(&pod) && !self.workers.contains(&id.uid) && !self.may_run(&id.uid) {
             self.workers.start(PodState::already_terminated(id, pod.clone()));
         } else if self.admit(&pod) {
             self.workers.request(&id, Request::Create(pod.clone()));
@@ -59,8 +61,8 @@ impl SyncLoop {
         self.reconcile_mirror_of(&pod);
     }
 
-    /// The update requires what the node does not declare (KEP-5328). As upstream it goes on: the API server refuses such
-    /// updates, if it knows.
+    /// The update requires what the node does not declare (KEP-5328). As upstream it goes on: an API server with the feature
+    /// refuses such updates.
     fn report_missing_features(&self, before: Option<&Pod>, pod: &Pod) {
         let declared = self.node_offer().declared_features;
         let missing = before.and_then(|before| admission::missing_for_update(declared.as_deref(), before, pod));
@@ -108,7 +110,7 @@ impl SyncLoop {
             self.mirrors.removed(pod);
             return self.on_mirror(pod);
         }
-        if self.admission.is_rejected(&id.uid) && !self.workers.knows(&id.uid) {
+        if self.admission.is_rejected(&id.uid) && !self.workers.contains(&id.uid) {
             self.workers.terminate_unmanaged(pod.clone(), KillOptions::default());
         } else {
             self.workers.request(&id, Request::Kill(KillOptions::default()));
@@ -123,7 +125,7 @@ impl SyncLoop {
     pub(super) fn kill(&mut self, request: KillRequest) {
         let KillRequest { uid, mut options } = request;
         let Some(pod) = self.pods.by_uid(&uid) else { return options.ended() };
-        if self.workers.knows(&uid) {
+        if self.workers.contains(&uid) {
             bound_grace_period(&pod, &mut options, &self.recorder);
             self.workers.request(&pod_ref(&pod), Request::Kill(options));
         } else if self.admission.is_rejected(&uid) && self.may_run(&uid) {

@@ -28,7 +28,7 @@ impl SyncLoop {
         for pod in pods {
             let id = pod_ref(&pod);
             let restart = known.restart.contains(&id.uid);
-            if (restart || !self.workers.knows(&id.uid)) && self.admit(&pod) {
+            if (restart || !self.workers.contains(&id.uid)) && self.admit(&pod) {
                 self.workers.request(&id, Request::Create(pod));
             }
         }
@@ -65,7 +65,7 @@ impl SyncLoop {
     /// pod without worker was rejected: it runs on.
     fn terminate_undesired(&mut self, desired: &HashSet<PodUid>, snapshot: &PodSnapshot) {
         let uid = &snapshot.pod.uid;
-        if is_empty(snapshot) || desired.contains(uid) || self.workers.knows(uid) {
+        if is_empty(snapshot) || desired.contains(uid) || self.workers.contains(uid) {
             return;
         }
         // What could not be removed of a pod that does not run is retried with a growing pause.

@@ -1,4 +1,4 @@
-//! The desired pods as the sync loop knows them, by UID and by full name, with the API copies (mirror pods) of static
+//! The desired pods of the sync loop, by UID and by full name, with the API copies (mirror pods) of static
 //! pods kept apart. Pure bookkeeping: no API calls, no decisions.
 //!
 //! A mirror pod is never a pod of its own: look-ups by UID or full name find its static pod.
@@ -23,7 +23,7 @@ fn annotation<'a>(pod: &'a ApiPod, key: &str) -> Option<&'a str> {
 }
 
 /// The source named by the annotation `kubernetes.io/config.source`.
-pub fn source_of(pod: &ApiPod) -> Option<ConfigSource> {
+fn source_of(pod: &ApiPod) -> Option<ConfigSource> {
     let name = annotation(pod, CONFIG_SOURCE)?;
     [ConfigSource::File, ConfigSource::Http, ConfigSource::Api].into_iter().find(|source| source.as_str() == name)
 }
@@ -102,7 +102,7 @@ impl Pods {
         }
     }
 
-    /// Forgets the pod. Nothing happens if it is not known.
+    /// Removes the pod, if it is there.
     pub fn remove(&mut self, pod: &ApiPod) {
         let reference = pod_ref(pod);
         if is_mirror(pod) {
@@ -134,12 +134,12 @@ impl Pods {
     }
 
     /// The static pod that a mirror pod represents.
-    pub fn of_mirror(&self, mirror: &ApiPod) -> Option<&Pod> {
+    fn of_mirror(&self, mirror: &ApiPod) -> Option<&Pod> {
         self.pods.named(&pod_ref(mirror).full_name())
     }
 
     /// The mirror pod of a static pod.
-    pub fn mirror_of(&self, pod: &ApiPod) -> Option<&Pod> {
+    fn mirror_of(&self, pod: &ApiPod) -> Option<&Pod> {
         self.mirrors.named(&pod_ref(pod).full_name())
     }
 

@@ -105,7 +105,6 @@ impl SyncLoop {
                 // A mirror pod.
                 continue;
             }
-            self.allocations.read_back(pod, self.clock.wall());
             if !self.is_as_allocated(pod) {
                 self.push_resize(uid);
                 found = true;
@@ -248,7 +247,7 @@ impl SyncLoop {
         let text = report(&pod, pod.metadata.generation, "");
         let message = format!("Pod resize started: {text}");
         self.recorder.pod_event(&pod, "", EventType::Normal, "ResizeStarted", &message);
-        if self.workers.knows(uid) {
+        if self.workers.contains(uid) {
             self.workers.request(&pod_ref(&pod), Request::Update(pod));
         }
     }

@@ -192,7 +192,7 @@ impl SyncLoop {
 
     fn on_pleg_change(&mut self, uids: Vec<PodUid>) {
         for uid in uids {
-            if self.workers.knows(&uid) {
+            if self.workers.contains(&uid) {
                 self.workers.request_sync(&uid);
             } else {
                 self.settle_rejected(&uid);

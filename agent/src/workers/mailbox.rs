@@ -1,5 +1,5 @@
 //! Where a worker's requests wait: the pod's state under a lock, and a wake-up. Requests coalesce in the state; the
-//! box never fills.
+//! mailbox is never full.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// A box around a pod's state.
+    /// A mailbox with this state of its pod.
     pub fn new(state: PodState) -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(state), wake: Notify::new(), cancel: Notify::new() })
     }

@@ -75,7 +75,7 @@ impl PodWorkers {
     pub fn request(&mut self, pod: &PodRef, request: Request) {
         let request = self.with_allocated_form(request);
         let termination = self.termination_on(&request);
-        if !self.knows(&pod.uid) {
+        if !self.contains(&pod.uid) {
             if matches!(request, Request::Sync) {
                 return;
             }
@@ -219,8 +219,8 @@ impl PodWorkers {
         known
     }
 
-    /// Is there a worker (also a finished one) for this UID?
-    pub fn knows(&self, uid: &PodUid) -> bool {
+    /// True if there is a worker (also a finished one) for this UID.
+    pub fn contains(&self, uid: &PodUid) -> bool {
         self.registry.lock().contains_key(uid)
     }
 

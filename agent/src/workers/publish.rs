@@ -13,9 +13,11 @@ use super::act::PassContext;
 use super::act::SyncOutcome;
 use super::plan::PodCgroup;
 use super::worker::Worker;
+use crate::allocation::Allocations;
 use crate::allocation::Progress;
 use crate::allocation::report;
 use crate::model::PodSnapshot;
+use crate::model::PodUid;
 use crate::model::QosClass;
 use crate::model::SandboxStatus;
 use crate::model::StartFailure;
@@ -37,6 +39,15 @@ pub(super) struct StatusSources {
     pod_cgroup_for: Option<PodResources>,
     /// The event of an exceeded deadline was sent.
     deadline_event_sent: AtomicBool,
+}
+
+impl StatusSources {
+    /// Those of a new worker. An earlier agent that has begun a resize of the pod may have ended before the last step, which
+    /// is to take from the pod's cgroup: its containers alone do not show that.
+    pub(super) fn new(allocations: &Allocations, uid: &PodUid) -> Self {
+        let pod_cgroup = if allocations.is_in_progress(uid) { PodCgroup::Behind } else { PodCgroup::default() };
+        Self { pod_cgroup, ..Self::default() }
+    }
 }
 
 /// What a status shows of resizes.

@@ -29,7 +29,7 @@ pub struct WorkerSummary {
     pub phase: Phase,
     /// Termination was requested.
     pub terminating: bool,
-    /// The newest desired pod; `None` for one that only the runtime knows.
+    /// The newest desired pod; `None` for one that only the runtime has.
     pub pod: Option<Pod>,
 }
 

@@ -25,7 +25,7 @@ pub enum Phase {
     Finished,
 }
 
-/// What the sync loop wants.
+/// What the sync loop requests.
 #[derive(Clone, Debug)]
 pub enum Request {
     /// The pod is new to the agent.
@@ -36,7 +36,7 @@ pub enum Request {
     Sync,
     /// Terminate it.
     Kill(KillOptions),
-    /// Terminate a pod that only the runtime knows.
+    /// Terminate a pod that only the runtime has.
     KillRuntimeOnly,
 }
 
@@ -157,12 +157,12 @@ struct Work {
 pub struct PodState {
     /// The identity, also of pods without a spec.
     pub pod_ref: PodRef,
-    /// The newest desired pod; `None` for one that only the runtime knows.
+    /// The newest desired pod; `None` for one that only the runtime has.
     pub pod: Option<Pod>,
     content: u64,
     lifecycle: Lifecycle,
     work: Work,
-    /// The worker may act, or the runtime knows the pod; static pods wait here for another UID of the same name.
+    /// The worker may act, or the runtime has the pod; static pods wait here for another UID of the same name.
     started: bool,
 }
 
@@ -387,7 +387,7 @@ impl PodState {
         !matches!(self.lifecycle, Lifecycle::Syncing)
     }
 
-    /// True if it has been allowed to start, or the runtime knows it.
+    /// True if it has been allowed to start, or the runtime has the pod.
     pub fn was_started(&self) -> bool {
         self.started
     }

@@ -26,6 +26,7 @@ use crate::model::ContainerState;
 use crate::model::Pod;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
+use crate::model::SandboxPlan;
 use crate::model::SandboxStatus;
 use crate::model::StartContainer;
 use crate::model::StartFailure;
@@ -44,6 +45,8 @@ pub(super) struct SyncState {
     failed: HashMap<String, FailedStart>,
     /// When all containers were last removed to be restarted.
     restarted_all: Option<Instant>,
+    /// When the plan that has last created a sandbox was executed.
+    sandbox_created: Option<Instant>,
     /// Refresh state of the pod's volumes.
     pub volumes: VolumeRefresh,
     /// The end of the pod's `activeDeadlineSeconds`.
@@ -84,6 +87,13 @@ impl SyncState {
     fn restart_all_due(&self, actions: &PodActions) -> Option<Instant> {
         let due = self.restarted_all? + RESTART_ALL_PERIOD;
         (!actions.remove.is_empty() && due > Instant::now()).then_some(due)
+    }
+
+    /// When the creation of a sandbox that is planned is due, if it is too early now.
+    fn sandbox_due(&self, actions: &PodActions) -> Option<Instant> {
+        let due = self.sandbox_created? + SANDBOX_PERIOD;
+        let creates = matches!(actions.sandbox, SandboxPlan::Create { .. });
+        (creates && due > Instant::now()).then_some(due)
     }
 }
 
@@ -128,6 +138,12 @@ impl Worker {
             }
             if let Some(due) = state.restart_all_due(&actions) {
                 return Next::Wait(Some(due));
+            }
+            if let Some(due) = state.sandbox_due(&actions) {
+                // Those that did not serve would be left until the pod is settled, which it may never be.
+                let again = self.collect_garbage(&pass.snapshot).await;
+                // No success: the pauses after earlier failures do not start over.
+                return Next::Retry(again.map_or(due, |again| due.min(again)));
             }
             let (actions, blocked) = self.take_blocked_starts(&pass, state, actions);
             if actions.is_idle() {
@@ -195,6 +211,9 @@ impl Worker {
         self.context.observer.acted(began.elapsed(), &outcome);
         if outcome.restart_all_done {
             state.restarted_all = Some(Instant::now());
+        }
+        if outcome.sandbox == Some(true) {
+            state.sandbox_created = Some(Instant::now());
         }
         if outcome.is_ok() {
             return None;
@@ -382,6 +401,10 @@ fn failures(outcome: &SyncOutcome) -> String {
 /// Containers that exit at once would otherwise be restarted several times a second, each time with new files: no back-off
 /// applies (KEP-5532). Upstream sees an exit with its next relist, once a second.
 const RESTART_ALL_PERIOD: Duration = Duration::from_secs(1);
+
+/// A sandbox that ends at once, or is reported without an address, would otherwise be replaced as fast as the runtime makes
+/// another one: no back-off applies. Upstream sees its end with its next relist, once a second.
+const SANDBOX_PERIOD: Duration = Duration::from_secs(1);
 
 /// The cause of a failed start is shown at least for so long: a kubelet syncs the pod again after that.
 const FAILURE_SHOWN: Duration = Duration::from_secs(10);

@@ -284,13 +284,20 @@ impl Worker {
     /// Removes exited containers, sandboxes, logs and directories of a deleted pod. Housekeeping finds what fails again.
     async fn remove_content(&mut self) {
         self.join_stop().await;
-        let failed = match self.view().await {
+        let mut failed = match self.view().await {
             Ok(view) => {
                 self.context.pleg.acting(self.uid()).await;
                 act::joined(&act::remove_content(&self.context.act, &view).await)
             }
             Err(error) => error.to_string(),
         };
+        self.acted();
+        match self.context.pleg.inspect(self.uid()).await {
+            // Without a failure the next worker would begin at once.
+            Ok(left) if failed.is_empty() => failed = remains(&left),
+            Ok(_) => {}
+            Err(error) => tracing::debug!(pod = %self.pod_ref, %error, "cannot inspect the removed pod"),
+        }
         let target = self.pod_ref.with_uid();
         if failed.is_empty() {
             self.context.retries.succeeded(Operation::RemovePod, &target);
@@ -298,11 +305,14 @@ impl Worker {
             // Housekeeping starts another worker for what is left, once the retry is due.
             self.context.retries.failed(Operation::RemovePod, &target, &failed);
         }
-        self.acted();
-        if let Err(error) = self.context.pleg.inspect(self.uid()).await {
-            tracing::debug!(pod = %self.pod_ref, %error, "cannot inspect the removed pod");
-        }
     }
+}
+
+/// What the runtime has left of a pod that it has removed, as the reason of a failure; empty if it has nothing.
+fn remains(left: &PodSnapshot) -> String {
+    let containers = left.containers.iter().map(|container| container.id.to_string());
+    let all: Vec<String> = containers.chain(left.sandboxes.iter().map(|sandbox| sandbox.id.to_string())).collect();
+    if all.is_empty() { String::new() } else { format!("the runtime still lists what was removed: {}", all.join(", ")) }
 }
 
 /// True if the pod's status and API object do not wait for its sandbox: it has no address or host port of its own, and no

@@ -73,7 +73,7 @@ pub struct WorkerContext {
     pub recorder: Recorder,
     /// Failed operations.
     pub retries: RetryTracker,
-    /// Is the runtime ready?
+    /// Whether the runtime is ready.
     pub runtime: watch::Receiver<RuntimeState>,
     /// Feature gates of restarts.
     pub gates: RestartGates,
@@ -147,7 +147,7 @@ struct LastAction {
     ended_at: Instant,
     /// Containers started since the last snapshot.
     started: Vec<ContainerId>,
-    /// Containers whose resources were changed since then. The runtime lists them as before: only their status tells.
+    /// Containers whose resources were changed since then. The runtime lists them as before: only their status shows it.
     resized: Vec<ContainerId>,
 }
 
@@ -179,6 +179,7 @@ impl Worker {
     /// A worker before its first pass.
     pub fn new(mailbox: Arc<Mailbox>, context: Arc<WorkerContext>) -> Self {
         let pod_ref = mailbox.state().pod_ref.clone();
+        let status = StatusSources::new(&context.act.allocations, &pod_ref.uid);
         Self {
             interest: Registration::new(pod_ref.uid.clone()),
             pod_ref,
@@ -187,7 +188,7 @@ impl Worker {
             history: BackoffHistory::for_crash_loops(context.max_backoff),
             messages: context.pleg.termination_messages(),
             context,
-            status: StatusSources::default(),
+            status,
             last_action: None,
             failing: None,
             pass_metrics: PassMetrics::default(),

@@ -2,6 +2,7 @@
 //! status, with refusals by the node and by the runtime, and restarts of the agent.
 
 mod features;
+mod restarts;
 mod room;
 
 use std::collections::BTreeSet;

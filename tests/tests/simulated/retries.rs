@@ -148,6 +148,28 @@ async fn a_container_that_cannot_be_removed_is_removed_with_its_sandbox() {
     assert!(observed.first.iter().any(|line| line.contains("refused for ever")), "{:#?}", observed.first);
 }
 
+/// A runtime that lists a sandbox which it does not know when it is to be stopped.
+#[tokio::test(start_paused = true)]
+async fn what_is_still_listed_after_its_removal_is_removed_again_with_growing_pauses() {
+    let (sim, folder) = node();
+    let web = pod("web").running("main", "run").build();
+    let recorder = Recorder::logging("sim");
+    let agent = Agent::start_with_recorder(&sim, SensorSet::ALL, folder.path(), vec![web.clone()], recorder);
+    sleep(minutes(1)).await;
+    let unknown = FaultKind::Fail(Code::NotFound, "no such sandbox".to_owned());
+    sim.faults(|faults| faults.add(CallFault::on(Method::StopPodSandbox, unknown)));
+    agent.remove(web).await;
+    sleep(minutes(10)).await;
+    let calls = || sim.trace(|trace| trace.count(Method::StopPodSandbox));
+    let before = calls();
+    sleep(minutes(10)).await;
+    let more = calls() - before;
+    assert!((1..=40).contains(&more), "{more} calls in ten minutes");
+    sim.faults(Faults::clear);
+    sleep(minutes(10)).await;
+    assert!(sim.sandboxes("web").is_empty(), "{}", sim.trace(Trace::to_string));
+}
+
 #[tokio::test(start_paused = true)]
 async fn garbage_collection_is_retried_with_growing_pauses() {
     // Every crash adds a container: one pass over all of them, three crashes and their passes in ten minutes.

@@ -51,7 +51,7 @@ type Pulling = HashMap<String, Pulls>;
 #[derive(Clone, Copy, Debug, Default)]
 struct Pulls {
     running: u32,
-    /// One whose outcome is unknown: a failure of the next one does not tell.
+    /// One whose outcome is unknown: a failure of the next one does not reveal it.
     unsettled: Option<Unsettled>,
 }
 
@@ -144,7 +144,7 @@ impl AccessRecords {
         let (record, pulled) = match self.read(image, image_ref, seen).await {
             Ok(read) => read,
             Err(error) => {
-                tracing::warn!(image, %error, "cannot read who may use an image; it is pulled");
+                tracing::warn!(image, %error, "cannot read which pods may use an image; it is pulled");
                 return Ok(MustPull::Error);
             }
         };
@@ -237,7 +237,7 @@ impl AccessRecords {
         });
         let written = written.await;
         if let Err(error) = &written {
-            tracing::warn!(image, image_ref, %error, "cannot record who may use an image");
+            tracing::warn!(image, image_ref, %error, "cannot record which pods may use an image");
         }
         written.is_ok()
     }
@@ -357,7 +357,7 @@ impl AccessRecords {
 /// Writes a record without credentials, if the image has none that can be read. True if it is new. Blocks.
 fn record_unknown(files: &Files, name: &str, image_ref: &str) -> io::Result<bool> {
     let known = files.get::<PulledRecord>(image_ref).unwrap_or_else(|error| {
-        tracing::warn!(image = name, image_ref, %error, "replacing an unreadable record of who may use an image");
+        tracing::warn!(image = name, image_ref, %error, "replacing an unreadable record of which pods may use an image");
         None
     });
     if known.is_some() {

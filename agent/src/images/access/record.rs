@@ -28,7 +28,7 @@ pub(super) struct Intent {
     pub(super) image: String,
 }
 
-/// An image that this agent has pulled, and who may use it.
+/// An image that this agent has pulled, and which pods may use it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PulledRecord {

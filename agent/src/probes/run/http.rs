@@ -19,7 +19,7 @@ pub(super) async fn run(caller: &Caller, subject: &Subject<'_>, action: &HTTPGet
     outcome(answered)
 }
 
-/// Bodies of failures are withheld: they may say what only the container's own users are to know.
+/// Bodies of failures are withheld: they may be confidential to the container's own users.
 fn outcome(answered: Result<Response, HttpGetError>) -> Outcome {
     match answered {
         Ok(response) if response.status.is_success() => Outcome::Success,

@@ -200,7 +200,7 @@ async fn a_termination_ends_liveness_and_startup_of_regular_containers() {
     assert_eq!(world.due(100.0), ["a-1 Readiness", "side-1 Liveness", "side-1 Readiness"]);
     assert_eq!(world.table.terminating(&uid()).len(), 0);
     assert_eq!(world.table.remove(&uid()).len(), 4);
-    assert!(!world.table.knows(&uid()));
+    assert!(!world.table.contains(&uid()));
     assert_eq!(world.table.next_due(), None);
 }
 
@@ -273,7 +273,7 @@ async fn a_changed_probe_begins_anew_and_a_removed_one_ends() {
 async fn pods_without_probes_cost_nothing() {
     let mut world = World::new();
     world.observe(&pod(&[]), &snapshot(vec![running("a", 1)]), 0.0);
-    assert!(!world.table.knows(&uid()));
+    assert!(!world.table.contains(&uid()));
     assert_eq!(world.table.next_due(), None);
 }
 

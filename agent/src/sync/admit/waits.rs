@@ -18,7 +18,7 @@ use crate::model::spec;
 use crate::pleg::PlegHandle;
 use crate::workers::state::Request;
 
-/// Pauses between attempts to learn from a runtime that fails whether a pod runs, and how long that may take in all.
+/// Pauses between inspections of a pod that is about to be rejected, while the runtime fails, and their time limit.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const VIEW_LIMIT: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ pub(super) enum StaticPods {
 pub(super) enum Wait {
     /// The static pods, which come first.
     StaticPods,
-    /// The PLEG, which tells whether it runs.
+    /// The PLEG, which reports whether the pod runs.
     View,
     /// The newest version of the Node.
     Node,
@@ -87,7 +87,7 @@ impl PodAdmission {
         }
     }
 
-    /// A pod of which the runtime tells nothing in time counts as running: a rejection could not be taken back.
+    /// A pod that the runtime does not describe in time counts as running: a rejection could not be taken back.
     pub(super) fn await_view(&mut self, uid: &PodUid, pleg: &PlegHandle) {
         self.waiting.insert(uid.clone(), Wait::View);
         let (uid, pleg) = (uid.clone(), pleg.clone());
@@ -209,7 +209,7 @@ impl SyncLoop {
         let mut started = Vec::new();
         for pod in pods {
             let id = pod_ref(&pod);
-            if !self.workers.knows(&id.uid) && self.admit(&pod) {
+            if !self.workers.contains(&id.uid) && self.admit(&pod) {
                 self.workers.request(&id, Request::Create(pod.clone()));
                 started.push(pod);
             }

@@ -28,7 +28,7 @@ use crate::workers::backoff::crash_loop_message;
 use crate::workers::generate::GenerateError;
 use crate::workers::generate::names;
 
-/// An action on a pod that failed. Its text is what the pod's sync result says.
+/// An action on a pod that failed. Its text is that of the pod's sync result.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the target and the cause of the action")]
 pub enum PodError {

@@ -81,7 +81,7 @@ fn killed(failed: Vec<PodError>) -> Result<(), PodError> {
     if failed.is_empty() { Ok(()) } else { Err(PodError::KillPod { failed }) }
 }
 
-/// Stops a pod that only the runtime knows, so without its spec: two seconds for every container, in no order.
+/// Stops a pod that only the runtime has, so without its spec: two seconds for every container, in no order.
 ///
 /// # Errors
 /// The containers and sandboxes that could not be stopped.
@@ -116,7 +116,7 @@ fn pod_of_snapshot(snapshot: &PodSnapshot) -> Pod {
     pod
 }
 
-/// What a snapshot tells of the definition of a container.
+/// The part of a container's definition that a snapshot contains.
 fn container_of(status: &ContainerStatus) -> Container {
     Container { name: status.name.clone(), image: Some(status.image.clone()), ..Container::default() }
 }

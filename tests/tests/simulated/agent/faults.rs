@@ -152,6 +152,38 @@ async fn f09_dead_sandbox_is_replaced_and_restart_counts_continue() {
     assert_eq!(node.sim.trace(Trace::live_count), 2);
 }
 
+/// A sandbox that ends as soon as it is there, as one whose virtual machine crashes: back-off holds the containers, and the
+/// sandbox is replaced no more often than by a kubelet, which lists sandboxes once a second.
+#[tokio::test(start_paused = true)]
+async fn sandbox_that_ends_at_once_is_not_replaced_without_a_pause() {
+    let node = Node::new();
+    let created = sandboxes_in_a_minute(&node).await;
+    assert!((10..=61).contains(&created), "{created} in a minute");
+    assert!(node.sim.sandboxes("web").len() <= 4, "{} are left", node.sim.sandboxes("web").len());
+    node.no_duplicates();
+}
+
+/// As one whose virtual machine crashes while a container is created in it.
+#[tokio::test(start_paused = true)]
+async fn sandbox_that_ends_after_a_failure_is_replaced_with_growing_pauses() {
+    let node = Node::new();
+    let refused = FaultKind::Fail(Code::Unknown, "no connection to the virtual machine".to_owned());
+    node.sim.faults(|f| f.add(CallFault::on(Method::CreateContainer, refused)));
+    let created = sandboxes_in_a_minute(&node).await;
+    assert!((5..=20).contains(&created), "{created} in a minute");
+}
+
+/// The number of sandboxes that are created for a pod whose sandboxes end at once.
+async fn sandboxes_in_a_minute(node: &Node) -> u64 {
+    let _agent = node.start(SensorSet::ALL, [pod("web").running("main", "run")]);
+    let begin = Instant::now();
+    while begin.elapsed() < secs(60) {
+        node.sim.kill_sandboxes("web");
+        sleep(ms(10)).await;
+    }
+    node.sim.trace(|l| l.count(Method::RunPodSandbox))
+}
+
 /// F12: the runtime restarts under running pods, and some containers are killed meanwhile.
 #[tokio::test(start_paused = true)]
 async fn f12_runtime_restart_restarts_only_exited_containers() {

@@ -10,7 +10,7 @@ use crate::images::access::AccountUse;
 use crate::objects::Objects;
 use crate::objects::TokenKey;
 
-/// What a plugin learns of the pod.
+/// What a plugin receives of the pod.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Account {
     /// The service account; `None` without a token.

@@ -101,7 +101,7 @@ pub(super) struct EnvPair {
 pub(super) struct TokenAttributes {
     #[serde(rename = "serviceAccountTokenAudience")]
     pub(super) audience: String,
-    /// `Token` or `ServiceAccount`: for whom responses are cached.
+    /// `Token` or `ServiceAccount`: the scope in which responses are cached.
     pub(super) cache_type: String,
     /// Without a service account the plugin is not run.
     pub(super) require_service_account: Option<bool>,

@@ -11,7 +11,7 @@ use keblet_proto::cri::v1 as cri;
 
 use crate::model::runtime_keys;
 
-/// The pod of a container, as far as its labels and annotations tell it. What cannot be read is left out.
+/// The pod of a container, as far as its labels and annotations describe it. What cannot be read is left out.
 pub(super) fn pod_of(name: &str, status: &cri::ContainerStatus) -> Pod {
     let label = |key: &str| status.labels.get(key).cloned();
     let mut pod = Pod::default();

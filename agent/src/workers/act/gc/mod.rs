@@ -109,12 +109,12 @@ pub async fn remove_excess(ctx: &ActContext, snapshot: &PodSnapshot, excess: &Ha
     failed
 }
 
-/// Removes all exited instances of a pod that is removed itself, with their logs. Continues after failures and returns
-/// them.
+/// Removes the instances of a pod that is itself removed, with their logs, except those that go with its sandboxes. Continues
+/// after failures and returns them.
 pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let mut failed = Vec::new();
     for status in plan::dead(snapshot) {
-        let removed = remove::remove_with_logs(ctx, &snapshot.pod, status).await;
+        let removed = remove_surplus(ctx, snapshot, status).await;
         failed.extend(removed.err().map(|source| PodError::CollectContainer { id: status.id.to_string(), source }));
     }
     failed

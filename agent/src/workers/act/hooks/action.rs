@@ -1,4 +1,4 @@
-//! Which action a hook's handler asks for, and how its failures read. Pure.
+//! The action of a hook's handler, and the messages of its failures. Pure.
 
 use std::time::Duration;
 

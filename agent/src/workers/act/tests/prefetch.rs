@@ -79,6 +79,22 @@ async fn a_pull_that_failed_ahead_is_made_at_its_turn() {
     assert_eq!(pulling, 1);
 }
 
+/// Its registry does not answer. Pulls are serialized.
+#[tokio::test(start_paused = true)]
+async fn a_pull_ahead_ends_with_its_pod() {
+    let node = prefetching();
+    node.runtime.state().pulls.insert("far:1".into(), Duration::from_secs(600));
+    node.runtime.state().registry.insert("near:1".into(), image("sha256:near"));
+    let pod = with_init();
+    start_init(&node, &pod).await;
+    until_pulled(&node).await;
+    let began = Instant::now();
+    node.ctx.images.remove_cached_pod("uid");
+    let near = node.ctx.images.pull("near:1", &cri::PodSandboxConfig::default(), &[]).await;
+    assert_eq!(near.expect("pulled").image_ref, "sha256:near");
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn nothing_is_pulled_ahead_unless_it_is_asked_for() {
     let node = Node::new();

@@ -1,4 +1,4 @@
-//! What the plan must say: tables of single situations, and properties over random ones.
+//! Plans: tables of single situations, and properties over random ones.
 
 mod init;
 mod many;

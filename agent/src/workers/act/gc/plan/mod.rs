@@ -111,9 +111,15 @@ pub(super) fn old_sandboxes<'a>(snapshot: &'a PodSnapshot, gone: &HashSet<&Conta
     old.filter(|sandbox| !sandbox.ready && !holds(&sandbox.id)).map(|sandbox| &sandbox.id).collect()
 }
 
-/// Instances to remove with their pod.
+/// Instances to remove with their pod. Those that have not exited go with their sandbox, if the runtime lists it.
 pub(super) fn dead(snapshot: &PodSnapshot) -> impl Iterator<Item = &ContainerStatus> {
-    snapshot.containers.iter().filter(|status| status.state == ContainerState::Exited && status.proven.is_none())
+    let is_stray =
+        move |status: &ContainerStatus| snapshot.sandboxes.iter().all(|sandbox| sandbox.id != status.sandbox_id);
+    snapshot.containers.iter().filter(move |status| match status.state {
+        ContainerState::Running => false,
+        ContainerState::Exited => status.proven.is_none(),
+        ContainerState::Created | ContainerState::Unknown => is_stray(status),
+    })
 }
 
 #[cfg(test)]

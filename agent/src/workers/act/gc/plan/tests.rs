@@ -147,6 +147,21 @@ fn what_exceeds_the_limits_of_the_node_goes_unless_it_is_needed() {
 }
 
 #[test]
+fn what_has_not_exited_goes_without_its_sandbox_only_if_that_is_not_listed() {
+    use ContainerState::Created;
+    use ContainerState::Exited;
+    use ContainerState::Running;
+    use ContainerState::Unknown;
+    let containers: Vec<_> =
+        (0..).zip([Running, Created, Unknown, Exited]).map(|(attempt, state)| instance("a", attempt, state)).collect();
+    let mut snapshot = testing::snapshot(containers);
+    let gone = |snapshot: &PodSnapshot| dead(snapshot).map(|status| status.attempt).collect::<Vec<_>>();
+    assert_eq!(gone(&snapshot), [3]);
+    snapshot.sandboxes.clear();
+    assert_eq!(gone(&snapshot), [1, 2, 3]);
+}
+
+#[test]
 fn sandboxes_with_containers_stay() {
     let mut snapshot = testing::snapshot(vec![instance("a", 1, ContainerState::Exited)]);
     let sandbox = |id: &str, ready| crate::model::SandboxStatus {

@@ -1,0 +1,29 @@
+//! What an agent completes that another one has begun.
+
+use super::*;
+
+/// The last step of a pod that shrinks is to take from its own cgroup: its containers do not show then that it is missing.
+#[tokio::test(start_paused = true)]
+async fn the_cgroup_of_a_pod_that_an_earlier_agent_has_begun_to_shrink_is_shrunk() {
+    let site = ResizableNode::new(4000);
+    let (agent, ..) = site.start(vec![cpu("web", 1, "2")]);
+    site.until_running("web").await;
+    let failure = FaultKind::Fail(tonic::Code::Unknown, "busy".to_owned());
+    site.sim.faults(|faults| faults.add(CallFault::on(Method::UpdatePodSandboxResources, failure)));
+    agent.update(cpu("web", 2, "1")).await;
+    let failed = || condition(&agent, "web", "PodResizeInProgress").and_then(|condition| condition.reason);
+    until_true("it fails", || failed().as_deref() == Some("Error")).await;
+    sleep(Duration::from_secs(1)).await;
+    let shares = site.file("cpu", "kubepods/burstable/podweb-uid", "cpu.shares");
+    assert_eq!((site.applied("web")[0], text(&shares).as_str()), (1024, "2048"), "the container alone has shrunk");
+    let mut known = Arc::unwrap_or_clone(cpu("web", 2, "1"));
+    known.status = Some(status(&agent, "web"));
+    drop(agent);
+    site.sim.faults(Faults::clear);
+
+    let (agent, _, events) = site.start(vec![Arc::new(known)]);
+    until_true("the event", || !reasons(&events).is_empty()).await;
+    assert_eq!((reasons(&events), text(&shares).as_str()), (vec!["ResizeCompleted".to_owned()], "1024"));
+    until_true("it is done", || is_settled(&agent, "web")).await;
+    assert_eq!(site.instances("web"), 1);
+}
