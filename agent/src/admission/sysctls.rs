@@ -1,12 +1,12 @@
 //! Sysctls of pods (KEP-34): safe ones, and unsafe ones that `allowedUnsafeSysctls` allows. Pure.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use k8s_openapi::api::core::v1::PodSpec;
 
 use super::Decision;
 use super::Input;
+use crate::model::SysctlNamespace;
 use crate::model::spec;
 
 /// Safe sysctls and the first kernel that has each of them in a namespace.
@@ -27,41 +27,6 @@ const SAFE: [(&str, (u32, u32)); 14] = [
     ("net.ipv4.tcp_slow_start_after_idle", (4, 15)),
     ("net.ipv4.tcp_notsent_lowat", (4, 6)),
 ];
-
-/// The kernel namespace a sysctl is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Namespace {
-    Ipc,
-    Net,
-    Uts,
-    User,
-}
-
-impl fmt::Display for Namespace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ipc => "IPC",
-            Self::Net => "Net",
-            Self::Uts => "UTS",
-            Self::User => "User",
-        })
-    }
-}
-
-impl Namespace {
-    /// The namespace of a sysctl, or of all sysctls with a prefix.
-    fn of(name: &str) -> Option<Self> {
-        let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix));
-        match name {
-            "kernel.sem" => Some(Self::Ipc),
-            "kernel.domainname" => Some(Self::Uts),
-            _ if ipc => Some(Self::Ipc),
-            _ if name.starts_with("net.") => Some(Self::Net),
-            _ if name.starts_with("user.") => Some(Self::User),
-            _ => None,
-        }
-    }
-}
 
 /// Which namespaces a pod shares with the host.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,8 +54,8 @@ pub struct UnknownSysctlNamespace(String);
 /// The sysctls that pods may set on this node.
 #[derive(Clone, Debug, Default)]
 pub struct SysctlAllowlist {
-    names: BTreeMap<String, Namespace>,
-    prefixes: BTreeMap<String, Namespace>,
+    names: BTreeMap<String, SysctlNamespace>,
+    prefixes: BTreeMap<String, SysctlNamespace>,
 }
 
 impl SysctlAllowlist {
@@ -116,13 +81,13 @@ impl SysctlAllowlist {
             Some(prefix) => (prefix, &mut self.prefixes),
             None => (pattern.as_str(), &mut self.names),
         };
-        let Some(namespace) = Namespace::of(name) else { return Err(UnknownSysctlNamespace(pattern)) };
+        let Some(namespace) = SysctlNamespace::of(name) else { return Err(UnknownSysctlNamespace(pattern)) };
         list.insert(name.to_owned(), namespace);
         Ok(())
     }
 
     /// Names before prefixes.
-    fn namespace(&self, name: &str) -> Option<Namespace> {
+    fn namespace(&self, name: &str) -> Option<SysctlNamespace> {
         let by_prefix = || self.prefixes.iter().find(|(prefix, _)| name.starts_with(prefix.as_str()));
         self.names.get(name).or_else(|| by_prefix().map(|(_, namespace)| namespace)).copied()
     }
@@ -133,11 +98,11 @@ impl SysctlAllowlist {
             return Some(format!("{name:?} not allowlisted"));
         };
         let shared = match namespace {
-            Namespace::Net => host.network,
-            Namespace::Ipc => host.ipc,
-            Namespace::User => host.users,
+            SysctlNamespace::Net => host.network,
+            SysctlNamespace::Ipc => host.ipc,
+            SysctlNamespace::User => host.users,
             // The pods that share it are those that share the network, and the runtime refuses to set it for them.
-            Namespace::Uts => false,
+            SysctlNamespace::Uts => false,
         };
         shared.then(|| format!("{name:?} not allowed with host {namespace} enabled"))
     }

@@ -36,7 +36,7 @@ pub enum CredentialError {
     File {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The kubeconfig can no longer be read.

@@ -121,7 +121,7 @@ pub enum KubeconfigError {
     Read {
         /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// It is neither YAML nor JSON, or a field has the wrong type.

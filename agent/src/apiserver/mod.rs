@@ -1,5 +1,5 @@
 //! The API client. Owns access (kubeconfig, credentials, TLS), connections, rate limits, and watches that never end.
-//! Knows nothing of the objects that are requested.
+//! Independent of the kinds of objects that are requested.
 //!
 //! ```text
 //!  main ──────┐ 50/s, burst 100          rate limit ─▶ headers ─▶ connection pool ─▶ HTTP/2 connection
@@ -82,7 +82,7 @@ pub struct Options {
     pub events_burst: i32,
     /// How long a heartbeat may take.
     pub heartbeat_timeout: Duration,
-    /// keblet's own version and the Kubernetes version it stands in for, for the user agent.
+    /// keblet's own version and the Kubernetes version that it implements, for the user agent.
     pub versions: (&'static str, &'static str),
 }
 

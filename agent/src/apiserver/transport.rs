@@ -71,7 +71,7 @@ impl TransportError {
     }
 }
 
-/// An error with its sources: the outermost text alone ("client error (Connect)") does not tell the cause.
+/// An error with its sources: the outermost text alone ("client error (Connect)") does not name the cause.
 fn causes(error: &legacy::Error) -> String {
     let mut text = error.to_string();
     let mut below = std::error::Error::source(error);

@@ -80,6 +80,25 @@ async fn an_object_that_cannot_be_decoded_hides_no_other_and_counts_as_present()
     client.sees("-b").await;
 }
 
+/// A pod can be deleted with so long a grace period that the end of it is beyond the times that can be decoded.
+#[tokio::test(start_paused = true)]
+async fn an_object_that_is_to_be_deleted_and_cannot_be_decoded_counts_as_gone() {
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    let lines = server.next().await.stream();
+    send(&lines, "ADDED", object("a", "1"));
+    send(&lines, "BOOKMARK", bookmark("2", true));
+    client.sees("init +a done").await;
+    let mut deleted = object("a", "3");
+    deleted["metadata"]["deletionTimestamp"] = json!(BEYOND);
+    send(&lines, "MODIFIED", deleted.clone());
+    client.sees("-a").await;
+    // It is known again when it can be decoded.
+    deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    send(&lines, "MODIFIED", deleted);
+    client.sees("=a").await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_object_may_be_followed_without_the_fields_that_cannot_be_decoded() {
     let logged = Logged::default();

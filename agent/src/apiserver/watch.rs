@@ -4,7 +4,8 @@
 //! five to ten minutes and then again from the last resource version, so that no change is missed and nothing is listed
 //! twice. No list is older than what is known, unless the server was restored to an earlier state.
 //!
-//! An object that cannot be decoded is logged and left out; it holds up no other, and a list does not count it as gone.
+//! An object that cannot be decoded is logged and left out; it holds up no other, and a list does not count it as gone. A
+//! change does if its deletion was requested.
 //!
 //! After errors there is a pause: 0.8 s, doubling to 30 s, with up to as much jitter; ten seconds without an error reset
 //! it, if the server has served something (client-go: two minutes; but a pause that has grown gains nothing for watches
@@ -73,7 +74,7 @@ pub enum Event<K> {
     InitDone,
     /// An object was created or changed.
     Apply(K),
-    /// An object was deleted.
+    /// An object was deleted; or its deletion was requested and it cannot be decoded, so that its grace period is not known.
     Delete(Identity),
 }
 
@@ -327,7 +328,10 @@ where
                     Err(ignored) => Some(ignored.resource_version.clone()),
                 };
                 self.state = State::Watching(watch, newer(seen, version));
-                object.ok().map(Event::Apply)
+                match object {
+                    Ok(object) => Some(Event::Apply(object)),
+                    Err(ignored) => ignored.deletion_timestamp.is_some().then_some(Event::Delete(ignored)),
+                }
             }
             Some(Ok(WatchLine::Deleted(Named { metadata }))) => {
                 self.ignored.remove(&metadata.uid);

@@ -1,4 +1,4 @@
-//! YAML or JSON text as documents that remember the line of every field.
+//! YAML or JSON text as documents with the line of every field.
 //!
 //! Owns syntax, duplicate keys and typed decoding with an error that names file, line and field. Does not interpret
 //! documents.
@@ -47,7 +47,7 @@ pub enum DocumentError {
     /// The text is not YAML (or JSON).
     #[error("{place}: {problem}")]
     Syntax {
-        /// Where it stops making sense.
+        /// Where the parser failed.
         place: Place,
         /// What is wrong there.
         problem: String,

@@ -1,6 +1,6 @@
 //! A configuration in the making: the standard document as JSON, with the origin of every field, layer upon layer.
 //!
-//! Owns how layers are laid over each other (defaults, file, drop-ins, flags). Reads no files and judges no values.
+//! Owns the precedence of the layers: defaults, file, drop-ins, flags. Reads no files and validates no values.
 
 use std::collections::BTreeMap;
 use std::path::Component;
@@ -53,7 +53,7 @@ const FILE_PATHS: [&str; 7] = [
     "podLogsDir",
 ];
 
-/// The layers laid so far. Every default is filled in at all times.
+/// The layers merged so far. Every default is filled in at all times.
 #[derive(Debug)]
 pub(super) struct Draft {
     fields: Map<String, Value>,
@@ -90,7 +90,7 @@ impl Draft {
         Ok(Self { fields, origins, flag_gates })
     }
 
-    /// Lays a drop-in over what is there, as a JSON merge patch.
+    /// Merges a drop-in into the layers below it, as a JSON merge patch.
     ///
     /// # Errors
     /// An unknown or mistyped field.
@@ -201,7 +201,7 @@ fn with_defaults(
     document::decode::<KubeletConfiguration>(Value::Object(fields)).map(|config| to_json(&config))
 }
 
-/// Plain fields cannot say zero: there it means "not written". A text is zero only if it is empty: "0" is one CPU, or a
+/// Plain fields cannot be set to zero, which means "not written". A text is zero only if it is empty: "0" is one CPU, or a
 /// size. Durations, whose defaults are written as durations, are zero if they take no time.
 fn forget_zeros(fields: &mut Map<String, Value>, origins: &mut BTreeMap<String, Origin>) {
     fn is_zero(value: &Value) -> bool {
@@ -231,7 +231,7 @@ fn forget_zeros(fields: &mut Map<String, Value>, origins: &mut BTreeMap<String, 
 fn fill_dependent_defaults(fields: &mut Map<String, Value>, flag_gates: &BTreeMap<String, bool>) {
     let mut asked = gate_map(fields.get("featureGates"));
     asked.extend(flag_gates.iter().map(|(name, value)| (name.clone(), *value)));
-    // Bad gates are reported when all layers are laid; until then the defaults of 1.36 do.
+    // Invalid gates are reported once all layers are merged; until then the defaults of 1.36 are used.
     let gates = FeatureGates::new(&asked).unwrap_or_default();
     if !fields.contains_key("serializeImagePulls") {
         let parallel = fields.get("maxParallelImagePulls").and_then(Value::as_i64);

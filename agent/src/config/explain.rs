@@ -1,6 +1,6 @@
 //! The effective configuration as a table: value, where it was set, and whether keblet acts on it.
 //!
-//! Which fields are honoured is said where they are defined ([`super::kubelet`], [`super::flags::FlagSettings`]); which
+//! Which fields are honoured is stated where they are defined ([`super::kubelet`], [`super::flags::FlagSettings`]); which
 //! gates are, in their table.
 
 use serde::Serialize;
@@ -46,7 +46,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// What is to be said of how far it is honoured; nothing if it is.
+    /// How far it is honoured; `None` if it is without restriction.
     pub fn remark(&self) -> Option<String> {
         match (self.honoured, self.part) {
             (true, None) => None,
@@ -98,7 +98,7 @@ fn at<'a>(values: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(values, |value, name| value.get(name))
 }
 
-/// What should be said once at start.
+/// Warnings to log once at start.
 pub(super) fn notices(settings: &Settings, flags: &FlagValues) -> Vec<String> {
     let mut notices = Vec::new();
     for flag in flags.deprecated() {

@@ -100,7 +100,7 @@ impl Default for FeatureGates {
 }
 
 impl Feature {
-    /// What 1.36 says of this gate.
+    /// The definition of this gate in 1.36.
     pub fn spec(self) -> &'static FeatureSpec {
         &GATES[self as usize].1
     }

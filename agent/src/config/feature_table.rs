@@ -5,12 +5,12 @@
 use super::feature_gates::Effect;
 use super::feature_gates::Stage;
 
-/// What 1.36 says of one gate.
+/// The definition of one gate in 1.36.
 #[derive(Debug)]
 pub struct FeatureSpec {
     /// Its name in flags and documents.
     pub name: &'static str,
-    /// On unless said otherwise.
+    /// Its value unless it is set.
     pub default: bool,
     /// Its stage.
     pub stage: Stage,

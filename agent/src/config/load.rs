@@ -1,4 +1,4 @@
-//! Reads the files the flags name and lays them over each other in upstream's order.
+//! Reads the files that the flags name and merges them in upstream's order.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -119,7 +119,7 @@ enum DocumentKind {
     Keblet,
 }
 
-/// Takes apiVersion and kind out of the document and says which of the two it is.
+/// Takes apiVersion and kind out of the document and returns which of the two kinds it is.
 fn kind_of(document: &mut Document) -> Result<DocumentKind, ConfigError> {
     let wrong = |document: &Document, field: &str, problem: String| {
         Err(ConfigError::Kind { place: document.place_of(field), problem })

@@ -1,12 +1,12 @@
-//! Settings that promise isolation or protection and that keblet does not honour yet. Pure.
+//! Settings of isolation or protection that keblet does not honour yet. Pure.
 //!
-//! A written one keeps the agent from starting: running without the promised protection would be worse than not running.
-//! A promise of a default is named at start and by `keblet doctor` instead.
+//! One that the configuration sets keeps the agent from starting: running without the requested protection would be worse
+//! than not running. One that is only a default is named at start and by `keblet doctor` instead.
 
 use super::document::Problem;
 use super::kubelet::KubeletConfiguration;
 
-/// Everything written that promises what is not there.
+/// Settings of the configuration that request a missing protection.
 pub(super) fn unhonoured(config: &KubeletConfiguration) -> Vec<Problem> {
     let table = [
         ("cpuManagerPolicy", config.cpu_manager_policy == "static", "no exclusive CPUs are assigned"),
@@ -22,10 +22,10 @@ fn problem(field: &str, lack: &str) -> Problem {
     Problem { field: field.to_owned(), message: format!("this value is not supported yet: {lack}") }
 }
 
-/// What the effective configuration promises and keblet does not do yet: the field and what is missing.
+/// Protections that the effective configuration requests and keblet lacks: the field and what is missing.
 pub fn missing_protections(config: &KubeletConfiguration) -> Vec<(&'static str, &'static str)> {
     let table = [(config.make_iptables_util_chains, "makeIPTablesUtilChains", "no iptables chains are created")];
-    table.into_iter().filter(|(promised, _, _)| *promised).map(|(_, field, lack)| (field, lack)).collect()
+    table.into_iter().filter(|(requested, _, _)| *requested).map(|(_, field, lack)| (field, lack)).collect()
 }
 
 #[cfg(test)]
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn promises_of_defaults_are_named() {
+    fn missing_protections_of_defaults_are_named() {
         let mut config = KubeletConfiguration::default();
         let named = |config: &KubeletConfiguration| -> Vec<&'static str> {
             missing_protections(config).into_iter().map(|(field, _)| field).collect()

@@ -1,10 +1,10 @@
 //! The form in which configuration documents are written down: one row per field.
 //!
-//! A row says a field's name in the document, its type and default, whether the API can tell "zero" from "absent",
+//! A row has a field's name in the document, its type and default, whether the API distinguishes "zero" from "absent",
 //! whether keblet acts on it yet, and what it means. Struct, default, `config explain` and the list of settings that are
 //! accepted but not honoured all come from the same row, so they cannot disagree. Nothing is read or checked here.
 
-/// Can a document say "zero" for this field and mean it?
+/// Whether zero in a document is a value of this field, or the same as absence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// An optional field: zero is a value of its own, only absence brings the default.
@@ -32,7 +32,7 @@ pub struct Field {
     pub nested: &'static [Field],
 }
 
-/// A configuration document or section that knows its own fields.
+/// A configuration document or section, with the table of its fields.
 pub trait Described {
     /// Every field, in document order.
     const FIELDS: &'static [Field];

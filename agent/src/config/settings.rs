@@ -78,7 +78,7 @@ pub enum ConfigError {
     Read {
         /// The file or directory.
         file: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// A file is not what it should be.
@@ -188,12 +188,12 @@ impl Settings {
         lookup(&self.origins.kubelet, path)
     }
 
-    /// What should be said once at start: deprecated flags, settled gates, settings that are accepted but have no effect.
+    /// Warnings to log once at start: deprecated flags, settled gates, settings that are accepted but have no effect.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }
 
-    /// Refuses written settings that promise isolation or protection and are not honoured yet.
+    /// Refuses configured settings of isolation or protection that are not honoured yet.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] with the field and origin of each of them.

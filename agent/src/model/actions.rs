@@ -163,8 +163,8 @@ pub struct PodActions {
     pub resize: Option<ResizePod>,
     /// Containers to start, in order.
     pub start: Vec<StartContainer>,
-    /// A decision depends on an exit code that is not known yet, since the exit is proven by pidfd alone or the runtime has
-    /// yet to learn the code: decide again at the next snapshot.
+    /// A decision depends on an exit code that is not known yet, since the exit is proven by pidfd alone or the runtime does
+    /// not report the code yet: decide again at the next snapshot.
     pub await_confirmation: bool,
 }
 

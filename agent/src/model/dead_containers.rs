@@ -21,7 +21,7 @@ impl Default for DeadContainerPolicy {
 }
 
 impl DeadContainerPolicy {
-    /// Dead instances of a container that stay when another one dies, whatever their age.
+    /// Dead instances of a container that stay when another one exits, whatever their age.
     pub fn kept_after_exit(&self) -> usize {
         self.per_container.unwrap_or(1).max(1)
     }

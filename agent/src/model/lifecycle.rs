@@ -87,7 +87,7 @@ pub struct LifecycleEvent {
     pub container_name: String,
     /// Exit code for `ContainerDied`, if known.
     pub exit_code: Option<i32>,
-    /// Who noticed first.
+    /// The source that reported it first.
     pub source: Source,
     /// When the kernel recorded it, if a probe reported it.
     pub happened: Option<KernelMoment>,

@@ -29,6 +29,7 @@ pub mod runtime_keys;
 mod sandbox;
 mod snapshot;
 pub mod spec;
+mod sysctl;
 mod tasks;
 #[cfg(test)]
 pub mod testing;
@@ -101,5 +102,6 @@ pub use snapshot::PodSnapshot;
 pub use snapshot::ProvenExit;
 pub use snapshot::SandboxStatus;
 pub use snapshot::TerminationFile;
+pub use sysctl::SysctlNamespace;
 pub use tasks::named;
 pub use version::KUBERNETES;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::core::v1::NodeSelectorRequirement;
 use k8s_openapi::api::core::v1::NodeSelectorTerm;
 
-/// The one field that `matchFields` knows.
+/// The only field that `matchFields` supports.
 const NAME_FIELD: &str = "metadata.name";
 
 /// The node with this name and these labels meets all requirements of a term. A term without requirements, and a malformed

@@ -169,7 +169,7 @@ spelled! {
     OomConfidence {
         /// The probe's record, made by the kernel at the moment of the kill.
         Kernel = "kernel",
-        /// The cgroup's counter of OOM kills (`memory.events`, `memory.oom_control`): a kill, not whom.
+        /// The cgroup's counter of OOM kills (`memory.events`, `memory.oom_control`): the number, not the processes.
         Counter = "counter",
         /// The kernel log.
         Log = "log",

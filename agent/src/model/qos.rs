@@ -84,7 +84,7 @@ pub fn qos_class(pod: &Pod) -> Result<QosClass, InvalidAmount> {
     })
 }
 
-/// True if `spec.resources` names a resource that pods can have (KEP-2837). Without one it says nothing, as upstream since
+/// True if `spec.resources` names a resource that pods can have (KEP-2837). Without one it has no effect, as upstream since
 /// 1.37.
 fn is_of_pods(resources: &ResourceRequirements) -> bool {
     [&resources.requests, &resources.limits].into_iter().flatten().flat_map(BTreeMap::keys).any(|name| of_pods(name))
@@ -138,8 +138,8 @@ impl ResourceKind {
 }
 
 /// What the whole pod needs: the larger of regular containers with all sidecars and any moment of the init sequence
-/// (KEP-753); `spec.resources` wins for what it names (KEP-2837). Overhead (KEP-688) is added if asked for; to limits
-/// only where there is one.
+/// (KEP-753); `spec.resources` takes precedence for what it names (KEP-2837). Overhead (KEP-688) is added if asked for; to
+/// limits only where there is one.
 ///
 /// # Errors
 /// A quantity that cannot be read.

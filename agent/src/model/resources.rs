@@ -188,7 +188,7 @@ pub fn in_force(recorded: Option<&ResourceRequirements>, allocated: Compute, rep
     if reported == ContainerResources::default() {
         return allocated;
     }
-    // Amounts that are too small for a cgroup are not told apart.
+    // Amounts that are too small for a cgroup count as equal.
     let or_minimal = |reported: i64, allocated: i64, minimum: i64| {
         if reported > 0 && reported <= minimum && allocated <= minimum { allocated } else { reported }
     };

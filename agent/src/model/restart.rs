@@ -114,7 +114,7 @@ pub fn restarts_after(pod: &Pod, container: &Container, exit_code: i32, gates: R
 }
 
 /// Whether this exit code of this container restarts the whole pod in place.
-pub fn restarts_all_after(container: &Container, exit_code: i32, gates: RestartGates) -> bool {
+fn restarts_all_after(container: &Container, exit_code: i32, gates: RestartGates) -> bool {
     gates.all_containers && matching_action(container, exit_code, gates) == Some("RestartAllContainers")
 }
 

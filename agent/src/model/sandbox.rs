@@ -52,7 +52,7 @@ impl SandboxDefect {
 }
 
 impl SandboxNeed {
-    /// Judges the sandboxes the runtime knows against the pod's spec.
+    /// Compares the sandboxes that the runtime has with the pod's spec.
     pub fn of(pod: &Pod, snapshot: &PodSnapshot) -> Self {
         let Some(newest) = snapshot.sandboxes.first() else {
             return Self::Create { attempt: 0, replaces: None, defect: SandboxDefect::Missing };

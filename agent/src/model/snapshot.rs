@@ -1,4 +1,4 @@
-//! What the runtime said of one pod, with the moment it was asked. Only `pleg` puts snapshots into the pod cache.
+//! What the runtime reported of one pod, with the moment it was asked. Only `pleg` puts snapshots into the pod cache.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub enum ContainerState {
     Unknown,
 }
 
-/// Everything the runtime said of one pod at one moment, all sandboxes included.
+/// Everything the runtime reported of one pod at one moment, all sandboxes included.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodSnapshot {
     /// Whose snapshot this is. Name and namespace are empty if the runtime knew nothing of the pod.
@@ -38,7 +38,7 @@ pub struct PodSnapshot {
 }
 
 impl PodSnapshot {
-    /// A pod of which the runtime knows nothing.
+    /// A pod of which the runtime has nothing.
     pub fn empty(pod: PodRef, sampled_at: Instant) -> Self {
         Self { pod, sandboxes: Vec::new(), containers: Vec::new(), ips: Vec::new(), sampled_at }
     }
@@ -104,13 +104,13 @@ pub struct SandboxStatus {
 pub struct ContainerStatus {
     /// Container id.
     pub id: ContainerId,
-    /// Sandbox the container lives in.
+    /// The container's sandbox.
     pub sandbox_id: SandboxId,
     /// `metadata.name`: the container's name in the pod spec.
     pub name: String,
     /// `metadata.attempt`.
     pub attempt: u32,
-    /// Runtime state, with a proven exit laid over it.
+    /// Runtime state, with a proven exit applied over it.
     pub state: ContainerState,
     /// Nanoseconds since the Unix epoch.
     pub created_at: i64,
@@ -144,7 +144,7 @@ pub struct ContainerStatus {
     pub log_path: String,
     /// Where the container leaves its termination message.
     pub termination: TerminationFile,
-    /// The init process in the host PID namespace, once known. Only runtimes that tell (`info.pid`) have one.
+    /// The init process in the host PID namespace, once known. `None` for runtimes that do not report it (`info.pid`).
     pub pid: Option<u32>,
     /// Set while `state` is `Exited` by kernel proof and the runtime has not confirmed it yet.
     pub proven: Option<ProvenExit>,

@@ -6,8 +6,8 @@ use std::panic::resume_unwind;
 
 use futures_util::FutureExt as _;
 
-/// The task of this name. If it panics, so does this, with a message that begins with the name: a `JoinError` does not tell
-/// which task has ended.
+/// The task of this name. If it panics, so does this, with a message that begins with the name: a `JoinError` does not name
+/// the task that has ended.
 pub async fn named(name: &'static str, task: impl Future<Output = ()>) {
     if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
         resume_unwind(Box::new(format!("{name}: {}", message(&*panic))));

@@ -92,7 +92,8 @@ impl AddressConfig {
         Some(self.node_ips.as_slice()).filter(|ips| ips.first().is_some_and(|ip| !ip.is_unspecified()))
     }
 
-    fn prefers_v6(&self) -> bool {
+    /// The flag begins with an IPv6 address, which may be the unspecified one.
+    pub fn prefers_v6(&self) -> bool {
         self.node_ips.first().is_some_and(IpAddr::is_ipv6)
     }
 

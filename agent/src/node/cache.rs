@@ -1,4 +1,4 @@
-//! Cache of the own Node, from the watch and from responses to writes. The newest version wins, but what a complete list
+//! Cache of the own Node, from the watch and from responses to writes. The newest version is kept, but what a complete list
 //! has replaces what was cached when it began: after a restore of the API server's data its versions are lower.
 //!
 //! Fields that cannot be decoded, such as a taint's time at the end of the year 9999, are left out: without the Node its

@@ -48,7 +48,7 @@ pub(super) struct Readiness<'a> {
 pub(super) fn set_pressures(status: &mut NodeStatus, pressures: Pressures, now: &Time) {
     for (texts, under) in [(MEMORY, pressures.memory), (DISK, pressures.disk), (PID, pressures.pid)] {
         let (reason, message) = if under { texts.under } else { texts.free };
-        let value = truth(under);
+        let value = condition_status(under);
         let condition = entry(status, texts.type_);
         condition.last_heartbeat_time = Some(now.clone());
         if condition.status != value {
@@ -64,8 +64,8 @@ pub(super) fn set_pressures(status: &mut NodeStatus, pressures: Pressures, now: 
 pub(super) fn set_ready(status: &mut NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: Instant, now: &Time) {
     let errors = errors(status, runtime, rest, at);
     let (value, reason, message) = match aggregate(errors) {
-        None => (truth(true), "KubeletReady", "kubelet is posting ready status".to_owned()),
-        Some(message) => (truth(false), "KubeletNotReady", message),
+        None => (condition_status(true), "KubeletReady", "kubelet is posting ready status".to_owned()),
+        Some(message) => (condition_status(false), "KubeletNotReady", message),
     };
     let condition = entry(status, READY);
     let turned = condition.status != value;
@@ -106,7 +106,7 @@ fn aggregate(mut errors: Vec<String>) -> Option<String> {
     }
 }
 
-fn truth(value: bool) -> String {
+fn condition_status(value: bool) -> String {
     if value { "True" } else { "False" }.to_owned()
 }
 

@@ -26,7 +26,8 @@ async fn publish_addresses(config: &NodeConfig, host: &impl Host, addresses: &wa
     loop {
         match addresses::addresses(&config.addresses, &host.network().await, &[]) {
             Ok(AddressUpdate::Replace(list)) => {
-                addresses.send_replace(NodeAddresses { ips: addresses::host_ips(&list) });
+                let prefers_v6 = config.addresses.prefers_v6();
+                addresses.send_replace(NodeAddresses { ips: addresses::host_ips(&list), prefers_v6 });
                 return;
             }
             Ok(AddressUpdate::Keep) => return,

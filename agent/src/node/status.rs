@@ -394,7 +394,8 @@ impl<H: Host> StatusLoop<H> {
         }
         self.logged_errors = failed;
         let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
-        let addresses = NodeAddresses { ips: addresses::host_ips(listed) };
+        let prefers_v6 = self.inputs.config.addresses.prefers_v6();
+        let addresses = NodeAddresses { ips: addresses::host_ips(listed), prefers_v6 };
         self.inputs.addresses.send_if_modified(|known| std::mem::replace(known, addresses.clone()) != addresses);
     }
 

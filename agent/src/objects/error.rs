@@ -67,7 +67,7 @@ pub enum ObjectError {
         /// The signer.
         signer: String,
     },
-    /// A source that says of nothing which trust bundles it means.
+    /// A source of trust bundles that names neither a bundle nor a signer.
     #[error("a clusterTrustBundle source needs either name or signerName")]
     UnnamedTrustBundle,
     /// A label selector that is none.

@@ -78,8 +78,10 @@ pub(super) async fn watch<K: Kind>(
             true => list(&client, &key, &mut seen, &mut hear).await,
             false => stream(&client, &key, &mut seen, &mut opened, &mut hear).await,
         };
+        // No watch can follow a list without a version, as through a broken proxy.
+        let is_unversioned = listed && seen.is_none();
         // A watch from a known version is silent until something changes.
-        if progress || (resumes && opened.is_some_and(|since: Instant| since.elapsed() > SHORT)) {
+        if (progress && !is_unversioned) || (resumes && opened.is_some_and(|since: Instant| since.elapsed() > SHORT)) {
             retry.reset();
         }
         let is_unfinished = seen.is_none() && !listed;
@@ -91,7 +93,7 @@ pub(super) async fn watch<K: Kind>(
         let delay = match result {
             Ok(ControlFlow::Break(())) => return,
             // Renewal is no failure, unless the watch ends at once.
-            Ok(ControlFlow::Continue(())) if began.elapsed() > SHORT || listed => Duration::ZERO,
+            Ok(ControlFlow::Continue(())) if !is_unversioned && (began.elapsed() > SHORT || listed) => Duration::ZERO,
             Ok(ControlFlow::Continue(())) => retry.after(false, fastrand::f64()),
             Err(error) => {
                 let status = code(&error);

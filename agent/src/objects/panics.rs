@@ -1,4 +1,4 @@
-//! Panics of watches. Watches are started as pods need them, and who supervises the agent's tasks learns of a panic here.
+//! Panics of watches. Watches are started as pods need them; the supervisor of the agent's tasks receives their panics here.
 
 use std::panic::AssertUnwindSafe;
 use std::panic::resume_unwind;

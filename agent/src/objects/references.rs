@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Volume;
 
 use crate::model::spec;
 
-/// When an object is needed; the longer need wins.
+/// When an object is needed; of two needs the longer one counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Need {
     /// When a container starts.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::model::Backoff;
 
-/// The node authorizer learns of a pod, and with it of the right to read its objects, a moment after the node does: the
+/// The node authorizer receives a pod, and with it the right to read its objects, a moment after the node does: the
 /// first 403 is retried soon.
 const FIRST_REFUSED: Duration = Duration::from_millis(10);
 const FIRST: Duration = Duration::from_millis(800);

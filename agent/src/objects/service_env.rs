@@ -40,7 +40,7 @@ pub(super) fn link(service: &Service) -> Option<((String, String), Option<Link>)
 }
 
 /// The variables for containers in `namespace`: of the API server's service, and with `links` of the namespace's own,
-/// which win where they bear the same name.
+/// which take precedence where they bear the same name.
 pub(super) fn variables(links: &Links, namespace: &str, all: bool) -> BTreeMap<String, String> {
     let mut named: BTreeMap<&str, &Link> = BTreeMap::new();
     if let Some(link) = links.get(&(API_SERVER.0.to_owned(), API_SERVER.1.to_owned())) {

@@ -79,7 +79,7 @@ pub struct Token {
 /// Why a TokenRequest failed.
 #[derive(Clone, Debug)]
 struct Failure {
-    /// 403: not allowed, or not yet, for the API server's node authorizer learns of a pod after the node does.
+    /// 403: not allowed, or not yet: the API server's node authorizer receives a pod after the node does.
     refused: bool,
     cause: String,
 }

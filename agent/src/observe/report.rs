@@ -27,7 +27,7 @@ pub const OOM_HEADINGS: [&str; 9] =
     ["TIME", "POD", "CONTAINER", "VICTIM", "PROCESS", "LIMIT OF", "LIMIT", "HELD", "EVIDENCE"];
 
 /// A row of the table of OOM kills.
-pub fn oom_row(node: &ObservedNode, time: Timestamp, oom: &OomRecord) -> [String; 9] {
+fn oom_row(node: &ObservedNode, time: Timestamp, oom: &OomRecord) -> [String; 9] {
     let process = oom.process.as_ref().map(|process| format!("{}({})", or_unknown(&process.name), process.pid));
     let several = if oom.kills > 1 { format!("{}x ", oom.kills) } else { String::new() };
     [
@@ -87,12 +87,12 @@ pub fn memory(record: &PressureRecord) -> String {
     record.memory_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{}{limit}", text::bytes(bytes)))
 }
 
-/// Who waits, and why, a line each.
+/// Waiting pods and the causes, a line each.
 pub fn stalls(node: &ObservedNode) -> Vec<String> {
     node.current_stalls().into_iter().map(stall).collect()
 }
 
-/// Who waits, and why.
+/// Waiting pods and the causes.
 pub fn stall(stall: &StallRecord) -> String {
     let cause = match (&stall.cause, &stall.by) {
         (StallCause::OtherPod, Some(by)) => format!("{} {}", pod(by), stall.evidence),

@@ -129,16 +129,17 @@ impl TestDelivery {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_on_the_node_have_its_uid_once_it_is_known() {
+async fn events_on_the_node_have_its_uid_once_it_is_known_also_of_one_created_again() {
     let delivery = start_delivery();
     let record = |message| delivery.recorder.node_event(EventType::Normal, "Starting", message);
     record("before");
     delivery.recorder.identify_node("uid-1");
-    delivery.recorder.identify_node("uid-2");
     record("after");
+    delivery.recorder.identify_node("uid-2");
+    record("created again");
     let (asked, _) = delivery.end().await;
     let uids: Vec<Option<&str>> = asked.iter().map(|(_, _, body)| body["involvedObject"]["uid"].as_str()).collect();
-    assert_eq!(uids, [None, Some("uid-1")]);
+    assert_eq!(uids, [None, Some("uid-1"), Some("uid-2")]);
 }
 
 #[tokio::test(start_paused = true)]

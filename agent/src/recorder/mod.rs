@@ -24,7 +24,8 @@ mod text;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::OnceLock;
+use std::sync::PoisonError;
+use std::sync::RwLock;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering;
 
@@ -77,7 +78,7 @@ impl Loss {
 pub struct Recorder {
     node: Arc<str>,
     /// Of the Node object.
-    node_uid: Arc<OnceLock<String>>,
+    node_uid: Arc<RwLock<Option<String>>>,
     sender: Option<Arc<Sender>>,
 }
 
@@ -123,14 +124,18 @@ impl Recorder {
     }
 
     /// Events on this node refer to its Node object by this UID from now on, as upstream's since 1.37: `kubectl describe node`
-    /// shows them. Only the first call has an effect.
+    /// shows them. Upstream's keep the first UID; a Node that is deleted and created again has another one.
     pub fn identify_node(&self, uid: &str) {
-        self.node_uid.get_or_init(|| uid.to_owned());
+        // Replaced as a whole: a panic elsewhere leaves it usable.
+        let mut known = self.node_uid.write().unwrap_or_else(PoisonError::into_inner);
+        if known.as_deref() != Some(uid) {
+            *known = Some(uid.to_owned());
+        }
     }
 
     /// An event on this node.
     pub fn node_event(&self, kind: EventType, reason: &str, message: &str) {
-        let uid = self.node_uid.get().map(String::as_str);
+        let uid = self.node_uid.read().unwrap_or_else(PoisonError::into_inner).clone();
         self.event(object::node(&self.node, uid), kind, reason, message, BTreeMap::new());
     }
 

@@ -1,4 +1,4 @@
-//! The Event object: who it is about, what it is called, what it says. Pure.
+//! The Event object: its reference to an object, its name, its message. Pure.
 
 use std::collections::BTreeMap;
 
@@ -64,12 +64,12 @@ pub(super) fn pod(pod: &Pod, field_path: &str) -> ObjectReference {
 }
 
 /// Refers to a node: by nothing but its name while its UID is not known.
-pub(super) fn node(name: &str, uid: Option<&str>) -> ObjectReference {
+pub(super) fn node(name: &str, uid: Option<String>) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Node".to_owned()),
         name: Some(name.to_owned()),
-        uid: uid.map(str::to_owned),
+        uid,
         ..ObjectReference::default()
     }
 }
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
         let object = serde_json::to_value(event.involved_object).unwrap();
         assert_eq!(object, json!({ "apiVersion": "v1", "kind": "Node", "name": "node-1" }));
-        assert_eq!(node("node-1", Some("u")).uid.as_deref(), Some("u"));
+        assert_eq!(node("node-1", Some("u".to_owned())).uid.as_deref(), Some("u"));
     }
 
     #[test]

@@ -157,7 +157,7 @@ fn is_replaced(sandboxes: &[StaticSandbox], pod: &Pod, adopted: &str) -> bool {
 
 /// The UID of the newest sandbox with the pod's name, if that sandbox is of this manifest: created after the last
 /// change of the file, and without a container that the pod does not define by name and image. A sandbox with a creation in
-/// the future tells nothing about the file: the clock was set back in between. A marked one is of the content that its mark
+/// the future is not that of the file: the clock was set back in between. A marked one is of the content that its mark
 /// names, whatever the times say. Pure.
 fn decide<'a>(
     sandboxes: &'a [StaticSandbox],

@@ -28,11 +28,11 @@ const LOGGED_FAILURES: u32 = 4;
 /// Settings of the URL source.
 #[derive(Clone)]
 pub(super) struct HttpSource {
-    /// Where to ask.
+    /// The URL (`staticPodURL`).
     pub url: String,
     /// Headers of every request: name and values. May hold secrets, never logged.
     pub headers: Vec<(String, Vec<String>)>,
-    /// How often to ask (`httpCheckFrequency`).
+    /// Time between two requests (`httpCheckFrequency`).
     pub check_frequency: Duration,
     /// This node's name.
     pub node_name: String,
@@ -223,7 +223,7 @@ impl HttpSource {
         let prevent_api_references = self.prevent_api_references;
         let decoding = move || {
             let origin = Origin {
-                // Nothing tells when the content of a URL changed.
+                // It is not known when the content of a URL changed.
                 adoptions: None,
                 source: ConfigSource::Http,
                 location: &location,

@@ -94,7 +94,7 @@ impl MergeResult {
 const LOCAL_ANNOTATIONS: [&str; 3] = [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN];
 
 /// Brings `map` to `set`, the complete set of `source` as of `now`. The first set always yields an update, if only an
-/// empty ADD, from which the sync loop learns that the source is ready.
+/// empty ADD, by which the sync loop marks the source as ready.
 pub fn merge(map: &mut PodMap, source: ConfigSource, set: Vec<Pod>, now: SystemTime) -> MergeResult {
     let mut lists = Lists::default();
     let mut duplicates = Vec::new();

@@ -89,8 +89,8 @@ pub struct ApiPods {
     pub client: kube::Client,
     /// Signals that the API server is reachable again; ends back-off waits.
     pub recovered: Recovered,
-    /// True once admission knows the Node, or that there is none. No pod is delivered before: one that is rejected by an
-    /// earlier state of the Node stays rejected.
+    /// True once admission has the Node, or it is certain that there is none. No pod is delivered before: one that is
+    /// rejected by an earlier state of the Node stays rejected.
     pub node_known: watch::Receiver<bool>,
 }
 

@@ -19,7 +19,7 @@ struct Progress {
     seen: bool,
 }
 
-/// Shared by the merger, which delivers, and the sync loop, which sees. Cheap to clone.
+/// Shared by the merger, which delivers updates, and the sync loop, which handles them. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct SourcesHandle {
     /// One entry per configured source. A std lock: held for a look, never across an await.
@@ -104,7 +104,7 @@ mod tests {
         assert!(handle.all_ready());
     }
 
-    /// The sync loop acts when it finds that the source has become ready by what it sees.
+    /// The sync loop acts when it finds that the source has become ready by the update that it handles.
     #[test]
     fn an_update_of_an_incomplete_set_is_none_of_the_complete_one() {
         let handle = SourcesHandle::new(vec![ConfigSource::File]);

@@ -1,4 +1,4 @@
-//! Static pods must not lean on API objects: which references a pod makes, and which are refused.
+//! Static pods must not depend on API objects: which references a pod makes, and which are refused.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::EnvFromSource;

@@ -15,7 +15,7 @@ use crate::model::spec;
 /// family may be added.
 pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
     let node = input.node.map(|node| node.ips.as_slice()).unwrap_or_default();
-    let mut ips = one_per_family(&input.snapshot.ips, node.first().map(String::as_str));
+    let mut ips = one_per_family(&input.snapshot.ips, input.node.is_some_and(|node| node.prefers_v6));
     let previous = input.old.pod_ips.iter().flatten().map(|ip| ip.ip.clone());
     let has_ended = input.is_terminal || input.old.phase.as_deref().is_some_and(phase::is_terminal);
     if has_ended && ips.is_empty() {

@@ -1,4 +1,4 @@
-//! Container statuses: computed from the newest two instances, from the previous status where the runtime no longer knows
+//! Container statuses: computed from the newest two instances, from the previous status where the runtime no longer has
 //! the container, and from the last start failure.
 
 use std::borrow::Cow;
@@ -170,7 +170,7 @@ impl<'a> PodView<'a> {
             && reported.is_none_or(is_last)
     }
 
-    /// Status of a container that the runtime does not know (any more).
+    /// Status of a container that the runtime does not have (any more).
     fn without_instance(&self, definition: &Definition<'_>, old: Option<&ApiStatus>) -> ApiStatus {
         let reason = if self.has_init { "PodInitializing" } else { "ContainerCreating" };
         let mut status = ApiStatus {
@@ -290,7 +290,7 @@ impl<'a> PodView<'a> {
         }
     }
 
-    /// An init container that the runtime no longer knows while regular containers exist counts as completed.
+    /// An init container that the runtime no longer has while regular containers exist counts as completed.
     fn assume_completed(
         &self,
         definition: &Definition<'_>,

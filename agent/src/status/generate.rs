@@ -26,6 +26,8 @@ use crate::model::restart::RestartGates;
 pub struct NodeAddresses {
     /// At most one per family.
     pub ips: Vec<String>,
+    /// `--node-ip` begins with an IPv6 address: the IPv6 address of a pod comes first. Known from the start, unlike `ips`.
+    pub prefers_v6: bool,
 }
 
 /// How far resizes of a pod are.

@@ -1,4 +1,4 @@
-//! Fields `started` and `ready` of containers: whether they run, and what their probes say.
+//! Fields `started` and `ready` of containers: whether they run, and the results of their probes.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::ContainerStatus;
@@ -12,7 +12,7 @@ use crate::model::ProbeResults;
 use crate::model::spec;
 
 /// Sets both fields of all containers. Without results a container is started and ready while it runs, unless it has a probe
-/// that is still to tell. A container that is proven dead is neither, even while its exit code is not known yet.
+/// without a result yet. A container that is proven dead is neither, even while its exit code is not known yet.
 pub(super) fn set_started_and_ready(
     pod: &Pod,
     snapshot: &PodSnapshot,

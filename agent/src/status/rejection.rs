@@ -1,4 +1,4 @@
-//! What the status of a pod says that was rejected at admission.
+//! The status of a pod that was rejected at admission.
 
 use k8s_openapi::api::core::v1::PodStatus;
 

@@ -63,7 +63,7 @@ fn reported_or_applied(reported: ContainerResources, applied: Option<Compute>) -
     }
 }
 
-/// The spec's own notation stays where the amounts agree, or where both are too small for the cgroup to tell them apart.
+/// The spec's own notation stays where the amounts agree, or where both are too small for the cgroup to distinguish them.
 fn set(
     list: &mut BTreeMap<String, Quantity>,
     name: &str,

@@ -179,7 +179,7 @@ impl Statuses {
     /// such as the node controller, write into it meanwhile. A pod without a status gets none.
     pub fn keep(&self, pod: &Pod, now: SystemTime) {
         let has_status = if spec::is_static(pod) {
-            // What its source gives it says nothing: the mirror pod has its status.
+            // The status of the manifest does not count: the mirror pod has its status.
             let reported = || self.mirror(pod).is_some_and(|mirror| mirror.status.is_some());
             self.stored(&pod_ref(pod).uid).is_some() || reported()
         } else {
@@ -271,7 +271,7 @@ impl Statuses {
         self.store().get(uid.as_str()).and_then(|stored| stored.status.pod_ip.clone())
     }
 
-    /// The last status said that all containers are being restarted (KEP-5532).
+    /// In the last status all containers are being restarted (KEP-5532).
     pub fn restarting_all(&self, uid: &PodUid) -> bool {
         self.store().get(uid.as_str()).is_some_and(|stored| {
             let mut all = stored.status.conditions.iter().flatten();

@@ -117,7 +117,7 @@ pub(super) async fn follow(
     let state = runtime.borrow_and_update().clone();
     node.read();
     let offer = with_node(with_runtime(offer, &state), &host, node.last.clone()).await?;
-    let ((sender, offer), (knows, node_known)) = (watch::channel(offer), watch::channel(node.is_known));
+    let ((sender, offer), (known_sender, node_known)) = (watch::channel(offer), watch::channel(node.is_known));
     let following = async move {
         loop {
             let known = sender.borrow().clone();
@@ -134,10 +134,10 @@ pub(super) async fn follow(
             };
             match offer {
                 Ok(offer) => _ = sender.send_replace(offer),
-                Err(error) => tracing::warn!(%error, "admission goes on with what it knows of the node"),
+                Err(error) => tracing::warn!(%error, "admission continues with the previous state of the node"),
             }
             // After the offer: pods that have waited for it are decided by it.
-            knows.send_replace(node.is_known);
+            known_sender.send_replace(node.is_known);
         }
     };
     let following: BoxFuture<'static, ()> = Box::pin(until(shutdown, following));

@@ -134,7 +134,7 @@ fn choose(reported: Option<cri::CgroupDriver>, configured: &str) -> Driver {
     }
 }
 
-/// Those who look at the configuration see the driver in use.
+/// Has `/configz` show the driver in use.
 fn show(configz: &Configz, driver: Driver) {
     let name = match driver {
         Driver::Systemd => "systemd",

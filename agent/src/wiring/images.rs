@@ -1,4 +1,4 @@
-//! The image service: limits on pulls, credentials, records of who may use which image.
+//! The image service: limits on pulls, credentials, records of which pods may use which image.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -219,9 +219,9 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         cgroups.resume_pods().await;
     }
     bootstrap.allocations.flush().await;
+    server::stopped(serving, &shutdown).await?;
     ended?;
-    pleg_task.await.context("ending the PLEG")?;
-    serving.await.context("ending the servers")?
+    pleg_task.await.context("ending the PLEG")
 }
 
 impl Bootstrap {

@@ -85,7 +85,8 @@ pub(super) fn start(
     let host = ThisHost::new(parts.runtime, root_dir, parts.root_fs.clone(), config.addresses.clone());
     // The addresses of the flag are used until the host has been inspected.
     let configured = config.addresses.node_ips.iter().filter(|ip| !ip.is_unspecified()).map(ToString::to_string);
-    let (addresses_sender, addresses) = watch::channel(NodeAddresses { ips: configured.collect() });
+    let configured = NodeAddresses { ips: configured.collect(), prefers_v6: config.addresses.prefers_v6() };
+    let (addresses_sender, addresses) = watch::channel(configured);
     let cache = NodeCache::default();
     let (node, synced) = (cache.subscribe(), cache.synced());
     let Some(api) = api else {

@@ -35,7 +35,7 @@ pub(super) struct Parts<'a> {
     pub settings: &'a Settings,
     /// Desired pods.
     pub pods: SharedPods,
-    /// What is said of them.
+    /// Their statuses.
     pub statuses: Statuses,
     /// Events of the node.
     pub recorder: Recorder,

@@ -17,9 +17,9 @@ pub(super) fn watchdog() -> anyhow::Result<Option<Watchdog>> {
     Watchdog::configured(variable, std::process::id()).context("create health checker")
 }
 
-/// Says that the agent is up, and keeps saying that it is well: the sync loop, once it has begun, must come round within
-/// the time that `/healthz` allows it. Lines of the log are written at once, and who could not write one would not come here: `ping` and `log` need
-/// no look.
+/// Reports that the agent is ready, and from then on that it is healthy: the sync loop, once started, must complete a round
+/// within the time that `/healthz` allows it. `ping` and `log` are not checked: lines of the log are written synchronously,
+/// so that a task that cannot write one does not get here.
 pub(super) fn start(
     watchdog: Option<Watchdog>,
     settings: &Settings,

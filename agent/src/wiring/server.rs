@@ -53,12 +53,25 @@ pub(super) fn start(settings: &Settings, parts: Parts, shutdown: CancellationTok
     tokio::spawn(or_end(serving, ending))
 }
 
-/// Cancels `shutdown` if this fails or panics: without its servers the agent only looks healthy.
+/// Cancels `shutdown` if this fails or panics: without its servers the agent only looks healthy. Logs why: another part may
+/// not end in time, which is then the error that the agent ends with.
 async fn or_end(serving: impl Future<Output = anyhow::Result<()>>, shutdown: CancellationToken) -> anyhow::Result<()> {
     let ending = shutdown.drop_guard();
-    serving.await?;
+    serving.await.inspect_err(|error| tracing::error!("stopping, as a server has failed: {error:#}"))?;
     ending.disarm();
     Ok(())
+}
+
+/// Waits for the servers if the agent stops. To be asked before how its other parts have ended: servers that failed have
+/// cancelled `shutdown`, by which others may have failed.
+///
+/// # Errors
+/// Why the servers failed.
+pub(super) async fn stopped(
+    serving: JoinHandle<anyhow::Result<()>>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    if shutdown.is_cancelled() { serving.await.context("ending the servers")? } else { Ok(()) }
 }
 
 async fn main(
@@ -92,7 +105,7 @@ async fn files(settings: Settings, node: String) -> anyhow::Result<ServingSource
     made.context("preparing the serving certificate")
 }
 
-/// Those who look at the configuration see the pair that was made.
+/// Has `/configz` show the files of the serving pair.
 fn show_pair(configz: &Configz, source: &ServingSource) {
     let ServingSource::Files { certificate, key, .. } = source else { return };
     configz.set("tlsCertFile", certificate.to_string_lossy());
@@ -117,5 +130,16 @@ mod tests {
         let shutdown = CancellationToken::new();
         or_end(async { anyhow::bail!("address in use") }, shutdown.clone()).await.expect_err("it fails");
         assert!(shutdown.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn servers_that_fail_are_the_reason_why_the_agent_stops() {
+        let shutdown = CancellationToken::new();
+        let serving = tokio::spawn(or_end(async { anyhow::bail!("address in use") }, shutdown.clone()));
+        shutdown.cancelled().await;
+        let error = stopped(serving, &shutdown).await.expect_err("they failed");
+        assert_eq!(format!("{error:#}"), "address in use");
+        let serving = tokio::spawn(std::future::pending());
+        stopped(serving, &CancellationToken::new()).await.expect("those that serve are not waited for");
     }
 }

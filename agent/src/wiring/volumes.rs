@@ -1,4 +1,4 @@
-//! The volumes of pods: those on disk, and who counts their files.
+//! The volumes of pods: those on disk, and how their files are counted.
 
 use std::path::Path;
 use std::sync::Arc;

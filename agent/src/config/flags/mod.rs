@@ -1,6 +1,6 @@
 //! The command line as configuration: which flags exist, what each sets, and how its text becomes a value.
 //!
-//! Owns no parser of argument lists (the command line's own parser feeds [`FlagValues`]) and knows no precedence.
+//! Owns no parser of argument lists (the command line's own parser feeds [`FlagValues`]) and no precedence.
 
 mod own;
 mod table;

@@ -8,13 +8,11 @@ use crate::config::feature_gates::FeatureGates;
 use crate::config::flags::FlagSettings;
 use crate::config::kubelet::KubeletConfiguration;
 use crate::config::kubelet_sections::Taint;
+use crate::model::SysctlNamespace;
+use crate::model::spec;
 
 const CHANGE_STRATEGIES: [&str; 3] = ["Get", "Cache", "Watch"];
 const TAINT_EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
-
-/// Sysctl prefixes that belong to a namespace of the pod.
-const NAMESPACED: [&str; 7] =
-    ["kernel.shm", "kernel.msg", "kernel.sem", "kernel.domainname", "fs.mqueue.", "net.", "user."];
 
 /// Labels under Kubernetes' own domains a node may give itself.
 const OWN_LABELS: [&str; 11] = [
@@ -87,9 +85,9 @@ fn sysctl(field: &str, pattern: &str, problems: &mut Problems) {
         && !name.contains("..")
         && (name.len() < dotted.len() || !name.ends_with('.'));
     problems.require(valid, field, || format!("{pattern:?} is neither a sysctl nor a prefix that ends in '*'"));
-    problems.require(!valid || NAMESPACED.iter().any(|prefix| name.starts_with(prefix)), field, || {
-        format!("{pattern:?} is not a sysctl of a namespace")
-    });
+    let swapped = spec::dotted_sysctl(pattern);
+    let namespace = SysctlNamespace::of(swapped.strip_suffix('*').unwrap_or(&swapped));
+    problems.require(!valid || namespace.is_some(), field, || format!("{pattern:?} is not a sysctl of a namespace"));
 }
 
 pub(super) fn check_flags(flags: &FlagSettings, problems: &mut Problems) {

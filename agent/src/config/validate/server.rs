@@ -103,7 +103,7 @@ fn logging(logging: &Logging, gates: &FeatureGates, problems: &mut Problems) {
     let most = i32::MAX as u32;
     problems.range("logging.verbosity", logging.verbosity, 0..=most);
     problems.require(logging.vmodule.is_empty() || logging.format == "text", "logging.vmodule", || {
-        "only the text format knows it".to_owned()
+        "only the text format supports it".to_owned()
     });
     for (index, entry) in logging.vmodule.iter().enumerate() {
         let field = format!("logging.vmodule[{index}]");

@@ -80,6 +80,10 @@ fn each_rule() {
         ),
         ("allowedUnsafeSysctls[0]", json!({"allowedUnsafeSysctls": ["vm.swappiness"]})),
         ("allowedUnsafeSysctls[0]", json!({"allowedUnsafeSysctls": ["net..ipv4"]})),
+        // Admission would refuse these at the start.
+        ("allowedUnsafeSysctls[0]", json!({"allowedUnsafeSysctls": ["kernel.semx"]})),
+        ("allowedUnsafeSysctls[0]", json!({"allowedUnsafeSysctls": ["kernel.domainname.x"]})),
+        ("allowedUnsafeSysctls[0]", json!({"allowedUnsafeSysctls": ["fs/mqueue.msg_max"]})),
         ("containerRuntimeEndpoint", json!({"containerRuntimeEndpoint": ""})),
         ("maxParallelImagePulls", json!({"maxParallelImagePulls": 0})),
         ("maxParallelImagePulls", json!({"maxParallelImagePulls": 2, "serializeImagePulls": true})),
@@ -226,6 +230,7 @@ fn what_the_rules_allow() {
         json!({"tracing": {"endpoint": "collector"}}),
         json!({"tracing": {"endpoint": "[2001:db8::1]"}}),
         json!({"allowedUnsafeSysctls": ["kernel.msg*", "net/core/somaxconn", "kernel.domainname", "user.*"]}),
+        json!({"allowedUnsafeSysctls": ["kernel.sem", "kernel.sem*", "fs/mqueue/*", "net/ipv4/conf/eth0.1/*"]}),
         json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "1s"}}),
         json!({"podLogsDir": "/"}),
     ] {

@@ -1,6 +1,6 @@
 //! Certificates of pods (KEP-4317) for projected volumes: the agent generates a key, requests a certificate from the signer
-//! that the volume names, and replaces both when the signer says so. Keys are kept in memory only: an agent that is
-//! restarted requests new certificates.
+//! that the volume names, and replaces both at the time that the signer states. Keys are kept in memory only: an agent that
+//! is restarted requests new certificates.
 //!
 //! ```text
 //!  volume ─▶ get ─▶ key, PodCertificateRequest ─▶ signer
@@ -305,7 +305,7 @@ fn metadata(pod: &Pod) -> ObjectMeta {
     }
 }
 
-/// The API server learns of a pod on this node a moment after the node does: a 403 is retried soon.
+/// The API server's authorizer receives a pod of this node a moment after the node does: a 403 is retried soon.
 async fn create(api: &Api<CertificateRequest>, object: &CertificateRequest) -> Result<CertificateRequest, ObjectError> {
     let mut retry = Retry::default();
     loop {

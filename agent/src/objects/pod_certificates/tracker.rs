@@ -86,7 +86,7 @@ const ISSUED: &str = "Issued";
 const DENIED: &str = "Denied";
 const FAILED: &str = "Failed";
 
-/// What a request's status says.
+/// The outcome in a request's status.
 fn outcome(status: Option<&PodCertificateRequestStatus>) -> Outcome {
     let Some(status) = status else { return Outcome::Pending };
     let conditions = || status.conditions.iter().flatten().filter(|condition| condition.status == "True");
@@ -146,7 +146,7 @@ impl Tracker {
     ) -> Self {
         let shared = Arc::new(Shared { requests: Mutex::default(), changes: watch::channel(0).0, listeners });
         let config = Config::default().fields(&format!("spec.nodeName={node}"));
-        let keeper = shared.clone();
+        let requests = shared.clone();
         let watching = async move {
             let mut events = pin!(follow(api, config, recovered));
             let mut listed = Vec::new();
@@ -155,12 +155,12 @@ impl Tracker {
                     Event::Init => listed = Vec::new(),
                     Event::InitApply(request) => {
                         listed.push(name(&request));
-                        keeper.seen(&request);
+                        requests.seen(&request);
                     }
                     Event::InitKeep(request) => listed.push(request.name),
-                    Event::InitDone => keeper.keep(&std::mem::take(&mut listed)),
-                    Event::Apply(request) => keeper.seen(&request),
-                    Event::Delete(request) => keeper.gone(&request.name),
+                    Event::InitDone => requests.keep(&std::mem::take(&mut listed)),
+                    Event::Apply(request) => requests.seen(&request),
+                    Event::Delete(request) => requests.gone(&request.name),
                 }
             }
         };

@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub(super) failing: Option<u16>,
     /// Streaming lists are accepted, and nothing is sent.
     pub(super) mute: bool,
+    /// Lists have no resource version.
+    pub(super) unversioned: bool,
     /// The next watch of an object from a resource version fails: the version is too old.
     pub(super) stale: bool,
     pub(crate) tokens: usize,
@@ -82,6 +84,7 @@ impl Api {
             old: false,
             failing: None,
             mute: false,
+            unversioned: false,
             stale: false,
             tokens: 0,
             last_token: Value::Null,
@@ -125,7 +128,7 @@ impl Api {
         state.send(key, word, &object);
     }
 
-    /// Creates or changes a RuntimeClass; its watch learns of it only if `announced`.
+    /// Creates or changes a RuntimeClass; its watch gets it only if `announced`.
     pub(super) fn put_class(&self, name: &str, handler: &str, announced: bool) {
         let mut state = self.state();
         state.version += 1;
@@ -173,7 +176,7 @@ impl Api {
         self.put_certificate_object(REQUESTS.trim_end_matches('/'), "PodCertificateRequest", object);
     }
 
-    /// The watch cache learns of no further change.
+    /// The watch cache receives no further change.
     pub(super) fn lag(&self) {
         let mut state = self.state();
         state.lagging = Some(state.objects.clone());
@@ -264,7 +267,8 @@ impl Api {
                 (None, None) => status(404, "NotFound", "not found"),
                 (Some(_), object) => {
                     let items: Vec<Value> = object.into_iter().collect();
-                    say(&json!({"metadata": {"resourceVersion": state.version.to_string()}, "items": items}))
+                    let version = (!state.unversioned).then(|| state.version.to_string());
+                    say(&json!({"metadata": {"resourceVersion": version}, "items": items}))
                 }
             };
         }

@@ -229,7 +229,7 @@ async fn a_request_that_cannot_be_made_says_why() {
     it.fixture.api.delete("serviceaccounts/ns/sa");
     assert_eq!(it.get().await.expect_err("no account").to_string(), "not found");
     it.fixture.api.put("serviceaccounts/ns/sa", json!({"metadata": {"uid": "sa-uid"}}));
-    // The node authorizer learns of a pod a moment after the node does.
+    // The node authorizer receives a pod a moment after the node does.
     let answer = tokio::join!(it.get(), async {
         while it.requests() == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -34,7 +34,7 @@ fn projecting(source: &Value) -> Pod {
     .expect("a pod")
 }
 
-/// The panic that reaches who supervises the objects of this pod.
+/// The panic as it reaches the supervisor of the agent's tasks.
 async fn raised(panics_at: &'static str, pod: &Pod) -> String {
     let config = ObjectsConfig {
         strategy: Strategy::Watch,

@@ -94,6 +94,25 @@ async fn an_object_is_listed_if_the_server_is_silent_at_its_streaming_lists() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn pauses_between_lists_without_a_version_grow() {
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    fixture.api.state().old = true;
+    fixture.api.state().unversioned = true;
+    let _registration = fixture.register("u", &["a"], &[]);
+    // Without an idle moment, in which time would pass.
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(fixture.api.take_requests().len(), 2, "one streaming list, one other");
+    assert_eq!(fixture.value("a").await, "1");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let requests = fixture.api.take_requests().len();
+    // 0.8 + 1.6 + 3.2 + 6.4 + 12.8 + 25.6 seconds, up to as much again.
+    assert!((3..8).contains(&requests), "{requests}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_streaming_list_that_is_not_answered_is_given_up() {
     let fixture = Fixture::new(Strategy::Watch);
     fixture.api.state().delay = Duration::from_secs(24 * 3600);

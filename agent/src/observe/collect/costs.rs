@@ -1,4 +1,4 @@
-//! What the lack of each source of evidence costs the observer. Pure.
+//! What an observer cannot report for lack of each source of evidence. Pure.
 
 use crate::events::sensors::Sensor;
 use crate::events::sensors::SensorState;

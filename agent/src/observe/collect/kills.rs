@@ -1,4 +1,4 @@
-//! OOM kills that only counters or the runtime have witnessed: those before observing began, and all of them where neither
+//! OOM kills that only counters or the runtime show: those before observing began, and all of them where neither
 //! probe nor kernel log report any. Pure.
 
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ struct Known {
 pub(super) type Dead = (String, String);
 
 impl KillCounts {
-    /// Forgets pods that are gone.
+    /// Removes pods that are gone.
     pub(super) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
         self.pods.retain(|uid, _| exists(uid));
     }
@@ -90,7 +90,7 @@ fn earlier(counted: &CountedKills, dead: &[Dead]) -> Vec<OomRecord> {
     records
 }
 
-/// A kill without a witness of the process.
+/// A kill of which the process is not known.
 fn record(pod: &PodName, container: Option<(&str, &str)>, victim: Victim, kills: u64, earlier: bool) -> OomRecord {
     OomRecord {
         pod: Some(pod.clone()),

@@ -26,7 +26,7 @@ const NAME: usize = 253;
 #[derive(Debug, Default)]
 pub(super) struct KnownPod {
     record: PodRecord,
-    /// Instances whose exit was reported, as far as the runtime still knows them.
+    /// Instances whose exit was reported and that the runtime still has.
     reported: BTreeSet<String>,
     /// Instances whose exit the kernel reported and the runtime has not confirmed, or the runtime reported without its code:
     /// container, exit, and which of the two was first.
@@ -66,7 +66,7 @@ impl KnownPod {
         records
     }
 
-    /// The runtime no longer knows the pod.
+    /// The runtime no longer has the pod.
     pub(super) fn removed(self) -> Vec<Record> {
         let pod = self.record.pod;
         let gone = |(id, (container, exit, source)): (String, (String, ExitInfo, ExitSource))| {

@@ -46,7 +46,7 @@ pub(super) struct Target {
 pub(super) struct Measurement {
     /// Pressure of the pods.
     pub(super) pods: Vec<PressureRecord>,
-    /// Who waits, and why.
+    /// Which pods wait, and why.
     pub(super) stalls: Vec<StallRecord>,
     /// OOM kills of each pod.
     pub(super) oom_kills: Vec<CountedKills>,

@@ -2,7 +2,7 @@
 //!
 //! A pod that waits has reached its own limit, or it competes with others. Of the others the one that takes most of the
 //! resource is named, with the figure that shows it: for memory growth, for processors CPU time, for input and output
-//! bytes. This is evidence, not proof: the kernel does not record who waits for whom.
+//! bytes. This is evidence, not proof: the kernel does not record which task waits for which other one.
 
 use crate::observe::record::PodName;
 use crate::observe::record::Resource;
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn without_evidence_nobody_is_named() {
+    fn without_evidence_no_pod_is_named() {
         let waiting = PodWindow { io_wait: Some(12.0), ..pod("web") };
         assert_eq!(causes(&[waiting, pod("other")]), [("web".to_owned(), StallCause::Unknown, None)]);
         let slight = PodWindow { io_wait: Some(4.9), ..pod("web") };

@@ -213,7 +213,7 @@ impl Task {
         self.send(Record::Ready(Ready { pods })).await
     }
 
-    /// Kills before the start in pods that have no cgroup any more, since they have ended: only the runtime tells of them.
+    /// Kills before the start in pods that have ended and have no cgroup any more: only the runtime still reports them.
     fn kills_without_cgroup(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
         for (uid, dead) in &mut self.dead {
@@ -251,9 +251,9 @@ impl Task {
             self.dead.entry(pod.uid.clone()).or_default().push((container.clone(), id.clone()));
             return None;
         }
-        // cgroup v2 counts in the pod what v1 forgets with the container.
-        let unwitnessed = !self.v2 && self.kills_are_counted();
-        unwitnessed.then(|| Record::Oom(kills::by_runtime(pod, (container, id), *earlier)))
+        // cgroup v2 keeps in the pod's counter what v1 drops with the container.
+        let is_uncounted = !self.v2 && self.kills_are_counted();
+        is_uncounted.then(|| Record::Oom(kills::by_runtime(pod, (container, id), *earlier)))
     }
 
     async fn decided(&self, verdict: Result<Arc<OomVerdict>, RecvError>) -> Result<(), Closed> {

@@ -155,11 +155,11 @@ pub struct SensorRecord {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ready {
-    /// Pods that the runtime knows.
+    /// Pods that the runtime has.
     pub pods: u64,
 }
 
-/// Records of the kernel that found no room, or cgroups that are not watched for want of it.
+/// Records of the kernel that were dropped, or cgroups that are not watched, because a buffer or map was full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lost {

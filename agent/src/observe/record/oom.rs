@@ -89,7 +89,7 @@ impl Scope {
 pub enum Confidence {
     /// The kernel reported it at the moment of the kill.
     Kernel,
-    /// A cgroup's counter of OOM kills: a kill, not whom.
+    /// A cgroup's counter of OOM kills: the number, not the processes.
     Counter,
     /// The kernel log.
     Log,

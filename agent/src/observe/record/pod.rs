@@ -29,7 +29,7 @@ impl std::fmt::Display for PodName {
 pub struct PodRecord {
     /// The pod.
     pub pod: PodName,
-    /// The runtime no longer knows it; nothing else is said of it then.
+    /// The runtime no longer has it; all other fields are empty then.
     pub removed: bool,
     /// Its newest sandbox is ready.
     pub sandbox_ready: bool,
@@ -109,7 +109,7 @@ pub struct ExitInfo {
     pub oom_killed: bool,
 }
 
-/// Who reported an exit.
+/// The source that reported an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExitSource {
@@ -132,7 +132,7 @@ pub struct ExitRecord {
     /// Code, reason and time of the exit.
     #[serde(flatten)]
     pub exit: ExitInfo,
-    /// Who reported it first.
+    /// The source that reported it first.
     pub source: ExitSource,
     /// It happened before observing began.
     pub earlier: bool,

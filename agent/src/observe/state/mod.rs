@@ -54,11 +54,13 @@ pub struct ObservedNode {
     pub exits: VecDeque<(Timestamp, ExitRecord)>,
     /// The last OOM kills, newest last.
     pub oom_kills: VecDeque<(Timestamp, OomRecord)>,
+    /// How many of them, the newest, were recorded since the last start.
+    kills_since_start: usize,
     /// OOM kills since observing began.
     pub oom_counts: OomCounts,
-    /// Who waits, by the UID of the pod and by resource.
+    /// Waiting pods, by UID and by resource.
     pub stalls: BTreeMap<(String, Resource), (Timestamp, StallRecord)>,
-    /// Pods for which there was no room.
+    /// Pods beyond the limit of those that are kept.
     pub pods_left_out: u64,
     /// Pressure of the node.
     pub pressure: Option<PressureRecord>,
@@ -121,6 +123,8 @@ impl ObservedNode {
                 // A recording may go on after a restart: what is still there is reported again.
                 self.pods.clear();
                 self.stalls.clear();
+                // Kills before it are reported again too, as earlier ones of their pods.
+                self.kills_since_start = 0;
                 self.ready = false;
                 self.sensors = start.sensors.iter().map(|sensor| (sensor.sensor.clone(), sensor.clone())).collect();
                 self.start = start.clone();
@@ -160,7 +164,8 @@ impl ObservedNode {
             let mut pod = ObservedPod { pod: record.clone(), ..ObservedPod::default() };
             // A process may be killed before the runtime has reported its pod: then only the UID is known.
             let is_own = |oom: &OomRecord| oom.pod.as_ref().is_some_and(|of| of.uid == record.pod.uid);
-            for (_, oom) in self.oom_kills.iter().filter(|(_, oom)| is_own(oom)) {
+            let kills = self.oom_kills.iter().rev().take(self.kills_since_start);
+            for (_, oom) in kills.filter(|(_, oom)| is_own(oom)) {
                 count(&mut pod, oom);
             }
             self.pods.insert(record.pod.uid.clone(), pod);
@@ -180,6 +185,7 @@ impl ObservedNode {
 
     fn oom(&mut self, time: Timestamp, oom: &OomRecord) {
         push(&mut self.oom_kills, OOM_KILLS, (time, oom.clone()));
+        self.kills_since_start = self.oom_kills.len().min(self.kills_since_start + 1);
         if !oom.earlier {
             let key = (oom.scope.as_str(), oom.victim.as_str(), oom.confidence.as_str());
             *self.oom_counts.entry(key).or_default() += oom.kills;

@@ -63,6 +63,22 @@ fn kills_are_counted_once_even_if_the_pod_comes_later() {
     assert_eq!(node.oom_counts[&("container", "child", "kernel")], 2);
 }
 
+/// The recorder has started again: it reports what it can still count.
+#[test]
+fn kills_before_a_restart_in_the_recording_are_counted_once() {
+    let mut node = ObservedNode::default();
+    for seconds in [0, 10] {
+        apply(&mut node, seconds, Record::Start(Start::default()));
+        apply(&mut node, seconds + 1, pod("a"));
+        apply(&mut node, seconds + 2, kill(Some(name("a")), seconds > 0));
+    }
+    assert_eq!(node.pods["a"].oom_kills, 2);
+    assert_eq!(node.pods["a"].oom_counts.values().sum::<u64>(), 0, "none since the restart");
+    assert_eq!(node.oom_kills.len(), 2, "what happened is not forgotten");
+    apply(&mut node, 20, kill(Some(name("a")), false));
+    assert_eq!((node.pods["a"].oom_kills, node.pods["a"].oom_counts.values().sum::<u64>()), (4, 2));
+}
+
 #[test]
 fn a_kill_of_which_only_the_uid_of_the_pod_is_known_is_counted() {
     let unnamed = || Some(PodName { uid: "a".into(), ..PodName::default() });

@@ -87,7 +87,7 @@ pub(super) fn kill_line(node: &ObservedNode, time: Timestamp, oom: &OomRecord) -
     ])
 }
 
-/// Who was killed, and whose limit was reached.
+/// The process that was killed, and whose limit was reached.
 pub(super) fn verdict(oom: &OomRecord) -> String {
     let several = if oom.kills == 1 { String::new() } else { format!("{} processes, ", oom.kills) };
     let process = oom.process.as_ref().map(|process| format!(" {}({})", process.name, process.pid)).unwrap_or_default();

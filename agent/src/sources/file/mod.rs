@@ -6,7 +6,7 @@
 //!  store's own timer ┘
 //! ```
 //!
-//! The folder's content is the truth; events only say when to look. A look costs one stat per file; a file is read
+//! The folder's content decides; events only trigger a scan. A scan costs one stat per file; a file is read
 //! again only when its stamp changed. Differences to upstream, all in favour of running pods:
 //! - a file that no longer parses keeps its pods until a periodic look finds it bad and unchanged since an earlier one;
 //! - one that cannot be used when the agent starts may be of a pod that runs already: until it can be, or for

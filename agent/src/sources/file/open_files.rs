@@ -36,7 +36,7 @@ impl OpenFiles {
         }
     }
 
-    /// Forgets everything: events were lost, or the folder is another one.
+    /// Drops all state: events were lost, or the folder is another one.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

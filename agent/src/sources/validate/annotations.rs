@@ -1,4 +1,4 @@
-//! Annotations that promise a profile: AppArmor's, which still name the profile of a container, and seccomp's, which no
+//! Annotations with a security profile: AppArmor's, which still name the profile of a container, and seccomp's, which no
 //! longer do. They must be well formed and agree with the fields.
 
 use std::collections::BTreeMap;

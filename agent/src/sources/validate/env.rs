@@ -140,7 +140,9 @@ pub(super) fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &Pat
     } else if let Some(key) = subscript("metadata.annotations") {
         findings.invalid_each(&path, key, formats::qualified_name(&key.to_lowercase()));
     } else {
-        findings.one_of(&path, &field.field_path, fields);
+        // The first is from before v1; the API still accepts it where the second is allowed.
+        let name = if field.field_path == "spec.host" { "spec.nodeName" } else { field.field_path.as_str() };
+        findings.one_of(&path, name, fields);
     }
 }
 

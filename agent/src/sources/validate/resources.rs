@@ -179,7 +179,7 @@ fn resource_name(name: &str, path: &Path, findings: &mut Findings) {
     }
 }
 
-/// What upstream says of a text that is no quantity.
+/// Upstream's error for a text that is no quantity.
 pub(super) const QUANTITY_FORM: &str =
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 

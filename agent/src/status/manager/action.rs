@@ -30,7 +30,7 @@ pub(super) enum SyncAction {
 }
 
 /// The next request for the pod with this UID, given the newest known API `copy`. The final status is always sent before
-/// the deletion. A patch that has no effect is returned again: the caller knows, and asks [`may_delete`].
+/// the deletion. A patch that has no effect is returned again: the caller then calls [`may_delete`].
 pub(super) fn next(uid: &PodUid, stored: &Stored, copy: &Pod, now: &Time) -> SyncAction {
     let is_mirror = is_mirror(uid, copy);
     let nothing = PodStatus::default();

@@ -1,7 +1,7 @@
 //! Merges a pod's own status with that of its API copy. Pure.
 //!
-//! The agent's status wins, except for fields that others own: foreign conditions, resource claims, the nominated node. A
-//! transition to a terminal phase is held back while containers of the pod may run.
+//! The agent's status takes precedence, except for fields of other owners: their conditions, resource claims, the nominated
+//! node. A transition to a terminal phase is held back while containers of the pod may run.
 
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;

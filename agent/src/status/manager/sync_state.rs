@@ -30,7 +30,7 @@ pub(super) struct SyncState {
     patched: Option<(u64, ObjectVersion, u64)>,
     /// A UID that the API server no longer has and never will have again.
     gone: Option<String>,
-    /// The API server said that it has no such pod.
+    /// The API server has answered that it has no such pod.
     absent: Option<Absence>,
 }
 
@@ -123,7 +123,7 @@ impl SyncState {
         *self = Self { gone: copy.metadata.uid.clone(), measured: self.measured, ..Self::default() };
     }
 
-    /// The API server says that it has no such pod. Most often the watch lags behind, and nothing more is to be asked; if it
+    /// The API server has no such pod. Most often the watch lags behind, and no request is needed; if it
     /// still shows this UID after a while, or a newer copy of it, the pod is read again. Returns that while, which grows.
     pub(super) fn set_absent(&mut self, copy: &ApiPod, now: Instant) -> Duration {
         let uid = copy.metadata.uid.clone();

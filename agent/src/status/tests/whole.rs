@@ -19,11 +19,11 @@ fn addresses(status: &PodStatus) -> (Vec<String>, Vec<String>) {
 }
 
 fn node(ips: &[&str]) -> Option<NodeAddresses> {
-    Some(NodeAddresses { ips: ips.iter().map(|ip| (*ip).to_owned()).collect() })
+    Some(NodeAddresses { ips: ips.iter().map(|ip| (*ip).to_owned()).collect(), prefers_v6: false })
 }
 
 #[test]
-fn pod_ips_are_one_per_family_the_nodes_first() {
+fn pod_ips_are_one_per_family_the_preferred_one_first() {
     let ips = ["10.0.0.1", "10.0.0.2", "FD00::0:1", "nonsense"];
     let situation = Situation::new(pod("Always", &[], &["a"]), vec![])
         .with(|s| s.snapshot.ips = ips.iter().map(|ip| (*ip).to_owned()).collect());
@@ -31,9 +31,21 @@ fn pod_ips_are_one_per_family_the_nodes_first() {
     assert_eq!(addresses(&status), (vec!["10.0.0.1".into(), "fd00::1".into()], vec![]));
     assert_eq!((status.pod_ip.as_deref(), status.host_ip), (Some("10.0.0.1"), None));
     let status = situation.with(|s| s.node = node(&["fd00::9", "192.0.2.1"])).generate();
-    let expected = (vec!["fd00::1".into(), "10.0.0.1".into()], vec!["fd00::9".into(), "192.0.2.1".into()]);
-    assert_eq!(addresses(&status), expected);
-    assert_eq!((status.pod_ip.as_deref(), status.host_ip.as_deref()), (Some("fd00::1"), Some("fd00::9")));
+    let (v4_first, hosts) = (["10.0.0.1", "fd00::1"].map(str::to_owned), ["fd00::9", "192.0.2.1"].map(str::to_owned));
+    assert_eq!(addresses(&status), (v4_first.to_vec(), hosts.to_vec()), "IPv4 is first without the flag, as upstream");
+    assert_eq!((status.pod_ip.as_deref(), status.host_ip.as_deref()), (Some("10.0.0.1"), Some("fd00::9")));
+}
+
+/// The addresses of the node are determined after the start, which may take long, and pods run already.
+#[test]
+fn the_order_of_pod_ips_does_not_wait_for_the_addresses_of_the_node() {
+    for ips in [vec![], vec!["fd00::9".to_owned()]] {
+        let situation = Situation::new(pod("Always", &[], &["a"]), vec![]).with(|s| {
+            s.snapshot.ips = ["10.0.0.1", "fd00::1"].map(str::to_owned).into();
+            s.node = Some(NodeAddresses { ips, prefers_v6: true });
+        });
+        assert_eq!(addresses(&situation.generate()).0, ["fd00::1", "10.0.0.1"]);
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ const SMALLEST_PAGE: usize = 4096;
 pub struct ResolvedImage {
     /// What to create containers from: the runtime's id or digest.
     pub image_ref: String,
-    /// The user the image wants to run as.
+    /// The user of the image's configuration.
     pub user: ImageUser,
 }
 
@@ -134,7 +134,7 @@ pub fn environment(
 ) -> Result<Environment, GenerateError> {
     let node_ips = settings.dns.node_ips.now();
     // As the pod's status shows them.
-    let shown = one_per_family(pod_ips, node_ips.first().map(String::as_str));
+    let shown = one_per_family(pod_ips, settings.dns.node_ips.prefers_v6());
     let pod_ips = if crate::model::spec::host_network(pod) { &node_ips } else { &shown };
     let context = EnvContext {
         pod_ips,

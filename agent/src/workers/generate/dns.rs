@@ -98,7 +98,7 @@ fn own_loopback(node_ips: &[String]) -> DnsConfig {
     DnsConfig { servers: deduplicated(servers), searches: vec![".".to_owned()], options: Vec::new() }
 }
 
-/// Nameservers accumulate, the last `search` line wins, options merge by name.
+/// Nameservers accumulate, the last `search` line applies, options merge by name.
 fn parse_resolv_conf(text: &str) -> Result<DnsConfig, GenerateError> {
     let mut config = DnsConfig::default();
     for (number, line) in text.lines().enumerate() {
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_cut_and_tell() {
+    fn limits_truncate_and_warn() {
         let many: Vec<String> = (0..40).map(|n| format!("d{n}.example")).collect();
         let own = json!({"nameservers": ["192.0.2.3", "192.0.2.4", "192.0.2.5", "192.0.2.6"], "searches": many});
         let dns = pod_dns(&pod(json!({"dnsPolicy": "None", "dnsConfig": own})), &settings(), None).expect("valid");

@@ -57,6 +57,14 @@ pub enum GenerateError {
         "localhostProfile {path:?} of container {container:?} must be a relative path below the seccomp directory, without \"..\""
     )]
     SeccompPathEscapes { container: String, path: String },
+    #[error("unknown seccomp profile type: {kind:?}")]
+    SeccompType { kind: String },
+    #[error("unknown apparmor profile type: {kind:?}")]
+    AppArmorType { kind: String },
+    #[error("missing localhost apparmor profile name")]
+    AppArmorName,
+    #[error("unsupported supplementalGroupsPolicy: {policy}")]
+    GroupsPolicy { policy: String },
     #[error("failed to resolve recursive read-only mode: {0}")]
     RecursiveReadOnly(#[from] RecursiveReadOnlyError),
 }

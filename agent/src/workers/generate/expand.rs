@@ -1,7 +1,7 @@
 //! Expansion of `$(VAR)` references in env values, commands, arguments and `subPathExpr`. Values are bytes: those of
 //! Secrets need not be UTF-8.
 
-/// Replaces each `$(NAME)` that `lookup` knows; unknown ones stay as written. `$$` is an escaped `$`, so `$$(NAME)`
+/// Replaces each `$(NAME)` that `lookup` resolves; unknown ones stay as written. `$$` is an escaped `$`, so `$$(NAME)`
 /// becomes the text `$(NAME)`. Nothing is expanded twice.
 ///
 /// # Errors

@@ -42,14 +42,14 @@ fn identity_labels(pod: &Pod) -> BTreeMap<String, String> {
     ])
 }
 
-/// Labels of a sandbox: the pod's own and its identity, which wins.
+/// Labels of a sandbox: the pod's own and its identity, which takes precedence.
 pub fn sandbox_labels(pod: &Pod) -> BTreeMap<String, String> {
     let mut labels = pod.metadata.labels.clone().unwrap_or_default();
     labels.extend(identity_labels(pod));
     labels
 }
 
-/// Annotations of a sandbox: the pod's own. That of a static pod tells which agent has derived its UID.
+/// Annotations of a sandbox: the pod's own. A static pod has one more that identifies the agent that derived its UID.
 pub fn sandbox_annotations(pod: &Pod) -> BTreeMap<String, String> {
     let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
     if spec::is_static(pod) {

@@ -30,7 +30,7 @@ pub struct SandboxConfig {
 /// `resolv_conf` is the content of the node's resolver file, if the node has one; `users` is the pod's user namespace.
 ///
 /// # Errors
-/// An invalid host name, resolver file or quantity.
+/// An invalid host name, resolver file, quantity or policy of groups.
 pub fn sandbox_config(
     pod: &Pod,
     attempt: u32,
@@ -47,7 +47,7 @@ pub fn sandbox_config(
     };
     let linux = cri::LinuxPodSandboxConfig {
         cgroup_parent: cgroup_parent.to_owned(),
-        security_context: Some(security::sandbox_security(pod, users)),
+        security_context: Some(security::sandbox_security(pod, users)?),
         sysctls: sysctls(pod),
         overhead: Some(resources::sandbox_overhead(pod, &settings.resources)?),
         resources: Some(resources::sandbox_resources(pod, &settings.resources)?),

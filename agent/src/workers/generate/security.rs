@@ -44,7 +44,7 @@ pub const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/p
 ///
 /// # Errors
 /// The image or the spec violates `runAsNonRoot`; a localhost seccomp profile has no path, or one that leaves the seccomp
-/// directory.
+/// directory; a localhost AppArmor profile has no name; the type of a profile or the policy of groups is unknown.
 #[expect(deprecated, reason = "older runtimes read only the string form of the AppArmor profile")]
 pub fn container_security(
     pod: &Pod,
@@ -62,7 +62,7 @@ pub fn container_security(
     if non_root {
         verify_non_root(pod, container, run_as_user, user)?;
     }
-    let apparmor = apparmor(pod, container);
+    let apparmor = apparmor(pod, container)?;
     let unmasked = own.proc_mount.as_deref() == Some("Unmasked");
     let mut out = cri::LinuxContainerSecurityContext {
         capabilities: own.capabilities.map(|list| cri::Capability {
@@ -82,7 +82,7 @@ pub fn container_security(
         readonly_paths: if unmasked { Vec::new() } else { READONLY_PATHS.map(str::to_owned).to_vec() },
         seccomp: Some(seccomp(pod, container, settings)?),
         apparmor,
-        supplemental_groups_policy: groups_policy(of_pod),
+        supplemental_groups_policy: groups_policy(of_pod)?,
         ..Default::default()
     };
     match (run_as_user, user) {
@@ -94,9 +94,15 @@ pub fn container_security(
 }
 
 /// `LinuxPodSandboxConfig.security_context`. `users` is the pod's user namespace.
-pub fn sandbox_security(pod: &Pod, users: &cri::UserNamespace) -> cri::LinuxSandboxSecurityContext {
+///
+/// # Errors
+/// The policy of groups is unknown.
+pub fn sandbox_security(
+    pod: &Pod,
+    users: &cri::UserNamespace,
+) -> Result<cri::LinuxSandboxSecurityContext, GenerateError> {
     let context = pod_context(pod);
-    cri::LinuxSandboxSecurityContext {
+    Ok(cri::LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(pod, None, users)),
         selinux_options: selinux(context.and_then(|sc| sc.se_linux_options.as_ref())),
         run_as_user: context.and_then(|sc| sc.run_as_user).map(int64),
@@ -104,9 +110,9 @@ pub fn sandbox_security(pod: &Pod, users: &cri::UserNamespace) -> cri::LinuxSand
         supplemental_groups: supplemental_groups(context),
         privileged: any_privileged(pod),
         seccomp: Some(profile(ProfileType::RuntimeDefault, String::new())),
-        supplemental_groups_policy: groups_policy(context),
+        supplemental_groups_policy: groups_policy(context)?,
         ..Default::default()
-    }
+    })
 }
 
 fn pod_context(pod: &Pod) -> Option<&PodSecurityContext> {
@@ -145,10 +151,13 @@ fn supplemental_groups(context: Option<&PodSecurityContext>) -> Vec<i64> {
     context.fs_group.into_iter().chain(context.supplemental_groups.iter().flatten().copied()).collect()
 }
 
-fn groups_policy(context: Option<&PodSecurityContext>) -> i32 {
-    let strict = context.and_then(|sc| sc.supplemental_groups_policy.as_deref()) == Some("Strict");
-    let policy = if strict { cri::SupplementalGroupsPolicy::Strict } else { cri::SupplementalGroupsPolicy::Merge };
-    policy as i32
+fn groups_policy(context: Option<&PodSecurityContext>) -> Result<i32, GenerateError> {
+    let policy = match context.and_then(|sc| sc.supplemental_groups_policy.as_deref()) {
+        None | Some("Merge") => cri::SupplementalGroupsPolicy::Merge,
+        Some("Strict") => cri::SupplementalGroupsPolicy::Strict,
+        Some(policy) => return Err(GenerateError::GroupsPolicy { policy: policy.to_owned() }),
+    };
+    Ok(policy as i32)
 }
 
 fn selinux(options: Option<&SELinuxOptions>) -> Option<cri::SeLinuxOption> {
@@ -234,7 +243,9 @@ fn stated_seccomp(
             }
             None => Err(GenerateError::SeccompPath { container: container.to_owned() }),
         },
-        _ => Ok(profile(ProfileType::Unconfined, String::new())),
+        "Unconfined" => Ok(profile(ProfileType::Unconfined, String::new())),
+        // Upstream runs such a container without a profile.
+        kind => Err(GenerateError::SeccompType { kind: kind.to_owned() }),
     }
 }
 
@@ -244,30 +255,34 @@ fn stays_below(path: &str) -> bool {
 }
 
 /// The container's field, else the legacy annotation, else the pod's field.
-fn apparmor(pod: &Pod, container: &Container) -> Option<cri::SecurityProfile> {
+fn apparmor(pod: &Pod, container: &Container) -> Result<Option<cri::SecurityProfile>, GenerateError> {
     if let Some(stated) = container.security_context.as_ref().and_then(|sc| sc.app_armor_profile.as_ref()) {
-        return Some(stated_apparmor(stated));
+        return stated_apparmor(stated).map(Some);
     }
     let annotations = pod.metadata.annotations.as_ref();
     let annotation = annotations.and_then(|map| map.get(&format!("{APP_ARMOR_ANNOTATION}{}", container.name)));
     match annotation.map(String::as_str) {
-        Some("runtime/default") => return Some(profile(ProfileType::RuntimeDefault, String::new())),
-        Some("unconfined") => return Some(profile(ProfileType::Unconfined, String::new())),
+        Some("runtime/default") => return Ok(Some(profile(ProfileType::RuntimeDefault, String::new()))),
+        Some("unconfined") => return Ok(Some(profile(ProfileType::Unconfined, String::new()))),
         Some(text) => {
             if let Some(name) = text.strip_prefix("localhost/") {
-                return Some(profile(ProfileType::Localhost, name.to_owned()));
+                return Ok(Some(profile(ProfileType::Localhost, name.to_owned())));
             }
         }
         None => {}
     }
-    pod_context(pod).and_then(|sc| sc.app_armor_profile.as_ref()).map(stated_apparmor)
+    pod_context(pod).and_then(|sc| sc.app_armor_profile.as_ref()).map(stated_apparmor).transpose()
 }
 
-fn stated_apparmor(stated: &AppArmorProfile) -> cri::SecurityProfile {
+fn stated_apparmor(stated: &AppArmorProfile) -> Result<cri::SecurityProfile, GenerateError> {
     match stated.type_.as_str() {
-        "RuntimeDefault" => profile(ProfileType::RuntimeDefault, String::new()),
-        "Localhost" => profile(ProfileType::Localhost, stated.localhost_profile.clone().unwrap_or_default()),
-        _ => profile(ProfileType::Unconfined, String::new()),
+        "RuntimeDefault" => Ok(profile(ProfileType::RuntimeDefault, String::new())),
+        "Unconfined" => Ok(profile(ProfileType::Unconfined, String::new())),
+        "Localhost" => {
+            let name = stated.localhost_profile.clone().ok_or(GenerateError::AppArmorName)?;
+            Ok(profile(ProfileType::Localhost, name))
+        }
+        kind => Err(GenerateError::AppArmorType { kind: kind.to_owned() }),
     }
 }
 
@@ -277,5 +292,37 @@ fn legacy_apparmor(profile: &cri::SecurityProfile) -> String {
         ProfileType::RuntimeDefault => "runtime/default".to_owned(),
         ProfileType::Unconfined => "unconfined".to_owned(),
         ProfileType::Localhost => format!("localhost/{}", profile.localhost_ref),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_newer_api_may_demand_is_refused() {
+        let seccomp = |kind: &str| {
+            let stated: SeccompProfile = serde_json::from_value(json!({"type": kind})).expect("a profile");
+            let made = stated_seccomp(&stated, "c", &SecuritySettings::default());
+            made.map(|made| made.profile_type()).map_err(|error| error.to_string())
+        };
+        assert_eq!(seccomp("Unconfined"), Ok(ProfileType::Unconfined));
+        assert_eq!(seccomp("Traced"), Err(r#"unknown seccomp profile type: "Traced""#.to_owned()));
+        let apparmor = |kind: &str| {
+            let stated: AppArmorProfile = serde_json::from_value(json!({"type": kind})).expect("a profile");
+            stated_apparmor(&stated).map(|made| made.profile_type()).map_err(|error| error.to_string())
+        };
+        assert_eq!(apparmor("Unconfined"), Ok(ProfileType::Unconfined));
+        assert_eq!(apparmor("Traced"), Err(r#"unknown apparmor profile type: "Traced""#.to_owned()));
+        assert_eq!(apparmor("Localhost"), Err("missing localhost apparmor profile name".to_owned()));
+        let policy = |policy: Option<&str>| {
+            let policy = policy.map(str::to_owned);
+            let context = PodSecurityContext { supplemental_groups_policy: policy, ..PodSecurityContext::default() };
+            groups_policy(Some(&context)).map_err(|error| error.to_string())
+        };
+        assert_eq!(policy(None), Ok(cri::SupplementalGroupsPolicy::Merge as i32));
+        assert_eq!(policy(Some("None")), Err("unsupported supplementalGroupsPolicy: None".to_owned()));
     }
 }

@@ -56,6 +56,11 @@ impl NodeIps {
     pub fn now(&self) -> Vec<String> {
         self.0.borrow().ips.clone()
     }
+
+    /// True if the IPv6 address of a pod comes first.
+    pub fn prefers_v6(&self) -> bool {
+        self.0.borrow().prefers_v6
+    }
 }
 
 impl Default for NodeIps {
@@ -66,9 +71,10 @@ impl Default for NodeIps {
 }
 
 impl From<Vec<String>> for NodeIps {
-    /// These addresses, unchanging.
+    /// These addresses, unchanging, the family of the first one preferred.
     fn from(ips: Vec<String>) -> Self {
-        Self(watch::channel(NodeAddresses { ips }).1)
+        let prefers_v6 = ips.first().is_some_and(|ip| ip.contains(':'));
+        Self(watch::channel(NodeAddresses { ips, prefers_v6 }).1)
     }
 }
 

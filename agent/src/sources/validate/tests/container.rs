@@ -218,6 +218,7 @@ fn environment() {
         (at, from(json!({})), "spec.containers[0].env[0].valueFrom: Invalid value: \"\": must specify one of"),
         (at, from(json!({"fieldRef": {"fieldPath": "metadata.labels['app']"}})), ""),
         (at, from(json!({"fieldRef": {"fieldPath": "metadata.annotations['Example.com/a']"}})), ""),
+        (at, from(json!({"fieldRef": {"fieldPath": "spec.host"}})), ""),
         (
             at,
             from(json!({"fieldRef": {"fieldPath": "metadata.labels['Example.com/a']"}})),
@@ -325,6 +326,13 @@ fn volumes_and_mounts() {
                 json!({"name": "w", "downwardAPI": {"items": [{"path": "..data", "fieldRef": {"fieldPath": "metadata.name"}}]}}),
             ),
             "spec.volumes[1].downwardAPI.items[0].path: Invalid value: \"..data\": must not start with '..'",
+        ),
+        (
+            "/spec/volumes",
+            volume(
+                json!({"name": "w", "downwardAPI": {"items": [{"path": "a", "fieldRef": {"fieldPath": "spec.host"}}]}}),
+            ),
+            "spec.volumes[1].downwardAPI.items[0].fieldRef.fieldPath: Unsupported value: \"spec.nodeName\"",
         ),
         (
             "/spec/volumes",
