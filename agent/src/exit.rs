@@ -5,7 +5,7 @@ use std::process::Termination;
 
 use crate::config::ConfigError;
 
-/// What the exit code says. Service managers can tell from it whether starting again may help.
+/// The meaning of an exit code. Service managers decide by it whether starting again may help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {

@@ -31,7 +31,7 @@ pub enum Class {
 /// A reservation that is enforced on a cgroup.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Reservation {
-    /// For whom.
+    /// The reserved daemons.
     pub class: Class,
     /// Only the CPU weight is set.
     pub compressible: bool,

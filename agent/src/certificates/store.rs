@@ -27,7 +27,7 @@ pub enum StoreError {
         verb: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file exists but holds no valid pair.

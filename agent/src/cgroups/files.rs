@@ -1,9 +1,9 @@
 //! Directories and processes of one cgroup: existence, creation, removal. Blocks: the kernel serialises changes of the
 //! tree, so a busy node may take milliseconds.
 //!
-//! `cgroups-rs` does not fit here: it creates cgroups of the v1 controllers that it knows only (no `misc`, no `unified`
-//! hierarchy of a hybrid machine), takes the controllers of v2 from the fixed path `/sys/fs/cgroup`, and does not report
-//! a controller that is not enabled.
+//! `cgroups-rs` does not fit here: of v1 it creates cgroups of the controllers that it implements only (no `misc`, no
+//! `unified` hierarchy of a hybrid machine), takes the controllers of v2 from the fixed path `/sys/fs/cgroup`, and does
+//! not report a controller that is not enabled.
 
 use std::collections::BTreeSet;
 use std::fs;

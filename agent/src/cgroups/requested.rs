@@ -15,7 +15,7 @@ pub struct Requested {
     pub is_complete: bool,
 }
 
-/// Knows the pods of this node. Implemented by the desired pods.
+/// Source of the pods of this node. Implemented by the desired pods.
 pub trait PodRequests: Debug + Send + Sync + 'static {
     /// The sums over all active pods now. Must not block.
     fn requested(&self) -> Requested;

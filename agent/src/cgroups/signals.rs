@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stop_signals_are_told_from_those_of_timers_and_children() {
+    fn stop_signals_are_distinguished_from_those_of_timers_and_children() {
         let status = |mask: u64| format!("Name:\tsleep\nSigPnd:\t0000000000004000\nShdPnd:\t{mask:016x}\nSigBlk:\t0\n");
         let bit = |signal: Signal| 1u64 << (signal as i32 - 1);
         for (mask, may_stop) in [

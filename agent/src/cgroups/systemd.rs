@@ -193,7 +193,7 @@ impl Systemd {
     }
 }
 
-/// A job that has ended, as the signal JobRemoved tells.
+/// A job that has ended, as the signal JobRemoved reports it.
 struct Removed {
     job: OwnedObjectPath,
     /// `done` if it succeeded.

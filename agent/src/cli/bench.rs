@@ -1,4 +1,4 @@
-//! `keblet bench`: hands over to the program `keblet-bench`, which the agent itself does not contain.
+//! `keblet bench`: executes the program `keblet-bench`, which the agent itself does not contain.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -24,7 +24,7 @@ pub struct Args {
 /// # Errors
 /// `keblet-bench` is found nowhere, or cannot be executed. Does not return otherwise.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let own = std::env::current_exe().context("cannot tell which program is running")?;
+    let own = std::env::current_exe().context("cannot determine the path of the running program")?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let program = find(&own, std::env::split_paths(&path)).with_context(|| {
         format!(

@@ -62,7 +62,7 @@ mod tests {
         assert!(closes(&writer, 10_000_u16) && closes(&ours, 10_000));
     }
 
-    /// In real time, as the kernel tells of it.
+    /// In real time: the kernel reports it.
     #[tokio::test]
     async fn the_end_of_the_readers_is_noticed_without_a_write() {
         let (reader, writer) = io::pipe().unwrap();

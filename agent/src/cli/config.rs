@@ -18,10 +18,10 @@ use crate::config::explain::Row;
 use crate::config::load;
 use crate::server::secure;
 
-/// What can be asked about the configuration.
+/// The subcommands of `keblet config`.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
-    /// Say whether files and flags are acceptable, on this machine too
+    /// Check whether files and flags are valid, also for this machine
     Check(CheckArgs),
     /// Show the values that were set, where, and what has no effect
     Explain(ExplainArgs),
@@ -30,7 +30,7 @@ pub enum Command {
 /// `keblet config check`
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
-    /// Do not ask whether this machine is acceptable
+    /// Skip the checks of this machine
     #[arg(long)]
     ignore_host: bool,
     #[command(flatten)]
@@ -50,7 +50,7 @@ pub struct ExplainArgs {
     run: RunArgs,
 }
 
-/// Answers.
+/// Runs a subcommand.
 ///
 /// # Errors
 /// A configuration that is not acceptable; the output cannot be written.

@@ -1,7 +1,7 @@
-//! `keblet doctor`: what this node offers, what each lack costs, and whether the agent can run here at all.
+//! `keblet doctor`: the features of this node, the effect of each missing one, and whether the agent can run here at all.
 //!
-//! Changes nothing. `kernel::facts` judges the kernel; this adds the runtime, the configuration and what another kubelet has
-//! left.
+//! Changes nothing. `kernel::facts` assesses the kernel; this adds the runtime, the configuration and what another kubelet
+//! has left.
 
 mod takeover;
 
@@ -126,7 +126,7 @@ fn configuration(settings: &Settings, facts: &HostFacts) -> Finding {
     }
 }
 
-/// What the configuration promises, most of it by default, and is not there yet.
+/// Protections that the configuration requests, most of them by default, and that are missing.
 fn missing_protections(settings: &Settings) -> Vec<Finding> {
     let missing = config::missing_protections(&settings.kubelet).into_iter();
     missing.map(|(field, lack)| Finding::lack(field, "not honoured yet", lack)).collect()
@@ -216,7 +216,7 @@ fn quota_finding(is_on: bool, root: &Path, checked: Result<(), NoProjectQuotas>)
     }
 }
 
-/// Asks the runtime, where the agent would, and its image service, if that is elsewhere.
+/// Queries the runtime at the agent's endpoint, and its image service, if that has another one.
 async fn runtime(settings: &Settings) -> Vec<Finding> {
     let endpoints = match Endpoints::choose(settings, Path::new("/")) {
         Ok(endpoints) => endpoints,

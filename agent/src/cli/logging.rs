@@ -108,7 +108,7 @@ pub fn init(logging: &Logging, spans: Option<SpanLayer>) -> anyhow::Result<Verbo
 /// The output of a command that logs warnings only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// Something for people or for a program that asks.
+    /// Text for people, or one answer for a program.
     Other,
     /// Records as JSON lines, which a collector may mix with those of the log: these are JSON too, and do not repeat what a
     /// record says.

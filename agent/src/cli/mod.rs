@@ -1,4 +1,4 @@
-//! The command line: what can be asked of keblet, and the commands that only look and tell.
+//! The command line: its subcommands, and those of them that only read and report.
 //!
 //! Called as `kubelet` it is `keblet run`, so that a node can swap one binary for the other. Constructs nothing of the
 //! agent; `wiring` does that.
@@ -45,17 +45,17 @@ pub enum Command {
     /// Check or explain the configuration without running the agent
     #[command(subcommand)]
     Config(config::Command),
-    /// Say what this node offers, and what each lack costs
+    /// Report the features of this node, and the effect of each missing one
     Doctor(doctor::Args),
     /// Show what happens on this node: pods, exits, OOM kills, pressure. Reads only, beside any kubelet
     Observe(observe::Args),
-    /// Report the OOM kills that this node knows of
+    /// Report the OOM kills that are known on this node
     Oom(reports::Args),
     /// Report the pressure of this node and its pods, and who stalls whom
     Pressure(reports::Args),
     /// Measure this and other node agents side by side, with the program keblet-bench
     Bench(bench::Args),
-    /// Say which version this is
+    /// Print the version
     Version(version::Args),
     /// Print completions for a shell
     Completions(docs::CompletionsArgs),

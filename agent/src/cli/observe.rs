@@ -189,7 +189,7 @@ async fn serve(
     }
 }
 
-/// Takes records until the collector ends; prints them to `out` if there is one, until it is closed, which `unread` tells
+/// Takes records until the collector ends; prints them to `out` if there is one, until it is closed, which `unread` reports
 /// before the next record. The collector ends by a signal; then what is queued is printed, within [`LAST_LINES`].
 async fn lines(
     messages: mpsc::Receiver<Message>,

@@ -25,7 +25,7 @@ pub fn json(out: &mut dyn Write, answer: &impl Serialize) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Writes rows in columns as wide as their widest cell; the last column is as wide as it likes.
+/// Writes rows in columns as wide as their widest cell; the last column has no fixed width.
 ///
 /// # Errors
 /// The output cannot be written.

@@ -16,7 +16,7 @@ const WORKERS: usize = 2;
 /// for ever, also after its caller has timed out, and pods choose the server: they must not run out of threads for all,
 /// nor for the unmount that ends such calls.
 const BLOCKING: usize = 512;
-/// The same for commands that only look. Sixty-four may be kept by termination messages (`pleg`) on volumes that do not answer.
+/// The same for commands that only read. Termination messages (`pleg`) on volumes that do not answer may keep sixty-four.
 const LIGHT_BLOCKING: usize = 66;
 const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// Address space per thread, of which only what is touched costs memory.
@@ -38,7 +38,7 @@ pub fn runtime() -> io::Result<Runtime> {
         .build()
 }
 
-/// An async runtime on the calling thread alone, for commands that only look: less memory and less switching.
+/// An async runtime on the calling thread alone, for commands that only read: less memory and less switching.
 ///
 /// # Errors
 /// It cannot be set up.

@@ -26,7 +26,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Reports OOM kills: what the counters of cgroups and the dead containers of the runtime tell of the past.
+/// Reports past OOM kills, from the counters of cgroups and the runtime's dead containers.
 ///
 /// # Errors
 /// The node cannot be observed, or the output cannot be written.
@@ -51,7 +51,7 @@ fn print_oom(node: &ObservedNode, json: bool, out: &mut dyn Write) -> anyhow::Re
     }
     write!(out, "{}", report::lacks(node))?;
     if node.oom_kills.is_empty() {
-        writeln!(out, "No OOM kill is known: neither the cgroups of pods nor dead containers tell of one.")?;
+        writeln!(out, "No OOM kill is known: neither the cgroups of pods nor dead containers show one.")?;
         return Ok(());
     }
     output::table(out, &report::oom_table(node))?;

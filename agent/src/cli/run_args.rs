@@ -21,7 +21,7 @@ use crate::config::flags::Target;
 pub struct RunArgs {
     /// The flags given.
     pub flags: FlagValues,
-    /// `--version` was given: say the version and end.
+    /// `--version` was given: print the version and end.
     pub version: Option<String>,
 }
 

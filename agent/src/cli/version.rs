@@ -20,7 +20,7 @@ pub struct Args {
     output: Format,
 }
 
-/// Says which version this is.
+/// Prints the version.
 ///
 /// # Errors
 /// The output cannot be written.

@@ -126,7 +126,7 @@ impl Backlog {
         Self { stale: clock.wall_nanos_before(STALE), until: Some(Instant::now() + BACKLOG) }
     }
 
-    /// The next event, created at this time, is part of it. A runtime that does not tell the time reports 0.
+    /// The next event, created at this time, is part of it. A runtime without such times reports 0.
     fn contains(&mut self, created_at: i64) -> bool {
         let is_read = created_at >= self.stale || self.until.is_none_or(|until| Instant::now() >= until);
         if is_read && created_at != 0 {

@@ -171,7 +171,7 @@ impl OomSource {
         if self.killed.contains(&entry.pid) {
             return None;
         }
-        // Without a cgroup the counters are the better witness: they name the container.
+        // Without a cgroup the counters are the better evidence: they name the container.
         let place = place_of(entry.cgroup.as_deref()?);
         push(&mut self.killed, entry.pid);
         if let Ok(id) = self.hierarchy.id_of(&place.path) {

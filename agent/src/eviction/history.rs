@@ -13,7 +13,7 @@ use crate::config::eviction::Signal;
 use crate::config::eviction::Threshold;
 use crate::model::Pressures;
 
-/// The memory of the eviction manager.
+/// The state of the eviction manager between passes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     /// Met thresholds, with the first of the observations without interruption.

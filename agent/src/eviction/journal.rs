@@ -1,6 +1,6 @@
 //! Evictions that are not finished, in the file `evictions.json`: an agent that is killed in between finishes them
 //! after its restart, and the pods' statuses have the reason. An eviction is finished when the API server has the pod's end:
-//! an agent that starts before would start the pod again. Entries that no longer say anything about their pod are ignored.
+//! an agent that starts before would start the pod again. Entries that no longer apply to their pod are ignored.
 //! Pods that are preempted by a critical one are recorded in the same way. One that is preempted and evicted, in either order,
 //! keeps the first reason and the shorter grace period, as its worker does.
 
@@ -80,7 +80,7 @@ impl EvictionRecord {
     }
 
     /// True if it was decided in this boot, and its pod may still be ending: its grace period and `period` have not passed
-    /// since it was last known not to be finished. An entry from the future says nothing: the clock was set.
+    /// since it was last known not to be finished. An entry from the future is not used: the clock was set.
     fn is_current(&self, boot_id: &str, now: i64, period: Duration) -> bool {
         let grace = Duration::from_secs(u64::try_from(self.grace).unwrap_or(0));
         let limit = i64::try_from(grace.saturating_add(period).as_nanos()).unwrap_or(i64::MAX);

@@ -350,8 +350,8 @@ impl<O: Observe> Manager<O> {
         let (begin, held) = (Instant::now(), self.parts.observe.held(pod).await);
         let Parts { observe, pods, .. } = &mut self.parts;
         let kill_late = async {
-            // With a longer grace period a pod must not be killed before it was told to stop, which waits for calls in
-            // progress.
+            // With a longer grace period a pod must not be killed before it got the signal to stop, which waits for calls
+            // in progress.
             if entry.grace == IMMEDIATE {
                 tokio::time::sleep(runtime_kill_limit(entry.grace)).await;
                 observe.kill(pod).await;

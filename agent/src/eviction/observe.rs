@@ -54,7 +54,7 @@ use crate::volumes::Volumes;
 /// How long a pass waits for an answer of the runtime: no pod is evicted meanwhile.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the eviction manager sees of the node, and does to it.
+/// The node as the eviction manager observes and changes it.
 pub trait Observe: Send + 'static {
     /// The signals now. Reads a few files.
     fn readings(&mut self) -> impl Future<Output = Readings> + Send;

@@ -51,7 +51,7 @@ impl NodePods {
         self.registry.phase(uid)
     }
 
-    /// The API server knows that the pod has ended, or does not have it: the next agent does not start it. True without an
+    /// The API server has the end of the pod, or does not have the pod: the next agent does not start it. True without an
     /// API server.
     pub(super) fn is_end_reported(&self, uid: &PodUid) -> bool {
         let Some(api) = self.statuses.api_view() else { return true };

@@ -107,7 +107,7 @@ impl Recounts {
         });
     }
 
-    /// Forgets pods that are gone and pauses that have ended.
+    /// Removes pods that are gone and pauses that have ended.
     fn tidy(&mut self, pods: &[Pod], now: Instant) {
         let is_there = |uid: &PodUid| pods.iter().any(|pod| pod_ref(pod).uid == *uid);
         self.pods.retain(|uid, pause| is_there(uid) && pause.is_none_or(|end| now < end));

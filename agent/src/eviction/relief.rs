@@ -104,7 +104,7 @@ impl Relief {
         }
     }
 
-    /// Forgets what has ended: it was for a want that is over.
+    /// Drops the result of a step that has ended: it was for a shortage that is over.
     pub(super) fn forget(&mut self) {
         self.ended = None;
     }
@@ -256,7 +256,7 @@ mod tests {
                 Step::Measured { of: HashSet::new(), usage: Ok(HashMap::new()), at: Instant::now() }
             };
             assert!(relief.begin(ALL, slow).await.is_none() && relief.is_running());
-            // The manager waits for the end of a pod, and then learns of the end of the step.
+            // The manager waits for the end of a pod, and then sees the end of the step.
             tokio::time::sleep(PATIENCE + passed).await;
             relief.next().await;
             assert_eq!(relief.take(what).is_some(), is_used, "{passed:?} {what:?}");

@@ -43,7 +43,7 @@ impl<O: Observe> Manager<O> {
                 Ok(has_ended) => has_ended_one |= has_ended,
                 // Asked again in the next pass: each entry may wait for the runtime.
                 Err(error) => {
-                    tracing::debug!(error, "cannot tell whether evicted pods were started again");
+                    tracing::debug!(error, "cannot determine whether evicted pods were started again");
                     break;
                 }
             }

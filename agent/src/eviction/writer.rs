@@ -80,7 +80,7 @@ async fn run(path: PathBuf, mut contents: watch::Receiver<Numbered>, done: watch
     }
 }
 
-/// Replaces the file atomically. It is not synced: after a crash of the machine it says nothing any more.
+/// Replaces the file atomically. It is not synced: after a crash of the machine it is not needed.
 async fn replace(path: &Path, content: Vec<u8>) -> io::Result<()> {
     let partial = path.with_extension("partial");
     tokio::fs::write(&partial, content).await?;

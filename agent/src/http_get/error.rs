@@ -12,7 +12,7 @@ pub enum DialError {
     Lookup {
         /// The name.
         host: String,
-        /// What the resolver said.
+        /// The resolver's error.
         reason: String,
     },
     /// The address does not accept it.
@@ -20,7 +20,7 @@ pub enum DialError {
     Connect {
         /// `address:port`.
         address: String,
-        /// What the kernel said.
+        /// The system's error.
         reason: String,
     },
 }

@@ -17,7 +17,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 use tokio::sync::watch;
 
-/// What the resolver said: addresses without a port, or why there are none.
+/// The answer of the resolver: addresses without a port, or why there are none.
 type Found = Result<Vec<SocketAddr>, String>;
 /// A lookup in progress.
 type Running = watch::Receiver<Option<Found>>;

@@ -44,7 +44,7 @@ pub async fn send(request: &HttpGet, timeout: Option<Duration>) -> Result<Respon
     Ok(Response { status: exchange.response.status(), body })
 }
 
-/// Sends a request and follows redirects to the same host, for a sender to whom the content of the body does not matter.
+/// Sends a request and follows redirects to the same host, for a sender that does not use the content of the body.
 /// Waits for the response as long as the server does, so the caller has to limit it. That includes the body, up to
 /// [`MAX_BODY`]: a server may send the head first and then do what it is asked for. As upstream, a body that is announced to
 /// be longer is not waited for. Dropping the future closes the connection.

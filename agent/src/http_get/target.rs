@@ -115,7 +115,7 @@ fn bracketed(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
 
-/// What the path of an action says.
+/// The parts of an action's path.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct PathParts {
     /// Path and query in the form in which they are sent.

@@ -68,7 +68,7 @@ pub(super) async fn handshake(
     })
 }
 
-/// A socket whose first bytes are kept, to tell a server without TLS from other failures.
+/// A socket whose first bytes are kept, to distinguish a server without TLS from other failures.
 pub(super) struct FirstBytes {
     stream: TcpStream,
     first: Vec<u8>,

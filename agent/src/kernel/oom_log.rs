@@ -173,7 +173,7 @@ impl Group {
         is_soon(entry.at_micros, self.last) && self.may_contain(entry)
     }
 
-    /// The kill is one of this group. Of a process that is gone only the time tells: another kill so soon after these,
+    /// The kill is one of this group. Of a process that is gone only the time decides: another kill so soon after these,
     /// without a line of its own before and after it, is rare.
     fn contains(&self, entry: &OomLogEntry) -> bool {
         is_soon(self.last, entry.at_micros) && self.may_contain(entry)
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_follow_each_other_are_told_apart() {
+    fn groups_that_follow_each_other_are_distinguished() {
         let second = GROUP.replace("pod1/c", "pod2/d").replace(",1003,", ",1006,");
         let (chosen, member) = (killed_after(5, 3), killed_after(6, 5));
         let found = parse(&[CHOSEN, KILLED, GROUP, &chosen, &second, &member]);

@@ -19,13 +19,13 @@ pub fn start_ticks(stat: &str) -> Option<u64> {
 }
 
 /// The process's ids in all PID namespaces it is visible in, outermost first: `NSpid` of `status`.
-pub fn namespace_pids(status: &str) -> Option<Vec<u32>> {
+fn namespace_pids(status: &str) -> Option<Vec<u32>> {
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_ascii_whitespace().map(|id| id.parse().ok()).collect()
 }
 
 /// Thread-group id: `Tgid` of `status`.
-pub fn thread_group(status: &str) -> Option<u32> {
+fn thread_group(status: &str) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 

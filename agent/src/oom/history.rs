@@ -43,7 +43,7 @@ impl OomHistory {
         self.recent.iter().rev().any(is_same)
     }
 
-    /// Remembers a verdict.
+    /// Adds a verdict.
     pub fn add(&mut self, record: &OomRecord, verdict: &OomVerdict) {
         if let Some(group) = record.group {
             push(&mut self.groups, (group, record.moment));

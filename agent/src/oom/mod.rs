@@ -6,7 +6,7 @@
 //!  kernel log ────┘                                              └─▶ history ─▶ reason of the container's exit
 //! ```
 //!
-//! Decides and reports; takes evidence from the sensors (`events`), and knows no pod specs. `docs/oom.md` describes what is
+//! Decides and reports; takes evidence from the sensors (`events`), and reads no pod specs. `docs/oom.md` describes what is
 //! decided from what.
 
 mod counts;

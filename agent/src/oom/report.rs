@@ -21,7 +21,7 @@ use crate::model::spec;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 
-/// Verdicts kept for a slow subscriber; it learns how many it missed.
+/// Verdicts kept for a slow subscriber; it receives the number of those that it missed.
 const BACKLOG: usize = 1024;
 /// Reason of the event on a pod.
 const POD_REASON: &str = "OOMKilled";
@@ -108,7 +108,7 @@ impl OomReporter {
     }
 }
 
-/// The pod by what the runtime knows of it.
+/// The pod as the runtime reports it.
 fn reference(pod: &PodRef) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),

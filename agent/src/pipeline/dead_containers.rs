@@ -106,8 +106,8 @@ impl DeadContainerLimits {
     }
 }
 
-/// True if also the next agent does not start it: the API server knows that it has ended. A static pod has only its containers
-/// to tell.
+/// True if also the next agent does not start it: the API server has its end. Of a static pod only the containers show
+/// that it has ended.
 fn has_ended(worker: &WorkerSummary, desired: &Pod) -> bool {
     worker.phase == Phase::Finished && !spec::is_static(desired) && is_terminal(desired)
 }

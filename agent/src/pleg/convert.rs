@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_network_is_told_from_one_without_addresses() {
+    fn an_absent_network_is_distinguished_from_one_without_addresses() {
         let read = |network| {
             let found = sandbox(v1::PodSandboxStatus { network, ..Default::default() }, "");
             (found.reports_network, found.ips)

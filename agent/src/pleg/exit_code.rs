@@ -1,4 +1,4 @@
-//! Exit codes that the runtime has yet to learn. CRI-O reports an exit with code -1 until it has read what its monitor of
+//! Exit codes that the runtime does not report yet. CRI-O reports an exit with code -1 until it has read what its monitor of
 //! the container has written. No process has such a code: that of the kernel counts where it is known. Else the code is
 //! held back for a while, in which the pod is inspected again: a restart policy would take it for a failure, and what a pod
 //! has ended as is final.
@@ -37,7 +37,7 @@ impl CodelessExit {
     }
 }
 
-/// The code stands for one that the runtime does not know.
+/// True if the runtime reports this code while it does not know the code of an exit (CRI-O's -1).
 pub(super) fn is_placeholder(code: i32) -> bool {
     code < 0
 }
@@ -104,7 +104,7 @@ impl PlegTask {
         self.publish(uid, snapshot, Source::Kernel);
     }
 
-    /// Holds back the codes that the runtime has yet to learn. `known` is the snapshot before. Without one, the agent has just
+    /// Holds back codes that the runtime does not report yet. `known`: the snapshot before. Without one, the agent has just
     /// started: an exit that is older than the limit has been reported with the code it has, or would be by now; an agent
     /// that was killed may have held back a later one. True if the pod is to be inspected for them again.
     pub(super) fn hold_back_codes(

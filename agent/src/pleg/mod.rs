@@ -1,7 +1,7 @@
 //! Pod lifecycle event generation: the sole writer of the pod cache.
 //!
 //! Hints select pods to inspect; an inspection or a relist yields a snapshot; exits proven by the kernel are applied to it.
-//! Differences to the cached snapshot become lifecycle events and wake the sync loop. Knows no pod spec and changes
+//! Differences to the cached snapshot become lifecycle events and wake the sync loop. Reads no pod spec and changes
 //! nothing on the node.
 //!
 //! ```text

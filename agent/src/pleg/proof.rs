@@ -4,7 +4,7 @@
 //! namespace other processes may outlive it: there its end is a hint, and the pod is inspected until the runtime reports
 //! the exit, a bounded number of times. So is an init that is not found, as one that ended while the agent was starting.
 //! Containers of runtimes with a kernel of their own (Kata Containers, gVisor) have no init on the node: once that was seen
-//! of a runtime handler, only events and relists tell of their exits.
+//! of a runtime handler, only events and relists report their exits.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -187,7 +187,7 @@ impl PlegTask {
         let delay = recheck_delay(0, self.events_up());
         let Some(record) = self.records.get_mut(uid) else { return };
         record.exit_hints.insert(id, hint);
-        // Those for other exits of the pod say nothing of this one.
+        // Those for other exits of the pod are no evidence of this one.
         record.rechecks = 0;
         self.recheck_later(uid, delay);
     }

@@ -422,7 +422,7 @@ impl PlegTask {
     }
 
     fn answer(&mut self, uid: &PodUid, sampled_at: Instant) {
-        // After the cache was written: who finds the pod in neither takes it for gone.
+        // After the cache was written: a reader that finds the pod in neither takes it for gone.
         self.cached_since(uid, sampled_at);
         let Some(record) = self.records.get_mut(uid) else { return };
         record.settle(sampled_at);

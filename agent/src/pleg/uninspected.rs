@@ -61,7 +61,7 @@ impl Uninspected {
         state.listed.then(|| state.pods.clone())
     }
 
-    /// Waits until the runtime has told which pods it has, or all that were left are inspected or gone. For one reader.
+    /// Waits until the runtime has listed its pods, or all that were left are inspected or gone. For one reader.
     /// Cancel-safe.
     pub(super) async fn resolved(&self) {
         self.wake.notified().await;

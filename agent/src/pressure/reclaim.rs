@@ -1,5 +1,5 @@
 //! Memory reclaim that the tasks of a pod must do themselves, counted by the kernel probes: with cgroup v1, which has no
-//! pressure files, it tells which pods wait.
+//! pressure files, it shows which pods wait.
 
 use std::sync::Arc;
 

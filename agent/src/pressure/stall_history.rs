@@ -15,12 +15,12 @@ pub(super) struct StallHistory {
 }
 
 impl StallHistory {
-    /// Adds a reading, and forgets those that no window of this length needs. After a total that is lower than the one
+    /// Adds a reading, and drops those that no window of this length needs. After a total that is lower than the one
     /// before nothing is known of the past.
     pub(super) fn add(&mut self, now: Instant, total: u64, longest: Duration) {
         match self.readings.back() {
             Some((_, before)) if *before > total => self.readings.clear(),
-            // Two readings of one moment: the second one says nothing more.
+            // Two readings of one moment: the second one adds nothing.
             Some((at, _)) if *at >= now => return,
             _ => {}
         }

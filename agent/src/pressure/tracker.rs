@@ -137,7 +137,7 @@ impl Tracker {
         self.policies.iter().zip(held).filter_map(finding).collect()
     }
 
-    /// Forgets what was observed: after an action the windows begin anew.
+    /// Drops what was observed: after an action the windows begin anew.
     pub fn reset(&mut self) {
         self.stalls.clear();
         self.node.clear();

@@ -204,7 +204,7 @@ impl RetryTracker {
         self.lock().contains_key(&(operation, target.to_owned()))
     }
 
-    /// Forgets the targets of an operation that need it no longer.
+    /// Removes the targets of an operation that need it no longer.
     pub fn keep_only(&self, operation: Operation, keep: impl Fn(&str) -> bool) {
         let mut all = self.lock();
         let before = all.len();

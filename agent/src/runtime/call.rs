@@ -54,7 +54,7 @@ impl Call<'_> {
         self
     }
 
-    /// Sends `message` by way of `rpc` and waits for the answer until the deadline. The runtime learns the deadline too,
+    /// Sends `message` by way of `rpc` and waits for the answer until the deadline. The runtime receives the deadline too,
     /// so that it gives up at the same time.
     ///
     /// tonic's futures hold a large message several times over, so they are boxed.

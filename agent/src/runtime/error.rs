@@ -47,7 +47,7 @@ pub enum RuntimeError {
         /// gRPC status message, as the runtime sent it.
         message: Box<str>,
     },
-    /// The answer lacks something that the CRI promises.
+    /// The answer lacks something that the CRI requires.
     #[error("{}the answer lacks {missing}", on(*.operation, .object))]
     Incomplete {
         /// The call.

@@ -1,4 +1,4 @@
-//! Speaks CRI v1 with one container runtime: a method per call, each with its deadline.
+//! Client of one container runtime, by CRI v1: a method per call, each with its deadline.
 //!
 //! Owns the connection (lazy, re-established by the first call after it broke), deadlines, message limits, and the features
 //! of the runtime. No policy: never retries a call that changes something, never caches an answer, and does not limit

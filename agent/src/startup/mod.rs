@@ -38,7 +38,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Pods {
     records: HashMap<PodUid, Record>,
-    /// Pods that were unschedulable at first: their start latency says nothing about this node.
+    /// Pods that were unschedulable at first: their start latency does not depend on this node.
     excluded: HashSet<PodUid>,
     network_seen: bool,
 }

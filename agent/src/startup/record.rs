@@ -23,7 +23,7 @@ pub(super) struct Record {
     /// Set when a running status was published: the duration of init containers.
     running: Option<Duration>,
     measured: bool,
-    /// Only the first view tells whether an earlier agent has started the pod.
+    /// Only the first view shows whether an earlier agent has started the pod.
     awaits_view: bool,
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what each case is")]
 pub enum UserNamespaceError {
-    /// A file of a pod says something that is not possible.
+    /// A file of a pod has content that is not possible.
     #[error("user namespace: {0}")]
     Recorded(#[source] Box<UserNamespaceError>),
     /// A pod cannot get a range.
@@ -67,10 +67,10 @@ pub enum StartError {
 }
 
 fn unsupported(handler: &str, is_known: bool) -> String {
-    let who = match handler {
+    let message = match handler {
         "" => "runtime does not support user namespaces".to_owned(),
         class => format!("RuntimeClass handler {class:?} does not support user namespaces"),
     };
     let cause = if is_known { String::new() } else { format!(": the handler {handler:?} is not known") };
-    who + &cause
+    message + &cause
 }

@@ -44,7 +44,7 @@ pub(super) fn pods(dirs: &PodDirs) -> Result<Vec<String>, StartError> {
     }
 }
 
-/// What a pod's file says; `None` if there is none, or an empty one.
+/// The content of a pod's file; `None` if there is none, or an empty one.
 ///
 /// # Errors
 /// It cannot be read, or has other content.
@@ -68,7 +68,7 @@ pub(super) fn write(dirs: &PodDirs, uid: &str, mapping: Mapping) -> Result<(), U
     written.map_err(|source| UserNamespaceError::File { verb: "write", path, source })
 }
 
-/// Removes a pod's file and waits until the disk says so. A missing file, or directory, is no error.
+/// Removes a pod's file and waits until that is on the disk. A missing file, or directory, is no error.
 ///
 /// # Errors
 /// It cannot be removed.

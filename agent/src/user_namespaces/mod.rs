@@ -44,8 +44,8 @@ impl UserNamespaces {
     /// Reads the ranges of all pods that have a directory. Blocking.
     ///
     /// # Errors
-    /// A file that cannot be read, or whose range cannot be given to its pod: the agent must not start, since it could not
-    /// tell which ranges are free.
+    /// A file that cannot be read, or whose range cannot be given to its pod: the agent must not start, since it would not
+    /// know which ranges are free.
     pub fn open(dirs: PodDirs, range: IdRange) -> Result<Self, StartError> {
         let mut slots = Slots::new(range);
         for uid in files::pods(&dirs)? {
@@ -60,7 +60,7 @@ impl UserNamespaces {
     /// dropped.
     ///
     /// # Errors
-    /// The file cannot be read or written; what it says is not possible; all ranges are taken. A pod whose file cannot be
+    /// The file cannot be read or written; its content is not possible; all ranges are taken. A pod whose file cannot be
     /// written keeps its range for the next attempt.
     pub async fn of_pod(&self, uid: &str) -> Result<Mapping, UserNamespaceError> {
         self.run(uid, Ranges::of_pod).await

@@ -1,4 +1,4 @@
-//! Which of the node's ids pods get: what `getsubids` says of the user `kubelet`, or else all ids above those of the node
+//! Which of the node's ids pods get: what `getsubids` prints for the user `kubelet`, or else all ids above those of the node
 //! itself.
 
 use std::io;
@@ -82,7 +82,7 @@ impl IdRange {
 /// The ids of this node for pods that get `per_pod` each. Runs `getsubids` if there is a user `kubelet`.
 ///
 /// # Errors
-/// The user cannot be looked up; `getsubids` is missing, fails, does not end within 30 s or says something else than one
+/// The user cannot be looked up; `getsubids` is missing, fails, does not end within 30 s or prints something else than one
 /// range for users and groups; the range is of no use.
 pub async fn node_range(per_pod: i64, max_pods: i32) -> Result<IdRange, StartError> {
     let per_pod = u64::try_from(per_pod).unwrap_or_default();

@@ -28,7 +28,7 @@ impl Slots {
         self.by_pod.keys().cloned().collect()
     }
 
-    /// Gives a pod the range that its file says.
+    /// Gives a pod the range of its file.
     ///
     /// # Errors
     /// It is none of the node's ranges, another pod's, or not the one that the pod has already.
@@ -53,7 +53,7 @@ impl Slots {
         let slot = match self.by_pod.get(uid) {
             Some(known) => *known,
             None => {
-                // Ids of one pod that another one finds in files should tell nothing about when it was started.
+                // Ids of one pod that another one finds in files should not reveal when it was started.
                 let free = self.free_from(fastrand::u32(..self.range.usable_slots().max(1)));
                 free.ok_or(UserNamespaceError::NoFreeRange)?
             }

@@ -129,7 +129,7 @@ pub fn crash_loop_message(pod: &Pod, container: &str, backoff: Duration) -> Stri
 }
 
 /// Whole seconds as the API's messages spell durations: `10s`, `1m20s`, `5m0s`.
-pub fn short_duration(duration: Duration) -> String {
+fn short_duration(duration: Duration) -> String {
     match duration.as_secs() {
         seconds @ 0..60 => format!("{seconds}s"),
         seconds @ 60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),

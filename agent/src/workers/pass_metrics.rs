@@ -1,4 +1,4 @@
-//! Metrics of one worker's passes: remembers what was observed already, so that nothing is observed twice, also after a
+//! Metrics of one worker's passes: keeps what was observed already, so that nothing is observed twice, also after a
 //! restart of the agent.
 
 use std::cmp::Reverse;

@@ -192,7 +192,7 @@ impl Engine {
         true
     }
 
-    /// The runtime learns the codes of exits that it has reported without.
+    /// From now on the runtime reports the codes of exits that it has reported without.
     pub(super) fn learn_exit_codes(&self) {
         let mut state = self.state();
         state.withholds_codes = false;

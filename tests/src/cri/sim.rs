@@ -120,7 +120,7 @@ impl SimRuntime {
         self.engine.state().withholds_codes = true;
     }
 
-    /// The runtime learns the codes that it has not reported, and does not withhold any more.
+    /// From now on the runtime reports the codes of exits that it has withheld, and withholds no more.
     pub fn learn_exit_codes(&self) {
         self.engine.learn_exit_codes();
     }

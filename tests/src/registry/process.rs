@@ -119,7 +119,7 @@ fn settings(address: SocketAddr, storage: &Path) -> Value {
     })
 }
 
-/// The users in the format of Apache's htpasswd, with bcrypt, the only hash that the registry knows.
+/// The users in the format of Apache's htpasswd, with bcrypt, the only hash that the registry supports.
 fn htpasswd(users: &[(&str, &str)]) -> Result<String> {
     let line = |(user, password): &(&str, &str)| {
         let hash =

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn cpu_pressure_that_comes_from_a_limit_is_recognised_and_wakes_nobody() {
+    async fn cpu_pressure_that_comes_from_a_limit_is_recognised_and_not_reported() {
         let dir = tempfile::tempdir().expect("a folder");
         let file = dir.path().join("cpu");
         let (mut parts, (wake, mut woken)) = (parts(), mpsc::channel(1));

@@ -1,4 +1,4 @@
-//! Who is evicted first, what is said, and what is reclaimed before.
+//! Which pod is evicted first, with which message, and what is reclaimed before.
 
 use serde_json::json;
 

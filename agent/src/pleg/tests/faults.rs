@@ -109,7 +109,7 @@ async fn a_process_that_could_not_be_watched_is_watched_from_the_next_relist_on(
 
 /// The machine's clock does not move with the paused one: to it, each second of that is a second that it was set back.
 #[tokio::test(start_paused = true)]
-async fn the_time_of_a_proven_exit_stays_and_wakes_nobody_until_the_runtime_reports_it() {
+async fn the_time_of_a_proven_exit_stays_and_wakes_no_worker_until_the_runtime_reports_it() {
     let runtime = FakeRuntime::with(4711, "");
     runtime.set(running("a"));
     let (node, ended) = (runtime.clone(), Arc::new(Notify::new()));
