@@ -12,7 +12,7 @@ use crate::model::spec;
 
 /// The record of what was applied to a pod, with what it lacks and a resize from `before` to `after` changes: a container
 /// without a record was started with what was allocated to it until now, or is not started yet. `None` if nothing is lacking.
-/// What the resize leaves alone stays without a record: what the runtime reports applies.
+/// What the resize does not change stays without a record: what the runtime reports of it applies.
 pub(super) fn completed(recorded: Option<&PodResources>, before: &Pod, after: &Pod) -> Option<PodResources> {
     let next = of_containers(after);
     let mut lacking = of_containers(before);

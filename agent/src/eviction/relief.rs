@@ -256,7 +256,7 @@ mod tests {
                 Step::Measured { of: HashSet::new(), usage: Ok(HashMap::new()), at: Instant::now() }
             };
             assert!(relief.begin(ALL, slow).await.is_none() && relief.is_running());
-            // The manager waits for the end of a pod, and then sees the end of the step.
+            // The manager waits for the end of a pod, and then handles the end of the step.
             tokio::time::sleep(PATIENCE + passed).await;
             relief.next().await;
             assert_eq!(relief.take(what).is_some(), is_used, "{passed:?} {what:?}");

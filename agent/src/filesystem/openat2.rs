@@ -34,8 +34,8 @@ pub fn open_path(dir: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(dir, path, how)?)
 }
 
-/// Opens the file at `path` below the directory `root`. Links are followed as long as they stay inside. The descriptor names
-/// the file only (`O_PATH`).
+/// Opens the file at `path` below the directory `root`. Relative links are followed as long as they stay inside; absolute
+/// ones leave it. The descriptor names the file only (`O_PATH`).
 ///
 /// # Errors
 /// The file cannot be opened, or the path or a link leaves `root`.

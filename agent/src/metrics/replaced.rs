@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use prometheus::IntGaugeVec;
 
 /// A family that has the series of the last replacement. During a replacement each series that stays is there, with its
-/// old or its new value: one that a scrape does not find has ended for the scraper, and alerts on it wait anew.
+/// old or its new value: Prometheus ends a series that is missing in a scrape, and the `for` of alerts on it starts over.
 #[derive(Debug)]
 pub(super) struct Replaced {
     family: IntGaugeVec,
@@ -30,7 +30,7 @@ impl Replaced {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         // First: for the library, labels that are equal when joined ("a", "bc" and "ab", "c") are one series.
         for ended in shown.difference(&now) {
-            // Missing only if equal labels have removed it.
+            // Fails only if the removal of labels that are equal when joined has removed it.
             let _ = self.family.remove_label_values(ended);
         }
         for (labels, value) in series {

@@ -63,7 +63,7 @@ impl Slis {
         });
     }
 
-    /// Forgets all outcomes.
+    /// Removes all outcomes.
     pub fn reset(&self) {
         self.with(|families| *families = Families::new(families.process_start));
     }

@@ -1,5 +1,5 @@
-//! Values of the downward API: fields of a pod's metadata, requests and limits. Pure;
-//! without addresses, and independent of where the values go.
+//! Values of the downward API: fields of a pod's metadata, requests and limits. Pure; without addresses, and independent of
+//! where the values go.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;

@@ -78,7 +78,7 @@ pub(super) async fn watch<K: Kind>(
             true => list(&client, &key, &mut seen, &mut hear).await,
             false => stream(&client, &key, &mut seen, &mut opened, &mut hear).await,
         };
-        // No watch can follow a list without a version, as through a broken proxy.
+        // A watch cannot continue from a list without a resource version, as a broken proxy may return it.
         let is_unversioned = listed && seen.is_none();
         // A watch from a known version is silent until something changes.
         if (progress && !is_unversioned) || (resumes && opened.is_some_and(|since: Instant| since.elapsed() > SHORT)) {

@@ -37,7 +37,7 @@ impl CodelessExit {
     }
 }
 
-/// True if the runtime reports this code while it does not know the code of an exit (CRI-O's -1).
+/// True if the runtime reports this code in place of one that it does not have yet (CRI-O's -1).
 pub(super) fn is_placeholder(code: i32) -> bool {
     code < 0
 }

@@ -19,7 +19,7 @@ use crate::model::PodSnapshot;
 use crate::model::Source;
 
 impl PlegTask {
-    /// Reports the changes between two snapshots of a pod, and wakes its worker if it has not got them.
+    /// Reports the changes between two snapshots of a pod, and wakes its worker if it has not received them.
     pub(super) fn emit(&self, old: Option<&PodSnapshot>, new: Option<&PodSnapshot>, source: Source) {
         let Some(pod) = new.or(old).map(|s| &s.pod) else { return };
         let changes = diff(old, new);

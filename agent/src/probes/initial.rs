@@ -55,7 +55,7 @@ pub(super) struct Known {
     /// `started` in the last status of this very instance.
     pub(super) started: Option<bool>,
     /// The pod was Ready; or this very instance was, in a pod that an agent found not Ready for another container or a
-    /// readiness gate. Upstream looks at the pod alone.
+    /// readiness gate. Upstream uses the condition of the pod alone.
     pub(super) ready: bool,
 }
 

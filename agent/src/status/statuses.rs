@@ -179,7 +179,7 @@ impl Statuses {
     /// such as the node controller, write into it meanwhile. A pod without a status gets none.
     pub fn keep(&self, pod: &Pod, now: SystemTime) {
         let has_status = if spec::is_static(pod) {
-            // The status of the manifest does not count: the mirror pod has its status.
+            // A status in the manifest does not count: that of the mirror pod is the pod's.
             let reported = || self.mirror(pod).is_some_and(|mirror| mirror.status.is_some());
             self.stored(&pod_ref(pod).uid).is_some() || reported()
         } else {

@@ -1,5 +1,5 @@
-//! The desired pods of the sync loop, by UID and by full name, with the API copies (mirror pods) of static
-//! pods kept apart. Pure bookkeeping: no API calls, no decisions.
+//! The desired pods of the sync loop, by UID and by full name, with the API copies (mirror pods) of static pods
+//! kept apart. Pure bookkeeping: no API calls, no decisions.
 //!
 //! A mirror pod is never a pod of its own: look-ups by UID or full name find its static pod.
 

@@ -44,8 +44,8 @@ impl UserNamespaces {
     /// Reads the ranges of all pods that have a directory. Blocking.
     ///
     /// # Errors
-    /// A file that cannot be read, or whose range cannot be given to its pod: the agent must not start, since it would not
-    /// know which ranges are free.
+    /// A file that cannot be read, or whose range cannot be given to its pod: the agent must not start, since it could not
+    /// determine which ranges are free.
     pub fn open(dirs: PodDirs, range: IdRange) -> Result<Self, StartError> {
         let mut slots = Slots::new(range);
         for uid in files::pods(&dirs)? {

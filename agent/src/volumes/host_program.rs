@@ -1,5 +1,5 @@
-//! Programs of the node that volumes need: found on the path, given a list of arguments and never a shell, bounded in what is
-//! kept of their output and, unless they must not be interrupted, in time.
+//! Programs of the node that volumes need: found on the path, given a list of arguments and never a shell, bounded in what
+//! is kept of their output and, unless they must not be interrupted, in time.
 
 use std::fmt;
 use std::io;

@@ -62,8 +62,8 @@ async fn or_end(serving: impl Future<Output = anyhow::Result<()>>, shutdown: Can
     Ok(())
 }
 
-/// Waits for the servers if the agent stops. To be asked before how its other parts have ended: servers that failed have
-/// cancelled `shutdown`, by which others may have failed.
+/// Waits for the servers if the agent stops. Called before the results of its other parts are returned: servers that failed
+/// have cancelled `shutdown`, by which others may have failed.
 ///
 /// # Errors
 /// Why the servers failed.

@@ -43,7 +43,7 @@ pub(super) struct StatusSources {
 
 impl StatusSources {
     /// Those of a new worker. An earlier agent that has begun a resize of the pod may have ended before the last step, which
-    /// is to take from the pod's cgroup: its containers alone do not show that.
+    /// lowers the limits of the pod's cgroup: the containers alone do not show that.
     pub(super) fn new(allocations: &Allocations, uid: &PodUid) -> Self {
         let pod_cgroup = if allocations.is_in_progress(uid) { PodCgroup::Behind } else { PodCgroup::default() };
         Self { pod_cgroup, ..Self::default() }

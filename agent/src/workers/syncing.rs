@@ -140,9 +140,9 @@ impl Worker {
                 return Next::Wait(Some(due));
             }
             if let Some(due) = state.sandbox_due(&actions) {
-                // Those that did not serve would be left until the pod is settled, which it may never be.
+                // Sandboxes that were replaced would stay until the pod is settled, which may never happen.
                 let again = self.collect_garbage(&pass.snapshot).await;
-                // No success: the pauses after earlier failures do not start over.
+                // Does not count as a success: the pauses after earlier failures continue to grow.
                 return Next::Retry(again.map_or(due, |again| due.min(again)));
             }
             let (actions, blocked) = self.take_blocked_starts(&pass, state, actions);

@@ -148,7 +148,7 @@ async fn a_container_that_cannot_be_removed_is_removed_with_its_sandbox() {
     assert!(observed.first.iter().any(|line| line.contains("refused for ever")), "{:#?}", observed.first);
 }
 
-/// A runtime that lists a sandbox which it does not know when it is to be stopped.
+/// A runtime that lists a sandbox, and answers `NotFound` when it is to be stopped.
 #[tokio::test(start_paused = true)]
 async fn what_is_still_listed_after_its_removal_is_removed_again_with_growing_pauses() {
     let (sim, folder) = node();

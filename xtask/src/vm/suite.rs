@@ -154,8 +154,8 @@ fn perform(sets: &[Set], interrupt: &Interrupt) -> Result<Tally> {
     Ok(tally)
 }
 
-/// The results of the tests in one machine, which `run` runs with a function for the lines of their output, and whose exit
-/// code it returns. A machine that fails counts as a failed test beside those that were reported before.
+/// The results of the tests that `run` executes in one machine: it passes each line of their output to the function that it
+/// gets, and returns their exit code. A machine that fails counts as a failed test beside those that were reported before.
 fn in_machine(run: impl FnOnce(&mut (dyn FnMut(&str) + Send)) -> Result<u8>) -> Tally {
     let mut tally = Tally::default();
     let result = run(&mut |line: &str| {

@@ -1,5 +1,5 @@
-//! OOM kills that only counters or the runtime show: those before observing began, and all of them where neither
-//! probe nor kernel log report any. Pure.
+//! OOM kills that only counters or the runtime show: those before observing began, and all of them where neither probe nor
+//! kernel log report any. Pure.
 
 use std::collections::HashMap;
 

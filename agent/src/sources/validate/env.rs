@@ -140,7 +140,7 @@ pub(super) fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &Pat
     } else if let Some(key) = subscript("metadata.annotations") {
         findings.invalid_each(&path, key, formats::qualified_name(&key.to_lowercase()));
     } else {
-        // The first is from before v1; the API still accepts it where the second is allowed.
+        // `spec.host` is the name from before v1; the API still accepts it where `spec.nodeName` is allowed.
         let name = if field.field_path == "spec.host" { "spec.nodeName" } else { field.field_path.as_str() };
         findings.one_of(&path, name, fields);
     }

@@ -123,8 +123,8 @@ impl SyncState {
         *self = Self { gone: copy.metadata.uid.clone(), measured: self.measured, ..Self::default() };
     }
 
-    /// The API server has no such pod. Most often the watch lags behind, and no request is needed; if it
-    /// still shows this UID after a while, or a newer copy of it, the pod is read again. Returns that while, which grows.
+    /// The API server has no such pod. Most often the watch lags behind, and no request is needed; if it still shows this
+    /// UID after a while, or a newer copy of it, the pod is read again. Returns that while, which grows.
     pub(super) fn set_absent(&mut self, copy: &ApiPod, now: Instant) -> Duration {
         let uid = copy.metadata.uid.clone();
         let known = self.absent.as_ref().filter(|absent| absent.uid == uid);

@@ -48,8 +48,8 @@ use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
 
 const DATA: &str = "..data";
-/// Not upstream's `..data_tmp`: a kubelet never removes a stale one, which its own writes fail on. After a hand-over
-/// it would never update the volume.
+/// Not upstream's `..data_tmp`: a kubelet does not remove a stale one, and each of its writes fails while there is one.
+/// After a hand-over it would never update the volume.
 const NEW_DATA: &str = "..data_new";
 /// Directories inside a version.
 const DIR_MODE: u32 = 0o755;

@@ -163,7 +163,7 @@ async fn sandbox_that_ends_at_once_is_not_replaced_without_a_pause() {
     node.no_duplicates();
 }
 
-/// As one whose virtual machine crashes while a container is created in it.
+/// A sandbox that ends while a container is created in it, as one whose virtual machine crashes.
 #[tokio::test(start_paused = true)]
 async fn sandbox_that_ends_after_a_failure_is_replaced_with_growing_pauses() {
     let node = Node::new();

@@ -1,8 +1,8 @@
-//! What an agent completes that another one has begun.
+//! Resizes that an earlier agent has begun.
 
 use super::*;
 
-/// The last step of a pod that shrinks is to take from its own cgroup: its containers do not show then that it is missing.
+/// The last step of a shrink lowers the limits of the pod's own cgroup: the containers do not show that it is missing.
 #[tokio::test(start_paused = true)]
 async fn the_cgroup_of_a_pod_that_an_earlier_agent_has_begun_to_shrink_is_shrunk() {
     let site = ResizableNode::new(4000);

@@ -1,7 +1,7 @@
 //! `/logs/`: the node's own logs, as files and, if enabled, by queries of services (KEP-2258).
 //!
 //! Serves the files of one directory and the journal. Paths with `..` are refused. As by upstream, requests for a path
-//! follow all symbolic links, and queries only those that stay inside the directory.
+//! follow all symbolic links, and queries only relative ones that stay inside the directory.
 
 mod files;
 mod journal;

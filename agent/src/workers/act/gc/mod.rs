@@ -109,8 +109,8 @@ pub async fn remove_excess(ctx: &ActContext, snapshot: &PodSnapshot, excess: &Ha
     failed
 }
 
-/// Removes the instances of a pod that is itself removed, with their logs, except those that go with its sandboxes. Continues
-/// after failures and returns them.
+/// Removes the instances of a pod that is itself removed, with their logs, except those that are removed with its sandboxes.
+/// Continues after failures and returns them.
 pub async fn remove_dead(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
     let mut failed = Vec::new();
     for status in plan::dead(snapshot) {

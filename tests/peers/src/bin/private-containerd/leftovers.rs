@@ -1,7 +1,7 @@
-//! Removes what runtimes have left whose supervisor was killed.
+//! Removes the resources of runtimes whose supervisor was killed.
 //!
-//! Such a runtime is found by its bridge. Its supervisor had reserved the bridge's network, and the kernel has released the
-//! reservation with the process; a process that cannot reserve the network leaves the runtime alone.
+//! Such a runtime is found by its bridge. A supervisor reserves the bridge's network, and the kernel releases the
+//! reservation when the process ends: a runtime whose network cannot be reserved has a supervisor, and is left as it is.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -20,7 +20,7 @@ pub(crate) async fn remove(cache: &Cache) {
     for (id, network) in bridges(&routes) {
         let Some(layout) = Layout::without_supervisor(&id, network) else { continue };
         let mut failures = HostResources::of(&layout).remove().await;
-        // Last, as it is what the rest is found by.
+        // Last: the other resources are found by the bridge.
         failures.extend(network::remove(&layout, cache).await.err().map(|error| format!("{error:#}")));
         for failure in failures {
             eprintln!("private-containerd: left behind by a runtime that was killed: {failure}");

@@ -111,7 +111,7 @@ pub(super) fn old_sandboxes<'a>(snapshot: &'a PodSnapshot, gone: &HashSet<&Conta
     old.filter(|sandbox| !sandbox.ready && !holds(&sandbox.id)).map(|sandbox| &sandbox.id).collect()
 }
 
-/// Instances to remove with their pod. Those that have not exited go with their sandbox, if the runtime lists it.
+/// Instances to remove with their pod. Those that have not exited are removed with their sandbox, if the runtime lists it.
 pub(super) fn dead(snapshot: &PodSnapshot) -> impl Iterator<Item = &ContainerStatus> {
     let is_stray =
         move |status: &ContainerStatus| snapshot.sandboxes.iter().all(|sandbox| sandbox.id != status.sandbox_id);
