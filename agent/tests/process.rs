@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::net::Ipv4Addr;
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::Child;
 use std::process::Command;
@@ -29,6 +30,15 @@ fn output(mut command: Command) -> Output {
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A configuration file in this folder with these settings, and with the folder of logs in it, which has no flag.
+fn own_folders(folder: &Path, settings: &str) -> PathBuf {
+    let file = folder.join("kubelet.yaml");
+    let kind = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration";
+    let logs = folder.join("logs");
+    std::fs::write(&file, format!("{kind}\npodLogsDir: {}\n{settings}\n", logs.display())).unwrap();
+    file
 }
 
 #[test]
@@ -61,7 +71,9 @@ fn what_this_host_cannot_honour_is_an_error_of_the_configuration() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("root");
     let mut command = keblet(&["run", "--fail-cgroupv1=false", "--fail-swap-on=false"]);
+    command.arg(format!("--config={}", own_folders(folder.path(), "").display()));
     command.arg("--system-reserved=memory=1Ei").arg(format!("--root-dir={}", root.display()));
+    command.arg(format!("--cert-dir={}", folder.path().join("pki").display()));
     command.arg(format!("--container-runtime-endpoint=unix://{}", folder.path().join("no.sock").display()));
     let refused = output(command);
     keblet_skip::mounts::detach(&root);
@@ -92,12 +104,8 @@ fn runs_without_a_runtime_and_ends_on_sigterm() {
     let folder = tempfile::tempdir().unwrap();
     let port = ports::free();
     let mut command = keblet(&["run", "--fail-cgroupv1=false", "--fail-swap-on=false", "--read-only-port=0"]);
-    let configuration = folder.path().join("kubelet.yaml");
-    let logs = folder.path().join("logs");
-    let kind = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration";
     let access = "authentication: { webhook: { enabled: false } }\nauthorization: { mode: AlwaysAllow }";
-    std::fs::write(&configuration, format!("{kind}\n{access}\npodLogsDir: {}\n", logs.display())).unwrap();
-    command.arg(format!("--config={}", configuration.display()));
+    command.arg(format!("--config={}", own_folders(folder.path(), access).display()));
     let root = folder.path().join("root");
     command.arg(format!("--root-dir={}", root.display()));
     command.arg(format!("--container-runtime-endpoint=unix://{}", folder.path().join("no.sock").display()));
