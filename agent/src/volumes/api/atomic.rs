@@ -160,16 +160,21 @@ fn make_version(
     let name = format!("..{now}.{}", fastrand::u32(..));
     let version = make_dir(root, &name, owners)?;
     after(WriteStep::Directory)?;
+    let mut previous = "";
     for (path, file) in payload.files() {
-        make_parents(&version, path, owners)?;
+        make_parents(&version, previous, path, owners)?;
         make_file(&version, path, file, owners)?;
         after(WriteStep::File)?;
+        previous = path;
     }
     Ok(name)
 }
 
-fn make_parents(version: &OwnedFd, path: &str, owners: Owners) -> io::Result<()> {
-    for (end, _) in path.match_indices('/') {
+/// Makes the directories of a file, except those that the previous file has made: many files may have one deep path, and the
+/// kernel walks it anew for each directory.
+fn make_parents(version: &OwnedFd, previous: &str, path: &str, owners: Owners) -> io::Result<()> {
+    let common = previous.bytes().zip(path.bytes()).take_while(|(previous, own)| previous == own).count();
+    for (end, _) in path.match_indices('/').filter(|(end, _)| *end >= common) {
         match make_dir(version, &path[..end], owners) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             result => drop(result?),

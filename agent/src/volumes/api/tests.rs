@@ -208,6 +208,17 @@ fn planted_links_are_not_followed() {
 }
 
 #[test]
+fn files_share_their_directories() {
+    let deep = "d/".repeat(100);
+    let mut paths: Vec<String> = (0..200).map(|number| format!("{deep}{number}")).collect();
+    paths.extend(["a/b", "a/bc/d", "a/bc/e/f", "a/bce/f", "ab/c", "abc"].map(str::to_owned));
+    let files: Vec<_> = paths.iter().map(|path| (path.as_str(), "x")).collect();
+    let dir = tempfile::tempdir().expect("a folder");
+    write(dir.path(), &payload(&files), Owners::default()).expect("written");
+    assert_eq!(seen(dir.path()), expected(&files));
+}
+
+#[test]
 fn a_file_in_place_of_a_directory_is_refused() {
     let dir = tempfile::tempdir().expect("a folder");
     write(dir.path(), &payload(&OLD), Owners::default()).expect("written");
