@@ -3,9 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::path::PathBuf;
@@ -16,6 +14,7 @@ use secrecy::ExposeSecret as _;
 use super::pair::Pair;
 use super::template::Purpose;
 use crate::apiserver::tls::PairError;
+use crate::filesystem;
 
 /// Why pairs cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -131,19 +130,14 @@ impl Store {
     }
 }
 
-/// Writes a file atomically, with mode 0600. Blocks.
+/// Writes a file atomically, with mode 0600, and waits until it is on the disk: without power, a certificate that the API
+/// server has issued must not be lost. Blocks.
 ///
 /// # Errors
 /// It cannot be written.
 pub(super) fn write_private(path: &Path, text: &str) -> Stored<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let fresh = path.with_file_name(name);
-    remove_if_there(&fresh)?;
-    let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh);
-    let mut file = file.map_err(failed("create", &fresh))?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed("write", &fresh))?;
-    fs::rename(&fresh, path).map_err(failed("write", path))
+    let partial = format!("{}.new", path.file_name().unwrap_or_default().display());
+    filesystem::replace(path, &partial, text.as_bytes(), 0o600).map_err(failed("write", path))
 }
 
 fn remove_if_there(path: &Path) -> Stored<()> {

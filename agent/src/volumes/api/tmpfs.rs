@@ -67,8 +67,12 @@ fn has_swap(table: &str) -> bool {
 
 /// Tries whether tmpfs supports `noswap`, in a directory beside `dir`, which is removed afterwards.
 pub(crate) fn can_avoid_swap(dir: &Path) -> Result<bool, VolumeError> {
-    let trial = dir.with_file_name(format!("noswap-{}", std::process::id()));
+    let trial = dir.with_file_name("noswap");
     make_dirs(&trial)?;
+    // An agent that was killed during its trial has left the mount.
+    if filesystem::is_mount_point(&trial).on("inspect", &trial)? {
+        filesystem::unmount(&trial).on("unmount", &trial)?;
+    }
     let mounted = mount_tmpfs(&trial, Some("noswap"));
     let left = if mounted.is_ok() { filesystem::unmount(&trial).on("unmount", &trial) } else { Ok(()) };
     left.and_then(|()| fs::remove_dir(&trial).on("remove", &trial))?;
@@ -100,8 +104,14 @@ mod tests {
     #[test]
     fn the_noswap_trial_leaves_nothing() {
         let dir = tempfile::tempdir().expect("a folder");
+        let root = nix::unistd::geteuid().is_root();
+        if root {
+            let trial = dir.path().join("noswap");
+            fs::create_dir(&trial).expect("a folder");
+            mount_tmpfs(&trial, None).expect("what a killed agent has left");
+        }
         let answer = can_avoid_swap(&dir.path().join("pods"));
-        if nix::unistd::geteuid().is_root() {
+        if root {
             answer.expect("root may try");
         }
         assert_eq!(fs::read_dir(dir.path()).expect("a list").count(), 0);
