@@ -37,7 +37,7 @@ fn own_folders(folder: &Path, settings: &str) -> PathBuf {
     let file = folder.join("kubelet.yaml");
     let kind = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration";
     let logs = folder.join("logs");
-    std::fs::write(&file, format!("{kind}\npodLogsDir: {}\n{settings}\n", logs.display())).unwrap();
+    std::fs::write(&file, format!("{kind}\npodLogsDir: {}\n{settings}\n", logs.display())).expect("a file");
     file
 }
 
