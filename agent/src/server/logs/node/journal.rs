@@ -243,7 +243,7 @@ mod tests {
             let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
             stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
         };
-        assert!(!has_ended(), "it writes until somebody ends it");
+        assert!(!has_ended(), "it writes until it is killed");
         tokio::time::pause();
         tokio::time::advance(TIME_LIMIT + Duration::from_secs(1)).await;
         let began = std::time::Instant::now();
