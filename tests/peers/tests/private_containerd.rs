@@ -9,6 +9,8 @@ use std::io::Write as _;
 use std::net::TcpStream;
 use std::path::Path;
 use std::path::PathBuf;
+use std::process::Child;
+use std::process::ChildStdout;
 use std::process::Command;
 use std::process::Stdio;
 use std::time::Duration;
@@ -148,26 +150,31 @@ async fn containers_survive_a_containerd_restart() {
     assert_nothing_left(&ready);
 }
 
-#[tokio::test]
-#[ignore = "needs root and `cargo xtask setup`"]
-async fn resources_are_removed_when_the_owner_is_killed() {
+/// A supervisor as a process of the test, its answers, and its runtime.
+fn supervisor() -> (Child, BufReader<ChildStdout>, Ready) {
     let mut supervisor = Command::new(env!("CARGO_BIN_EXE_private-containerd"))
         .arg("--cache")
         .arg(Cache::locate().root())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .unwrap();
-    let mut answers = BufReader::new(supervisor.stdout.take().unwrap());
+        .expect("a supervisor");
+    let mut answers = BufReader::new(supervisor.stdout.take().expect("a pipe"));
     let mut line = String::new();
-    answers.read_line(&mut line).unwrap();
-    let ready: Ready = serde_json::from_str(&line).unwrap();
+    answers.read_line(&mut line).expect("an answer");
+    (supervisor, answers, serde_json::from_str(&line).expect("what is ready"))
+}
+
+#[tokio::test]
+#[ignore = "needs root and `cargo xtask setup`"]
+async fn resources_are_removed_when_the_owner_is_killed() {
+    let (mut supervisor, mut answers, ready) = supervisor();
     for name in ["one", "two", "three"] {
         run_pod(&ready, name, &["/probe", "run"]).await;
     }
     // The pipes of a killed user are closed without a command; and its runtime may have exited already.
     writeln!(supervisor.stdin.as_mut().unwrap(), "kill").unwrap();
-    line.clear();
+    let mut line = String::new();
     answers.read_line(&mut line).unwrap();
     assert_eq!(line, "{\"ok\":null}\n");
     drop(answers);
@@ -179,16 +186,7 @@ async fn resources_are_removed_when_the_owner_is_killed() {
 #[tokio::test]
 #[ignore = "needs root and `cargo xtask setup`"]
 async fn the_next_runtime_removes_what_a_killed_supervisor_has_left() {
-    let mut supervisor = Command::new(env!("CARGO_BIN_EXE_private-containerd"))
-        .arg("--cache")
-        .arg(Cache::locate().root())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(supervisor.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let killed: Ready = serde_json::from_str(&line).unwrap();
+    let (mut supervisor, _, killed) = supervisor();
     run_pod(&killed, "web", &["/probe", "run"]).await;
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
