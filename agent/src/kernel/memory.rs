@@ -72,32 +72,55 @@ unsafe extern "C" fn unmap_read_only_segments(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod testing {
     use std::os::unix::fs::FileExt as _;
+    use std::sync::Mutex;
+    use std::sync::MutexGuard;
+    use std::sync::PoisonError;
 
-    use super::*;
+    use super::PAGE;
 
     /// So much that its middle shares no window of pages with anything else that is in use.
     static CONSTANTS: [u8; 1 << 20] = [7; 1 << 20];
+    static USED: Mutex<()> = Mutex::new(());
 
-    /// True if the page of this byte is mapped.
-    fn is_mapped(byte: &u8) -> bool {
-        const ENTRY: usize = size_of::<u64>();
-        let mut entry = [0; ENTRY];
-        let page = (&raw const *byte).addr() / usize::try_from(PAGE).unwrap();
-        let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
-        pagemap.read_exact_at(&mut entry, u64::try_from(page * ENTRY).unwrap()).unwrap();
-        u64::from_ne_bytes(entry) >> 63 == 1
+    /// A page of constants, for one test at a time: each unmaps the whole program.
+    pub(crate) struct Page(#[expect(dead_code, reason = "keeps other tests waiting")] MutexGuard<'static, ()>);
+
+    impl Page {
+        /// Waits until no other test uses it.
+        pub(crate) fn new() -> Self {
+            Self(USED.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+
+        pub(crate) fn read(&self) -> u8 {
+            std::hint::black_box(CONSTANTS[CONSTANTS.len() / 2])
+        }
+
+        pub(crate) fn is_mapped(&self) -> bool {
+            const ENTRY: u64 = size_of::<u64>() as u64;
+            let mut entry = [0; ENTRY as usize];
+            let page = (&raw const CONSTANTS[CONSTANTS.len() / 2]).addr() as u64 / PAGE;
+            let pagemap = std::fs::File::open("/proc/self/pagemap").expect("the table of pages");
+            pagemap.read_exact_at(&mut entry, page * ENTRY).expect("an entry");
+            u64::from_ne_bytes(entry) >> 63 == 1
+        }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Page;
+    use super::*;
 
     #[test]
     fn constants_are_unmapped_and_read_the_same_again() {
-        let byte = &CONSTANTS[CONSTANTS.len() / 2];
-        assert_eq!(std::hint::black_box(*byte), 7);
-        assert!(is_mapped(byte));
+        let page = Page::new();
+        assert_eq!(page.read(), 7);
+        assert!(page.is_mapped());
         unmap_program();
-        assert!(!is_mapped(byte));
-        assert_eq!(std::hint::black_box(*byte), 7);
-        assert!(is_mapped(byte));
+        assert!(!page.is_mapped());
+        assert_eq!(page.read(), 7);
+        assert!(page.is_mapped());
     }
 }

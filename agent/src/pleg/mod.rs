@@ -39,7 +39,6 @@ mod uninspected;
 pub use dirty::DirtyPods;
 pub use handle::InspectError;
 pub use handle::PlegHandle;
-pub use observer::NoObserver;
 pub use observer::PlegObserver;
 pub use task::PlegConfig;
 pub use task::start;

@@ -16,13 +16,3 @@ pub trait PlegObserver: Send + Sync + 'static {
     /// The runtime did not confirm an exit that the kernel proved.
     fn contradiction(&self);
 }
-
-/// Ignores everything.
-pub struct NoObserver;
-
-impl PlegObserver for NoObserver {
-    fn event(&self, _event: &LifecycleEvent, _latency: Option<Duration>) {}
-    fn relist(&self, _reason: RelistReason, _took: Duration, _interval: Option<Duration>, _ok: bool) {}
-    fn inspection(&self, _took: Duration, _ok: bool) {}
-    fn contradiction(&self) {}
-}

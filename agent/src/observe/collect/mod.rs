@@ -14,6 +14,7 @@ mod kills;
 mod oom;
 mod paths;
 mod pods;
+mod relists;
 mod repeat;
 mod sample;
 mod stalls;
@@ -54,7 +55,6 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::oom::OomReporter;
 use crate::pleg;
-use crate::pleg::NoObserver;
 use crate::pleg::PlegConfig;
 use crate::recorder::Recorder;
 use crate::runtime::Runtime;
@@ -150,7 +150,7 @@ pub async fn start(
         parallel_inspections: INSPECTIONS,
         inspection_timeout: INSPECTION_LIMIT,
         watch,
-        observer: Arc::new(NoObserver),
+        observer: Arc::new(relists::UnmapAfterRelist),
         clock: Clock::System,
         sensor_states: sensor_states.clone(),
         ooms: ooms.clone(),
