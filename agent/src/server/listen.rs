@@ -1,5 +1,6 @@
 //! Listening sockets of all ports, and the limits that hold on each: connections, time and size of a request's head,
-//! idle time. The values are upstream's where it has one (`http.Server` of kubelet's main and read-only port).
+//! idle time, and time without progress of an answer. The times are upstream's where it has one (`http.Server` of kubelet's
+//! main and read-only port).
 
 use std::convert::Infallible;
 use std::fmt;
@@ -28,6 +29,7 @@ use tokio::net::TcpSocket;
 use tokio::net::TcpStream;
 use tokio::net::lookup_host;
 use tokio::time::Instant;
+use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
@@ -44,8 +46,11 @@ const BIND_RETRY: Duration = Duration::from_millis(100);
 const HEALTH_RETRY: Duration = Duration::from_secs(5);
 /// A connection without a request, or with one whose head is incomplete, is closed after this.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
-/// Largest head of a request, and what is buffered for one connection, in bytes.
-pub(super) const MAX_HEAD: usize = 1 << 20;
+/// Largest head of a request, and what is buffered for one connection, in bytes. A kubelet takes 1 MiB; here the path has
+/// 64 KiB at most, and connections without an authorized request can be many.
+pub(super) const MAX_HEAD: usize = 256 << 10;
+/// A connection whose client reads nothing of what is sent is closed after this.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 /// TCP keep-alive probes on connections without traffic.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Time for requests in progress to end at shutdown.
@@ -287,7 +292,9 @@ where
 {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(MAX_HEAD);
-    let connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE_TIMEOUT));
+    let connection = builder.serve_connection(TokioIo::new(Box::pin(stream)), service).with_upgrades();
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
@@ -301,7 +308,22 @@ mod tests {
     use std::net::IpAddr;
     use std::net::Ipv4Addr;
 
+    use tokio::io::AsyncWriteExt as _;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_read_the_answer_is_disconnected() {
+        let (mut client, server) = tokio::io::duplex(1024);
+        client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
+        let service = service_fn(|_: Request<Incoming>| async {
+            Ok::<_, Infallible>(Response::new(Body::from(vec![0; 1 << 20])))
+        });
+        let (began, shutdown) = (Instant::now(), CancellationToken::new());
+        let ended = tokio::time::timeout(2 * WRITE_TIMEOUT, http1(server, service, &shutdown)).await;
+        assert!(matches!(ended, Ok(Err(_))), "{ended:?}");
+        assert!(began.elapsed() >= WRITE_TIMEOUT, "{:?}", began.elapsed());
+    }
 
     #[tokio::test]
     async fn the_unspecified_address_is_that_of_both_families() {

@@ -14,6 +14,14 @@ async fn request_heads_are_limited() {
     }
     assert_eq!(port.ask(None, "GET", "/pods", &headers).await.status, 401, "180 kB of headers are fine");
     let mut stream = port.connect(port.client(None)).await.expect("a connection");
+    let endless = format!("GET /pods HTTP/1.1\r\nHost: x\r\nX-0: {}", "y".repeat(400 << 10));
+    let refused = async {
+        // The server may close the connection while the client still writes.
+        let _ = stream.write_all(endless.as_bytes()).await;
+        stream.read_to_end(&mut Vec::new()).await
+    };
+    let _ = tokio::time::timeout(TIMEOUT, refused).await.expect("a head of 400 KiB is not waited for");
+    let mut stream = port.connect(port.client(None)).await.expect("a connection");
     let chunk = "y".repeat(8192);
     let _ = stream.write_all(b"GET /pods HTTP/1.1\r\nHost: x\r\n").await;
     let mut sent = 0;
