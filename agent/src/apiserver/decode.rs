@@ -31,6 +31,8 @@ const MAX_LINE: u64 = 64 << 20;
 const MOST_IGNORED: usize = 1000;
 /// At most so many fields are left out of an object; each takes another try.
 const MOST_LEFT_OUT: usize = 20;
+/// The latest time that can be decoded. It takes the place of a deletion's that cannot be.
+const LATEST: &str = "9999-12-30T22:00:00Z";
 
 /// What identifies an object and this state of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -212,13 +214,44 @@ fn decode<K: DeserializeOwned>(object: Value) -> Decoded<K> {
     })
 }
 
-/// The object without the fields that cannot be decoded. `None` if it cannot be decoded without them either.
-fn without_fields<K: DeserializeOwned>(mut object: Value) -> Option<K> {
+/// What an object may lack that is decoded without the fields that cannot be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Optional {
+    /// No field.
+    Nothing,
+    /// Any field.
+    All,
+    /// Of a pod: fields of its status, and how long its deletion may take.
+    OfPods,
+}
+
+impl Optional {
+    /// Removes the field at this path, which cannot be decoded; `None` if the object needs it.
+    fn leave_out(self, object: &mut Value, path: &Path) -> Option<()> {
+        let is_of_status = || matches!(path.iter().next(), Some(Segment::Map { key }) if key == "status");
+        match self {
+            Self::Nothing => None,
+            Self::All => remove_field(object, path),
+            Self::OfPods if is_of_status() => remove_field(object, path),
+            Self::OfPods if path.to_string() == "metadata.deletionTimestamp" => {
+                let metadata = object.get_mut("metadata")?.as_object_mut()?;
+                // The grace period of the spec counts instead.
+                metadata.remove("deletionGracePeriodSeconds");
+                *metadata.get_mut("deletionTimestamp")? = LATEST.into();
+                Some(())
+            }
+            Self::OfPods => None,
+        }
+    }
+}
+
+/// The object without optional fields that cannot be decoded. `None` if it cannot be decoded without them either.
+fn without_fields<K: DeserializeOwned>(mut object: Value, optional: Optional) -> Option<K> {
     for _ in 0..=MOST_LEFT_OUT {
         let decoded: Result<K, _> = serde_path_to_error::deserialize(&object);
         match decoded {
             Ok(decoded) => return Some(decoded),
-            Err(error) => remove_field(&mut object, error.path())?,
+            Err(error) => optional.leave_out(&mut object, error.path())?,
         }
     }
     None
@@ -242,16 +275,16 @@ fn remove_field(object: &mut Value, path: &Path) -> Option<()> {
 /// Logs objects that cannot be decoded, each once for each field that is the reason.
 pub(super) struct Ignored {
     kind: String,
-    /// Only the fields are ignored, where the object can be decoded without them.
-    only_fields: bool,
+    /// Where the object can be decoded without some of these, only they are ignored.
+    optional: Optional,
     /// By UID.
     fields: HashMap<String, String>,
 }
 
 impl Ignored {
     /// `kind` names the objects in log lines.
-    pub(super) fn new(kind: &str, only_fields: bool) -> Self {
-        Self { kind: kind.to_owned(), only_fields, fields: HashMap::new() }
+    pub(super) fn new(kind: &str, optional: Optional) -> Self {
+        Self { kind: kind.to_owned(), optional, fields: HashMap::new() }
     }
 
     /// The object, or the identity of one that is ignored.
@@ -264,7 +297,7 @@ impl Ignored {
             Err(object) => {
                 let is_new = self.add(&object);
                 let Undecodable { identity, field, problem: error, object } = *object;
-                let rest: Option<K> = if self.only_fields { without_fields(object) } else { None };
+                let rest: Option<K> = without_fields(object, self.optional);
                 if is_new {
                     let what = if rest.is_some() { "field" } else { "object" };
                     let (Identity { namespace, name, .. }, kind) = (&identity, &self.kind);
@@ -373,22 +406,44 @@ mod tests {
     fn fields_that_cannot_be_decoded_are_left_out_where_the_rest_can_be() {
         let mut odd = pod("a", BEYOND);
         odd["spec"] = json!({"containers": [], "tolerations": [{"key": "b", "tolerationSeconds": "x"}, {"key": "c"}]});
-        let decoded: Pod = without_fields(odd).expect("the rest");
+        let decoded: Pod = without_fields(odd, Optional::All).expect("the rest");
         let expected = json!({"apiVersion": "v1", "kind": "Pod", "status": {},
             "metadata": {"namespace": "n", "name": "a", "uid": "a-uid", "resourceVersion": "7"},
             "spec": {"containers": [], "tolerations": [{"key": "b"}, {"key": "c"}]}});
         assert_eq!(serde_json::to_value(decoded).expect("JSON"), expected);
         let conditions =
             |count: usize| json!({"status": {"conditions": vec![json!({"lastProbeTime": BEYOND}); count]}});
-        assert!(without_fields::<Pod>(conditions(MOST_LEFT_OUT)).is_some());
-        assert!(without_fields::<Pod>(conditions(MOST_LEFT_OUT + 1)).is_none(), "bounded");
-        assert!(without_fields::<Pod>(json!([1])).is_none(), "no field to leave out");
-        assert!(without_fields::<Pod>(json!({"metadata": {"finalizers": [1]}})).is_none(), "an element is no field");
+        let is_decoded = |object: Value, optional| without_fields::<Pod>(object, optional).is_some();
+        assert!(is_decoded(conditions(MOST_LEFT_OUT), Optional::All));
+        assert!(!is_decoded(conditions(MOST_LEFT_OUT + 1), Optional::All), "bounded");
+        assert!(!is_decoded(conditions(1), Optional::Nothing));
+        assert!(!is_decoded(json!([1]), Optional::All), "no field to leave out");
+        assert!(!is_decoded(json!({"metadata": {"finalizers": [1]}}), Optional::All), "an element is no field");
+    }
+
+    #[test]
+    fn of_pods_the_status_and_the_end_of_the_deletion_may_be_left_out() {
+        let mut odd = pod("a", BEYOND);
+        odd["metadata"]["deletionTimestamp"] = json!(BEYOND);
+        odd["metadata"]["deletionGracePeriodSeconds"] = json!(i64::MAX);
+        odd["status"]["phase"] = json!("Failed");
+        odd["status"]["conditions"] = json!([{"type": "x", "status": "True", "lastTransitionTime": BEYOND}]);
+        let decoded: Pod = without_fields(odd, Optional::OfPods).expect("the rest");
+        let expected = json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"namespace": "n", "name": "a", "uid": "a-uid", "resourceVersion": "7", "deletionTimestamp": LATEST},
+            "status": {"phase": "Failed", "conditions": [{"type": "x", "status": "True"}]}});
+        assert_eq!(serde_json::to_value(decoded).expect("JSON"), expected);
+        for (object, field) in [("metadata", "creationTimestamp"), ("spec", "activeDeadlineSeconds")] {
+            let mut needed = pod("a", BEYOND);
+            needed["spec"] = json!({"containers": []});
+            needed[object][field] = json!(BEYOND);
+            assert!(without_fields::<Pod>(needed, Optional::OfPods).is_none(), "{object}.{field}");
+        }
     }
 
     #[test]
     fn an_object_is_new_once_for_each_field() {
-        let mut ignored = Ignored::new("pods", false);
+        let mut ignored = Ignored::new("pods", Optional::Nothing);
         let object = |uid: &str, field: &str| Undecodable {
             identity: Identity { uid: uid.to_owned(), ..Identity::default() },
             field: field.to_owned(),

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::Client;
 use kube::api::ListParams;
@@ -33,6 +34,7 @@ use super::decode::Ignored;
 use super::decode::Lines;
 use super::decode::List;
 use super::decode::Named;
+use super::decode::Optional;
 use super::decode::WatchLine;
 use super::pauses::Pauses;
 use super::pauses::QUIET;
@@ -86,7 +88,7 @@ pub fn follow<K>(api: Api<K>, config: Config, recovered: Recovered) -> impl Stre
 where
     K: Resource + DeserializeOwned + Send + 'static,
 {
-    events(api, config, recovered, false)
+    events(api, config, recovered, Optional::Nothing)
 }
 
 /// As [`follow`], but of an object that cannot be decoded only the fields are left out that are the reason, if it can be
@@ -95,17 +97,28 @@ pub fn follow_in_part<K>(api: Api<K>, config: Config, recovered: Recovered) -> i
 where
     K: Resource + DeserializeOwned + Send + 'static,
 {
-    events(api, config, recovered, true)
+    events(api, config, recovered, Optional::All)
 }
 
-fn events<K>(api: Api<K>, config: Config, recovered: Recovered, in_part: bool) -> impl Stream<Item = Event<K>> + Send
+/// As [`follow`], of pods: without fields of the status that cannot be decoded, and with the grace period of the spec for a
+/// deletion whose end cannot be.
+pub fn follow_pods(api: Api<Pod>, config: Config, recovered: Recovered) -> impl Stream<Item = Event<Pod>> + Send {
+    events(api, config, recovered, Optional::OfPods)
+}
+
+fn events<K>(
+    api: Api<K>,
+    config: Config,
+    recovered: Recovered,
+    optional: Optional,
+) -> impl Stream<Item = Event<K>> + Send
 where
     K: Resource + DeserializeOwned + Send + 'static,
 {
     let resource = Request::new(api.resource_url());
     let follower = Follower {
         client: api.into_client(),
-        ignored: Ignored::new(kind(&resource), in_part),
+        ignored: Ignored::new(kind(&resource), optional),
         resource,
         config,
         recovered,

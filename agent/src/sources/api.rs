@@ -48,7 +48,7 @@ impl ApiSource {
         let pods: Api<ApiPod> = Api::all(client);
         let mine = Config::default().fields(&format!("spec.nodeName={}", self.node_name));
         // Batches the events that arrive while the merger is busy.
-        let events = watch::follow(pods, mine, recovered).ready_chunks(BATCH);
+        let events = watch::follow_pods(pods, mine, recovered).ready_chunks(BATCH);
         let mut events = std::pin::pin!(events);
         let mut pending = PendingChanges::default();
         let mut is_held = true;

@@ -182,6 +182,32 @@ async fn pods_are_watched_at_once_and_sent_when_the_node_is_known() {
     assert!(matches!(&change, Some((_, SourceUpdate::Change { changed, .. })) if changed.len() == 1), "{change:?}");
 }
 
+/// It runs, or ends and is deleted at the API server, as any other.
+#[tokio::test(start_paused = true)]
+async fn a_pod_has_no_times_in_its_status_and_its_deletion_that_cannot_be_decoded() {
+    let beyond = "9999-12-31T23:59:59Z";
+    let (mut odd, mut deleted) = (json!(pod("a", 1)), json!(pod("b", 1)));
+    odd["status"] = json!({"phase": "Running", "startTime": beyond});
+    deleted["metadata"]["deletionTimestamp"] = json!(beyond);
+    let mark = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"resourceVersion": "2",
+        "annotations": {"k8s.io/initial-events-end": "true"}}});
+    let lines = [("ADDED", odd), ("ADDED", deleted), ("BOOKMARK", mark)];
+    let lines = lines.map(|(kind, object)| format!("{}\n", json!({"type": kind, "object": object}))).concat();
+    // Dropped, the sender would say that the agent ends.
+    let (_knows, node_known) = tokio::sync::watch::channel(true);
+    let pods = ApiPods { client: server(lines, Arc::default()), recovered: Recovered::default(), node_known };
+    let (updates, mut received) = mpsc::channel(1);
+    tokio::spawn(ApiSource { pods, node_name: "n".to_owned() }.run(updates, CancellationToken::new()));
+    let list = tokio::time::timeout(Duration::from_secs(60), received.recv()).await.expect("in time");
+    let Some((_, SourceUpdate::List { pods, kept })) = list else { panic!("{list:?}") };
+    assert!(kept.is_empty(), "{kept:?}");
+    let seen = pods.iter().map(|pod| {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        (phase, pod.metadata.deletion_timestamp.is_some())
+    });
+    assert_eq!(seen.collect::<Vec<_>>(), [(Some("Running"), false), (None, true)]);
+}
+
 #[test]
 fn pods_with_unsafe_names_are_left_out_and_managed_fields_dropped() {
     assert!(accept(pod("../../x", 1)).is_none());
