@@ -60,6 +60,7 @@ impl PlegTask {
             *place = container;
         }
         self.correct_reasons(&known, &mut snapshot);
+        add_exit_times(Some(&known), &mut snapshot, self.config.clock.wall_nanos());
         if let Some(record) = self.records.get_mut(uid) {
             record.settle_now();
         }
@@ -77,6 +78,24 @@ pub(super) fn keep_exits(known: &PodSnapshot, snapshot: &mut PodSnapshot) {
         if let Some(before) = known.get(&container.id).filter(|before| is_final(before)) {
             container.clone_from(before);
         }
+    }
+}
+
+/// Adds times to exits that the runtime reports without one: crash-loop back-off is counted from them. An exit has the time
+/// at which it was first seen. Without `known`, the snapshot before, the agent has just started, and an exit has the time at
+/// which its container was started.
+pub(super) fn add_exit_times(known: Option<&PodSnapshot>, snapshot: &mut PodSnapshot, wall_nanos: i64) {
+    let known = known.map(PodSnapshot::containers_by_id);
+    for container in &mut snapshot.containers {
+        if container.state != ContainerState::Exited || container.finished_at > 0 {
+            continue;
+        }
+        let before = known.as_ref().and_then(|known| known.get(&container.id)).map(|before| before.finished_at);
+        container.finished_at = match before.filter(|at| *at > 0) {
+            Some(at) => at,
+            None if known.is_some() => wall_nanos,
+            None => container.started_at.max(container.created_at),
+        };
     }
 }
 
@@ -107,6 +126,32 @@ mod tests {
             let mut later = snapshot(now, vec![exited(Some(after))]);
             keep_exits(&snapshot(now, vec![exited(before)]), &mut later);
             assert_eq!(later.containers[0].exit_code, Some(kept), "{after} after {before:?}");
+        }
+    }
+
+    #[test]
+    fn an_exit_without_a_time_has_that_at_which_it_was_seen() {
+        let now = Instant::now();
+        let at = |state, finished_at| ContainerStatus { finished_at, ..container("a", "web", state) };
+        let running = at(ContainerState::Running, 0);
+        for reported in [0, i64::MIN] {
+            let exited = at(ContainerState::Exited, reported);
+            let seen = |known: Option<&PodSnapshot>, container: &ContainerStatus, wall_nanos| {
+                let mut snapshot = snapshot(now, vec![container.clone()]);
+                add_exit_times(known, &mut snapshot, wall_nanos);
+                snapshot
+            };
+            let first = seen(Some(&snapshot(now, vec![running.clone()])), &exited, 50);
+            assert_eq!(first.containers[0].finished_at, 50);
+            assert_eq!(seen(Some(&first), &exited, 60).containers[0].finished_at, 50, "as it was first seen");
+            assert_eq!(seen(Some(&snapshot(now, vec![])), &exited, 50).containers[0].finished_at, 50, "a new one");
+            assert_eq!(seen(None, &exited, 50).containers[0].finished_at, 2, "before the agent was started");
+        }
+        let table = [(at(ContainerState::Exited, 7), 7), (running, 0)];
+        for (reported, kept) in table {
+            let mut snapshot = snapshot(now, vec![reported]);
+            add_exit_times(None, &mut snapshot, 50);
+            assert_eq!(snapshot.containers[0].finished_at, kept);
         }
     }
 }

@@ -22,6 +22,7 @@ use super::DirtyPods;
 use super::PlegObserver;
 use super::exit_code::CodelessExit;
 use super::exit_code::is_placeholder;
+use super::exited::add_exit_times;
 use super::exited::keep_exits;
 use super::handle::COMMAND_CAPACITY;
 use super::handle::Command;
@@ -379,6 +380,7 @@ impl PlegTask {
             &mut snapshot,
         );
         let are_held_back = self.hold_back_codes(uid, known.as_deref(), &mut snapshot);
+        add_exit_times(known.as_deref(), &mut snapshot, self.config.clock.wall_nanos());
         self.pin_running(uid, &mut snapshot);
         let pending = self.overlay_pending_exits(uid, &mut snapshot) || are_held_back;
         self.publish(uid, snapshot, source);

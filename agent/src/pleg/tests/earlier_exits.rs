@@ -1,4 +1,4 @@
-//! Exits without a code from before the agent started.
+//! Exits without a code from before the agent started, and exits without a time.
 
 use super::*;
 
@@ -37,4 +37,23 @@ async fn a_code_is_waited_for_if_the_exit_was_just_before_the_agent_started() {
         sleep(secs(11)).await;
         assert_eq!(pleg.cached("a").exit_code, Some(-1), "not for longer than ever");
     }
+}
+
+/// Crash-loop back-off is counted from it.
+#[tokio::test(start_paused = true)]
+async fn an_exit_that_the_runtime_reports_without_its_time_has_one() {
+    let timeless = |id| v1::ContainerStatus { finished_at: NO_TIME, ..exited(id, 3) };
+    let runtime = FakeRuntime::with(4711, "");
+    runtime.set(running("a"));
+    runtime.set(running("b"));
+    let pleg = Pleg::on(&runtime, unwatched);
+    pleg.inspect("a").await;
+    runtime.set(timeless("a"));
+    let seen = pleg.inspect("a").await.finished_at;
+    assert!(u128::try_from(seen).is_ok_and(|seen| seen >= WALL.as_nanos()), "{seen}");
+    runtime.set(timeless("b"));
+    pleg.tell(stopped(timeless("b"))).await;
+    assert!(pleg.cached("b").finished_at >= seen, "of an event");
+    sleep(secs(60)).await;
+    assert_eq!(pleg.inspect("a").await.finished_at, seen, "it stays");
 }
