@@ -2,6 +2,7 @@
 //! that are being stopped go first.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
@@ -10,6 +11,8 @@ use super::StopLimiter;
 
 /// Pods whose content is removed at the same time.
 const REMOVALS: usize = 2;
+/// A removal that takes longer needs no processor: it waits for what does not answer, as a network that is taken down.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// Permits for removals. Clones share them.
 #[derive(Clone, Debug)]
@@ -23,9 +26,20 @@ impl RemovalPermits {
         Self { permits: Arc::new(Semaphore::new(REMOVALS)), stops }
     }
 
+    /// Runs `removal` with a permit, which it keeps for 10 s at most.
+    pub async fn run<T>(&self, removal: impl Future<Output = T>) -> T {
+        let permit = self.acquire().await;
+        let mut removal = std::pin::pin!(removal);
+        if let Ok(removed) = tokio::time::timeout(LIMIT, removal.as_mut()).await {
+            return removed;
+        }
+        drop(permit);
+        removal.await
+    }
+
     /// Waits for a permit, and behind the pods that wait to be stopped. Dropping the future gives up the place in the
     /// queue.
-    pub async fn acquire(&self) -> Option<OwnedSemaphorePermit> {
+    async fn acquire(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         let permit = self.permits.clone().acquire_owned().await.ok();
         self.stops.pass().await;
@@ -62,5 +76,23 @@ mod tests {
         assert!(third.is_err(), "two removals are in progress");
         drop((first, second));
         assert!(pacing.removals.acquire().await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn removals_that_hang_keep_no_others_waiting() {
+        let pacing = Pacing::new(PacingPolicy::default(), 1);
+        let start = Instant::now();
+        for _ in 0..2 {
+            let pacing = pacing.clone();
+            tokio::spawn(async move { pacing.removals.run(std::future::pending::<()>()).await });
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(pacing.removals.run(async { 1 }).await, 1);
+        assert_eq!(start.elapsed(), Duration::from_secs(10));
+        let slow = pacing.removals.run(async {
+            sleep(Duration::from_secs(30)).await;
+            2
+        });
+        assert_eq!(slow.await, 2, "it goes on");
     }
 }

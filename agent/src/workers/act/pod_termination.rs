@@ -181,18 +181,20 @@ pub async fn cleanup_orphan(ctx: &ActContext, uid: &str) -> Result<(), PodError>
 }
 
 /// Removes exited containers and sandboxes of a deleted pod, with their logs, directories and cgroup. Waits for a removal
-/// permit, which it keeps for what the runtime and the local disk do. Continues after failures and returns them.
+/// permit for what the runtime and the local disk do. Continues after failures and returns them.
 pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<PodError> {
-    let permit = ctx.pacing.removals.acquire().await;
-    let mut failed = gc::remove_dead(ctx, snapshot).await;
-    for sandbox in &snapshot.sandboxes {
-        failed.extend(remove::remove_sandbox(&ctx.runtime, &sandbox.id).await.err());
-    }
     let (pod, uid) = (&snapshot.pod, snapshot.pod.uid.as_str());
-    let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));
-    failed.extend(remove_tree(logs).await.err());
-    // The server of a volume that is still mounted may not answer for minutes, which concerns no other pod.
-    drop(permit);
+    let removal = async {
+        let mut failed = gc::remove_dead(ctx, snapshot).await;
+        for sandbox in &snapshot.sandboxes {
+            failed.extend(remove::remove_sandbox(&ctx.runtime, &sandbox.id).await.err());
+        }
+        let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));
+        failed.extend(remove_tree(logs).await.err());
+        failed
+    };
+    let mut failed = ctx.pacing.removals.run(removal).await;
+    // Without a permit: the server of a volume that is still mounted may not answer for minutes.
     failed.extend(cleanup_orphan(ctx, uid).await.err());
     failed
 }

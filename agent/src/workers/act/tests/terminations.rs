@@ -298,7 +298,7 @@ async fn volumes_that_are_not_torn_down_keep_no_other_pod_from_being_removed() {
         biased;
         _ = remove_content(&node.ctx, &one) => panic!("its volume stays"),
         _ = remove_content(&node.ctx, &two) => panic!("its volume stays"),
-        done = tokio::time::timeout(Duration::from_secs(10), remove_content(&node.ctx, &other)) => {
+        done = tokio::time::timeout(Duration::from_secs(5), remove_content(&node.ctx, &other)) => {
             assert_eq!(texts(&done.expect("it waits for no other pod")), [""; 0]);
         }
     }
