@@ -39,6 +39,7 @@ pub use propagation::Sharing;
 pub use propagation::make_shared;
 pub use removal::DirEntry as DirectoryEntry;
 pub use removal::entries;
+pub use removal::remove_directories;
 pub use removal::remove_entry;
 pub use removal::remove_tree;
 pub use replacement::replace;

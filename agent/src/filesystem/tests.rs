@@ -75,6 +75,47 @@ fn a_mount_below_the_depth_at_which_directories_move_up_survives() {
     });
 }
 
+#[test]
+fn only_directories_are_removed_and_no_link_or_mount_is_entered() {
+    in_private_mounts(|| {
+        let root = tempfile::tempdir().expect("a directory");
+        let (dir, tree) = (fs::File::open(root.path()).expect("opened"), root.path().join("tree"));
+        let deep = (0..100).map(|_| "d").collect::<Vec<_>>().join("/");
+        let wide = (0..1500).map(|number| format!("w{number}")).collect::<Vec<_>>().join(" ");
+        for (directories, file, expected) in [
+            ("", None, Ok(())),
+            ("dir/subdir1 dir2/subdir2/subdir3 dir3", None, Ok(())),
+            (wide.as_str(), None, Ok(())),
+            ("dir dir2", Some("dir/file"), Err(ErrorKind::DirectoryNotEmpty)),
+            ("dir dir2", Some("file2"), Err(ErrorKind::DirectoryNotEmpty)),
+            (deep.as_str(), None, Err(ErrorKind::DirectoryNotEmpty)),
+        ] {
+            fs::create_dir_all(&tree).expect("a directory");
+            directories.split_whitespace().for_each(|below| fs::create_dir_all(tree.join(below)).expect("directories"));
+            file.iter().for_each(|file| fs::write(tree.join(file), "").expect("a file"));
+            assert_eq!(remove_directories(&dir, c"tree").map_err(|error| error.kind()), expected, "{directories}");
+            assert_eq!(tree.exists(), expected.is_err(), "{directories}");
+            assert!(file.is_none_or(|file| tree.join(file).exists()));
+            remove_tree(&tree).expect("removed");
+        }
+        remove_directories(&dir, c"tree").expect("nothing to remove");
+        let (source, link) = (source(root.path()), tree.join("dir/link"));
+        fs::create_dir_all(tree.join("dir")).expect("directories");
+        symlink(&source, &link).expect("a link");
+        let error = remove_directories(&dir, c"tree").expect_err("a link");
+        assert_eq!(error.kind(), ErrorKind::DirectoryNotEmpty, "{error}");
+        assert!(link.is_symlink() && is_whole(&source));
+        fs::remove_file(&link).expect("removed");
+        for below in ["", "mount", "dir/dir2/mount"] {
+            bind(&source, &tree.join(below));
+            let error = remove_directories(&dir, c"tree").expect_err("a mount point");
+            assert_eq!(error.kind(), ErrorKind::CrossesDevices, "{below}: {error}");
+            assert!(is_whole(&source), "{below}");
+            unmount(&tree.join(below)).expect("unmounted");
+        }
+    });
+}
+
 /// Mounts come and go while the tree is removed, between every check and the step after it.
 #[test]
 fn mounts_that_appear_during_removal_are_not_entered() {

@@ -326,11 +326,9 @@ impl FailedVolume {
 
     /// Reason of its event.
     pub fn reason(&self) -> &'static str {
-        let VolumeError::Step { step, source, .. } = &self.error else { return "FailedMount" };
-        match (step, &**source) {
-            (Step::Map(_), _) => "FailedMapVolume",
-            (Step::Mount(_), VolumeError::OtherFormat { .. }) => "FailedMountOnFilesystemMismatch",
-            (Step::Mount(_), _) => "FailedMount",
+        match &self.error {
+            VolumeError::Step { step: Step::Map(_), .. } => "FailedMapVolume",
+            _ => "FailedMount",
         }
     }
 }
@@ -410,6 +408,17 @@ impl<T> OnPath<T> for nix::Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Another file system is an event of the persistent volume; that of the pod is as for other failures.
+    #[test]
+    fn reasons_of_events() {
+        let reason = |step| {
+            let error = VolumeError::OtherFormat { source: Box::new(VolumeError::InUse) };
+            FailedVolume { volume: "v".to_owned(), error: error.in_step("pv", step) }.reason()
+        };
+        assert_eq!(reason(Step::Mount("MountDevice")), "FailedMount");
+        assert_eq!(reason(Step::Map("SetUpDevice")), "FailedMapVolume");
+    }
 
     /// Comparing each with all before it would take minutes.
     #[test]

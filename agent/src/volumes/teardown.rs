@@ -2,7 +2,7 @@
 //!
 //! Another kubelet may have left anything there. Every step down is made from an opened directory and fails at a mount
 //! point. Plugins decide what is unmounted and deleted of their volumes; those of unknown plugins stay unless they are
-//! empty directories, as upstream leaves them (`orphaned pod "<uid>" found, but ...`).
+//! directories without a file, as upstream leaves them (`orphaned pod "<uid>" found, but ...`).
 
 #[cfg(test)]
 mod tests;
@@ -88,12 +88,12 @@ impl VolumeOnDisk {
         })
     }
 
-    /// Removes the volume's directory if it is empty. Blocking.
+    /// Removes the volume's directory if there is no file in it: another kubelet may have left directories. Blocking.
     ///
     /// # Errors
     /// There is content, or a mount.
     pub(super) fn remove_if_empty(&self) -> Result<(), VolumeError> {
-        self.in_plugins_directory(Directory::remove_empty)
+        self.in_plugins_directory(Directory::remove_directories)
     }
 
     fn in_plugins_directory(
@@ -183,6 +183,16 @@ impl Directory {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(VolumeError::NotEmpty { path }),
             Err(Errno::EBUSY) => Err(VolumeError::MountPoint { path }),
+            result => result.on("remove", &path),
+        }
+    }
+
+    /// Removes a directory in which there are only directories.
+    fn remove_directories(&self, name: &CStr) -> Result<(), VolumeError> {
+        let path = self.at(name);
+        match filesystem::remove_directories(&self.fd, name) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Err(VolumeError::NotEmpty { path }),
+            // The error names the mount point, which may be below.
             result => result.on("remove", &path),
         }
     }

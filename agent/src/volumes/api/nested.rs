@@ -78,15 +78,23 @@ fn right_below(paths: &BTreeSet<&Path>) -> HashMap<PathBuf, Vec<PathBuf>> {
     found
 }
 
-/// The mount path relative to `/`; `None` if it contains `..`, or is too long for a mount.
+/// The mount path relative to `/`, cleaned: `..` removes the part before it, if there is one. `None` if the path is too long
+/// for a mount.
 fn cleaned(mount: &VolumeMount) -> Option<PathBuf> {
     if mount.mount_path.len() > MAX_PATH {
         return None;
     }
-    let parts = Path::new(&mount.mount_path)
-        .components()
-        .filter(|part| !matches!(part, Component::RootDir | Component::CurDir));
-    parts.map(|part| matches!(part, Component::Normal(_)).then_some(part)).collect()
+    let mut path = PathBuf::new();
+    for part in Path::new(&mount.mount_path).components() {
+        match part {
+            Component::Normal(name) => path.push(name),
+            Component::ParentDir => {
+                path.pop();
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    Some(path)
 }
 
 /// Makes the directories, except where the volume has content of that name.
@@ -124,6 +132,8 @@ mod tests {
             (vec![("v", "/a/"), ("w", "a/b/c"), ("x", "/a/b/c/d"), ("y", "/a/z")], vec!["b/c", "z"]),
             (vec![("v", "/a"), ("w", "/ab")], vec![]),
             (vec![("v", "/a"), ("w", "/a/../b")], vec![]),
+            (vec![("v", "/a"), ("w", "/a/x/../b")], vec!["b"]),
+            (vec![("v", "foo/../../dir"), ("w", "/dir/sub")], vec!["sub"]),
             (vec![("v", "/a"), ("v", "/c"), ("w", "/c/d")], vec!["d"]),
             (vec![("v", "/a"), ("w", "/a-b"), ("x", "/a/c"), ("y", "/a.d/e")], vec!["c"]),
             (vec![("v", "/"), ("w", "/a"), ("x", "/a/b"), ("y", "/c/d")], vec!["a", "c/d"]),

@@ -25,6 +25,8 @@ const OPTIONS_ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
 pub(super) struct Used {
     /// Its name.
     pub(super) name: String,
+    /// Its UID, by which events refer to it.
+    pub(super) uid: Option<String>,
     pub(super) source: Source,
     /// Containers get the device itself, not files on it.
     pub(super) is_block: bool,
@@ -36,6 +38,15 @@ pub(super) struct Used {
     pub(super) options: Vec<String>,
     /// A group that its files belong to, which the pod's processes join.
     pub(super) gid: Option<i64>,
+}
+
+#[cfg(test)]
+impl Used {
+    /// A volume of this source that any number of pods may use, with files that may be written.
+    pub(super) fn plain(name: &str, source: Source) -> Self {
+        let (uid, is_block, read_only, is_exclusive) = (None, false, false, false);
+        Self { name: name.to_owned(), uid, source, is_block, read_only, is_exclusive, options: Vec::new(), gid: None }
+    }
 }
 
 /// The sources of persistent volumes that this agent provides, and those it does not.
@@ -80,13 +91,15 @@ impl Source {
     }
 }
 
-/// Mount options of a volume; those of the older annotation take precedence.
+/// Mount options of a volume; those of the older annotation take precedence. Empty ones are none, as upstream.
 pub(super) fn options(volume: &PersistentVolume) -> Vec<String> {
     let annotated = volume.metadata.annotations.as_ref().and_then(|all| all.get(OPTIONS_ANNOTATION));
-    match annotated {
+    let mut options: Vec<String> = match annotated {
         Some(options) => options.split(',').map(str::to_owned).collect(),
         None => volume.spec.as_ref().and_then(|spec| spec.mount_options.clone()).unwrap_or_default(),
-    }
+    };
+    options.retain(|option| !option.is_empty());
+    options
 }
 
 /// The group in a volume's annotation; one that is no number is ignored, as upstream.
@@ -136,8 +149,7 @@ mod tests {
     use super::*;
 
     fn used(name: &str, is_exclusive: bool) -> Used {
-        let (source, options) = (Source::Other, Vec::new());
-        Used { name: name.to_owned(), source, is_block: false, read_only: false, is_exclusive, options, gid: None }
+        Used { is_exclusive, ..Used::plain(name, Source::Other) }
     }
 
     #[test]
@@ -175,7 +187,9 @@ mod tests {
             annotated.metadata.annotations = Some([(GID_ANNOTATION.to_owned(), text.to_owned())].into());
             assert_eq!(gid(&annotated), expected);
         }
-        annotated.metadata.annotations = Some([(OPTIONS_ANNOTATION.to_owned(), "ro,noexec".to_owned())].into());
-        assert_eq!(options(&annotated), ["ro", "noexec"]);
+        for (text, expected) in [("ro,noexec", vec!["ro", "noexec"]), ("", vec![]), ("ro,,", vec!["ro"])] {
+            annotated.metadata.annotations = Some([(OPTIONS_ANNOTATION.to_owned(), text.to_owned())].into());
+            assert_eq!(options(&annotated), expected, "{text:?}");
+        }
     }
 }

@@ -106,7 +106,7 @@ impl LocalMount {
             Ok((group, is_mounted_elsewhere(&dirs, &target)))
         };
         let (held, shared) = blocking(look).await?;
-        if let Some((group, policy)) = self.group.filter(|_| !self.read_only) {
+        if let Some((group, policy)) = self.group.filter(|_| shared || !self.read_only) {
             if !shared {
                 let given = fs_group::give(source, group, policy, shown, &notify);
                 actual.timed(fs_group::OPERATION, super::LOCAL, given).await?;

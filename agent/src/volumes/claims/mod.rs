@@ -18,11 +18,13 @@ mod local;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::core::v1::Volume;
 
@@ -103,6 +105,7 @@ impl Claims {
         self.check_affinity(&volume).map_err(|error| failed(&name, "NodeAffinity check", error))?;
         let used = Used {
             name: name.clone(),
+            uid: volume.metadata.uid.clone(),
             source: Source::of(&volume),
             is_block: bound::is_block(&volume),
             read_only: wanted.read_only,
@@ -166,6 +169,21 @@ impl Claims {
             recorder.pod_event(target.pod, "", EventType::Normal, "SuccessfulMountVolume", &message);
         }
         Ok(())
+    }
+
+    /// Reports, on the persistent volume itself, that its device holds another file system than it states.
+    fn report_format(&self, used: &Used, error: &VolumeError) {
+        let VolumeError::Step { source, .. } = error else { return };
+        let (VolumeError::OtherFormat { .. }, Some(recorder)) = (&**source, &self.recorder) else { return };
+        let volume = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("PersistentVolume".to_owned()),
+            name: Some(used.name.clone()),
+            uid: used.uid.clone(),
+            ..ObjectReference::default()
+        };
+        let message = format!("MountVolume failed for volume {:?} {source}", used.name);
+        recorder.event(volume, EventType::Warning, "FailedMountOnFilesystemMismatch", &message, BTreeMap::new());
     }
 
     fn disk<'a>(&'a self, target: Target<'a>, used: &'a Used, asked: &'a iscsi::Asked) -> iscsi::Use<'a> {
@@ -298,7 +316,8 @@ impl VolumePlugin for Claims {
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         Box::pin(async move {
             let used = target.unless_over(self.resolve(target)).await?;
-            self.mount(target, &used).await.map(|()| Ready::default())
+            let mounted = self.mount(target, &used).await;
+            mounted.inspect_err(|error| self.report_format(&used, error)).map(|()| Ready::default())
         })
     }
 

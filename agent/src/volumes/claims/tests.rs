@@ -260,8 +260,11 @@ fn a_local_device_is_formatted_once_and_mounted_until_its_last_pod_has_gone() {
         fixture.volumes.make_pod_dirs_here("u-4");
         let done = fixture.runtime.block_on(fixture.volumes.set_up(&pod("u-4", None, false), None));
         let failed = done.expect_err("another format").remove(0);
-        assert_eq!(failed.reason(), "FailedMountOnFilesystemMismatch", "{failed}");
-        assert!(!global.exists() && fixture.events.take().iter().all(|event| !event.contains("u-4")));
+        assert_eq!(failed.reason(), "FailedMount", "{failed}");
+        let event = "pv W FailedMountOnFilesystemMismatch: MountVolume failed for volume \"pv\" mount failed: ";
+        let events = fixture.events.take();
+        assert_eq!(events.iter().filter(|found| found.starts_with(event)).count(), 1, "{events:?}");
+        assert!(!global.exists() && events.iter().all(|event| !event.contains("u-4")));
     });
 }
 
@@ -330,8 +333,7 @@ fn the_source_of_a_persistent_volume_makes_no_claim_read_only() {
         let volume = serde_json::from_value(volume).expect("a volume");
         let source = Source::of(&volume);
         for read_only in [false, true] {
-            let (name, source, options) = ("pv".to_owned(), source.clone(), Vec::new());
-            let used = Used { name, source, is_block: false, read_only, is_exclusive: false, options, gid: None };
+            let used = Used { read_only, ..Used::plain("pv", source.clone()) };
             fixture.volumes.node.claims.put("u-1", "v", used).expect("of one pod");
             assert_eq!(fixture.volumes.is_read_only(&PodVolumes::of(&pod("u-1", None, read_only)), "v"), read_only);
         }
@@ -354,8 +356,7 @@ fn claims_are_measured_by_their_source() {
     ] {
         let volume = json!({"metadata": {"name": "pv"}, "spec": source});
         let source = Source::of(&serde_json::from_value(volume).expect("a volume"));
-        let (name, options) = ("pv".to_owned(), Vec::new());
-        let used = Used { name, source, is_block, read_only: false, is_exclusive: false, options, gid: None };
+        let used = Used { is_block, ..Used::plain("pv", source) };
         fixture.volumes.node.claims.put(uid, "v", used).expect("not exclusive");
         let measured = || fixture.volumes.measurable(&pod(uid, None, false));
         assert!(measured().is_empty(), "{uid}: it is not mounted");

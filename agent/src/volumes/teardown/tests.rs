@@ -255,6 +255,16 @@ fn content_of_unknown_plugins_stays_and_that_of_the_others_goes() {
 }
 
 #[test]
+fn directories_that_an_unknown_plugin_has_left_go() {
+    let node = Node::new();
+    for below in ["volumes/plugin/name/subdir", "volumes/kubernetes.io~csi/claim/mount"] {
+        fs::create_dir_all(node.pod(below)).expect("directories");
+    }
+    node.remove().expect("removed");
+    assert!(!node.pod("").exists());
+}
+
+#[test]
 fn a_pods_directory_that_is_a_link_is_not_entered() {
     let node = Node::new();
     fs::remove_dir_all(node.pod("")).expect("removed");

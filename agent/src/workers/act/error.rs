@@ -2,6 +2,7 @@
 //! users of kubelets know, another the event.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -385,17 +386,18 @@ fn pull_failure(image: &str, error: &PullError) -> (&'static str, String) {
     ("ErrImagePull", text)
 }
 
+/// The volumes and causes are in order, and each cause is there once, as upstream: volumes may have one claim.
 fn unmounted(failed: &[FailedVolume]) -> String {
-    let names = |failed: Vec<&FailedVolume>| {
-        failed.into_iter().map(|failure| failure.volume.as_str()).collect::<Vec<_>>().join(" ")
-    };
-    let unprocessed: Vec<_> = failed.iter().filter(|failure| failure.is_unprocessed()).collect();
+    let in_order = |texts: BTreeSet<String>, with: &str| texts.into_iter().collect::<Vec<_>>().join(with);
+    let name = |failure: &FailedVolume| failure.volume.clone();
+    let unprocessed = || failed.iter().filter(|failure| failure.is_unprocessed());
     // What is wrong with claims ends the wait for the others.
-    let cause = match unprocessed.is_empty() {
-        true => failed.first().map(|failure| failure.error.to_string()).unwrap_or_default(),
-        false => unprocessed.iter().map(|failure| failure.error.to_string()).collect::<Vec<_>>().join("; "),
+    let cause = match unprocessed().next() {
+        None => failed.first().map(|failure| failure.error.to_string()).unwrap_or_default(),
+        Some(_) => in_order(unprocessed().map(|failure| failure.error.to_string()).collect(), "; "),
     };
-    let (all, unprocessed) = (names(failed.iter().collect()), names(unprocessed));
+    let all = in_order(failed.iter().map(name).collect(), " ");
+    let unprocessed = in_order(unprocessed().map(name).collect(), " ");
     format!("unmounted volumes=[{all}], unattached volumes=[], failed to process volumes=[{unprocessed}]: {cause}")
 }
 
@@ -444,14 +446,20 @@ mod tests {
 
     #[test]
     fn claims_that_cannot_be_used_are_volumes_that_cannot_be_processed() {
-        let claim = |volume: &str, problem| FailedVolume {
+        let claim = |volume: &str, claim: &str, problem| FailedVolume {
             volume: volume.to_owned(),
-            error: ClaimError { namespace: "ns".to_owned(), claim: format!("c-{volume}"), problem }.into(),
+            error: ClaimError { namespace: "ns".to_owned(), claim: claim.to_owned(), problem }.into(),
         };
         let other = FailedVolume { volume: "o".to_owned(), error: VolumeError::NodeUnknown };
-        let failed = vec![other, claim("a", ClaimProblem::NotBound), claim("b", ClaimProblem::Deleted)];
-        let expected = "unmounted volumes=[o a b], unattached volumes=[], failed to process volumes=[a b]: error processing PVC \
-                        ns/c-a: PVC is not bound; error processing PVC ns/c-b: PVC is being deleted";
+        let failed = vec![
+            other,
+            claim("vol3", "c-b", ClaimProblem::Deleted),
+            claim("vol2", "c-a", ClaimProblem::NotBound),
+            claim("vol03", "c-b", ClaimProblem::Deleted),
+        ];
+        let expected = "unmounted volumes=[o vol03 vol2 vol3], unattached volumes=[], failed to process volumes=[vol03 vol2 \
+                        vol3]: error processing PVC ns/c-a: PVC is not bound; error processing PVC ns/c-b: PVC is being \
+                        deleted";
         assert_eq!(unmounted(&failed), expected);
         let failed = vec![FailedVolume { volume: "o".to_owned(), error: VolumeError::NodeUnknown }];
         let expected = "unmounted volumes=[o], unattached volumes=[], failed to process volumes=[]: the Node object was not \

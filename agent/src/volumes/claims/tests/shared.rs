@@ -60,3 +60,21 @@ fn a_pod_that_waits_for_a_local_volume_fails_or_ends() {
         drop(held);
     });
 }
+
+/// As upstream: the files may not be readable for it.
+#[test]
+fn another_group_of_a_pod_that_only_reads_is_reported() {
+    in_private_mounts(|| {
+        let mut fixture = Fixture::new();
+        fixture.binds(json!({"local": {"path": fixture.local_dir()}}));
+        fixture.set_up(&pod("u-1", Some(77), false)).expect("mounted");
+        fixture.set_up(&pod("u-2", Some(77), true)).expect("mounted");
+        assert_eq!(fixture.events.take(), [""; 0]);
+        fixture.set_up(&pod("u-3", Some(88), true)).expect("mounted");
+        let message = "The requested fsGroup is 88, but the volume pv has GID 77. The volume may not be shareable.";
+        assert_eq!(fixture.events.take(), [format!("u-3 W AlreadyMountedVolume: {message}")]);
+        for uid in ["u-1", "u-2", "u-3"] {
+            fixture.runtime.block_on(fixture.volumes.tear_down(uid)).expect("unmounted");
+        }
+    });
+}
