@@ -6,7 +6,6 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Taint;
 
 use super::needs::Quantities;
-use super::needs::is_extended;
 use crate::model::Amount;
 
 /// The node as schedulers see it.
@@ -23,13 +22,13 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    /// Of a Node object on a machine with so much allocatable. Extended resources are those of the object: the machine does
-    /// not have them by itself.
+    /// Of a Node object on a machine with so much allocatable. Resources with a domain are those of the object: the machine
+    /// does not have them by itself, not even Kubernetes' own (`kubernetes.io/batch-cpu` of a controller).
     pub fn new(node: &Node, machine: &BTreeMap<String, Amount>) -> Self {
         let status = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-        let extended = status.into_iter().flatten().filter(|(name, _)| is_extended(name));
-        let extended = extended.filter_map(|(name, text)| Some((name.clone(), Amount::try_from(text).ok()?)));
-        let mut allocatable: BTreeMap<String, Amount> = extended.collect();
+        let others = status.into_iter().flatten().filter(|(name, _)| name.contains('/'));
+        let others = others.filter_map(|(name, text)| Some((name.clone(), Amount::try_from(text).ok()?)));
+        let mut allocatable: BTreeMap<String, Amount> = others.collect();
         allocatable.extend(machine.iter().map(|(name, amount)| (name.clone(), *amount)));
         Self {
             name: node.metadata.name.clone().unwrap_or_default(),
@@ -74,5 +73,14 @@ mod tests {
         newer.metadata.labels = None;
         let info = info.with_object(&newer);
         assert_eq!((info.labels.len(), info.allocatable.milli_cpu), (0, 4000));
+    }
+
+    #[test]
+    fn resources_of_kubernetes_own_domain_are_those_of_the_object() {
+        let allocatable = json!({ "kubernetes.io/batch-cpu": "20k", "hugepages-2Mi": "4Mi" });
+        let node = json!({ "metadata": {}, "status": { "allocatable": allocatable } });
+        let node: Node = serde_json::from_value(node).expect("a Node");
+        let info = NodeInfo::new(&node, &BTreeMap::new());
+        assert_eq!(info.allocatable.scalar, BTreeMap::from([("kubernetes.io/batch-cpu".to_owned(), 20_000)]));
     }
 }

@@ -34,6 +34,9 @@ fn unsupported(pod: &Pod) -> Vec<String> {
     let Some(spec) = pod.spec.as_ref() else { return Vec::new() };
     let mut fields = Fields::default();
     fields.pod(spec);
+    // Devices that the scheduler allocated for an extended resource through DRA. The node need not know such a resource.
+    let claim = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
+    fields.note(claim.is_some(), "status.extendedResourceClaimStatus");
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         fields.volume(&format!("spec.volumes[{index}]"), volume);
     }
@@ -121,6 +124,18 @@ mod tests {
                 assert_eq!(unsupported(&pod(spec)), [format!("spec.{list}[1].{path}")]);
             }
         }
+    }
+
+    /// Its requests do not show that: an extended resource that the node does not know is one of the cluster.
+    #[test]
+    fn a_claim_of_the_scheduler_for_an_extended_resource_is_named() {
+        let gpu = container(json!({ "resources": { "requests": { "example.com/gpu": "1" } } }));
+        let mut pod = pod(json!({ "containers": [gpu] }));
+        assert_eq!(unsupported(&pod), Vec::<String>::new());
+        let request = json!({ "containerName": "c", "resourceName": "example.com/gpu", "requestName": "r" });
+        let claim = json!({ "resourceClaimName": "p-extended-resources-abcde", "requestMappings": [request] });
+        pod.status = serde_json::from_value(json!({ "extendedResourceClaimStatus": claim })).expect("a status");
+        assert_eq!(unsupported(&pod), ["status.extendedResourceClaimStatus"]);
     }
 
     #[test]

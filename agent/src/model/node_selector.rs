@@ -6,6 +6,8 @@ use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::core::v1::NodeSelectorRequirement;
 use k8s_openapi::api::core::v1::NodeSelectorTerm;
 
+use super::labels;
+
 /// The only field that `matchFields` supports.
 const NAME_FIELD: &str = "metadata.name";
 
@@ -24,7 +26,16 @@ fn meets(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<String, String>)
         is_known && requirement.values.iter().flatten().count() == 1 && is_met(requirement, Some(name))
     };
     let label = |key: &str| labels.get(key).map(String::as_str);
-    !is_empty && expressions.iter().all(|r| is_met(r, label(&r.key))) && of_fields.iter().all(field_is_met)
+    let label_is_met = |requirement: &NodeSelectorRequirement| {
+        is_of_labels(requirement) && is_met(requirement, label(&requirement.key))
+    };
+    !is_empty && expressions.iter().all(label_is_met) && of_fields.iter().all(field_is_met)
+}
+
+/// Labels can have this key and these values. The API server lets an older pod keep others, and `NotIn` would be met by any
+/// label.
+fn is_of_labels(requirement: &NodeSelectorRequirement) -> bool {
+    labels::is_key(&requirement.key) && requirement.values.iter().flatten().all(|value| labels::is_value(value))
 }
 
 fn is_met(requirement: &NodeSelectorRequirement, held: Option<&str>) -> bool {
@@ -80,6 +91,12 @@ mod tests {
             ("zone", "Gt", &["4"], false),
             ("cpus", "Gt", &["4", "5"], false),
             ("zone", "Near", &["a"], false),
+            ("zone", "NotIn", &["invalid value: ___@#$%^"], false),
+            ("zone", "NotIn", &["b", "-b"], false),
+            ("a rack", "NotIn", &["b"], false),
+            ("a rack", "DoesNotExist", &[], false),
+            ("example.com/rack", "DoesNotExist", &[], true),
+            ("cpus", "Gt", &["-1"], false),
         ] {
             let found = selects(json!([{"matchExpressions": [expression(key, operator, values)]}]));
             assert_eq!(found, expected, "{key} {operator} {values:?}");

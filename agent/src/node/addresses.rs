@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::NodeAddress;
 
+use crate::model::parse_reported_ip;
+
 /// Configured addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AddressConfig {
@@ -187,7 +189,7 @@ fn validate(ip: &IpAddr, network: &Network) -> Result<(), Invalid> {
 pub fn host_ips(addresses: &[NodeAddress]) -> Vec<String> {
     let ips = |kind: &'static str| addresses.iter().filter(move |a| a.type_ == kind).map(|a| a.address.as_str());
     let mut chosen: Vec<IpAddr> = Vec::new();
-    for ip in ips("InternalIP").chain(ips("ExternalIP")).filter_map(|ip| ip.parse::<IpAddr>().ok()) {
+    for ip in ips("InternalIP").chain(ips("ExternalIP")).filter_map(parse_reported_ip) {
         if chosen.iter().all(|known| known.is_ipv6() != ip.is_ipv6()) {
             chosen.push(ip);
         }

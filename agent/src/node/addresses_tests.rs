@@ -127,6 +127,7 @@ fn host_ips_are_one_per_family() {
     ];
     assert_eq!(host_ips(&all), ["2001:db8::5", "203.0.113.7"]);
     assert!(host_ips(&all[..1]).is_empty());
+    assert_eq!(host_ips(&[address("InternalIP", "010.000.000.001")]), ["10.0.0.1"], "as the pods' addresses are read");
 }
 
 proptest! {

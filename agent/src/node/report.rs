@@ -20,11 +20,12 @@ pub(super) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
     bare(old) != bare(new)
 }
 
-/// Adds the labels that every Node must have. True if one was missing or wrong.
+/// Adds the labels that every Node must have. True if one was missing or wrong. Their deprecated forms are set at
+/// registration only: whoever removes them later is not overruled.
 pub(super) fn restore_labels(node: &mut Node) -> bool {
     let labels = node.metadata.labels.get_or_insert_default();
     let mut restored = false;
-    for (key, value) in initial::os_labels() {
+    for (key, value) in initial::os_labels().filter(|(key, _)| !key.starts_with("beta.")) {
         restored |= labels.insert(key, value.clone()) != Some(value);
     }
     restored
@@ -98,7 +99,9 @@ mod tests {
         assert!(!restore_labels(&mut node));
         node.metadata.labels.get_or_insert_default().insert("kubernetes.io/os".to_owned(), "plan9".to_owned());
         assert!(restore_labels(&mut node));
-        assert_eq!(node.metadata.labels.expect("labels")["kubernetes.io/os"], "linux");
+        let labels = node.metadata.labels.expect("labels");
+        assert_eq!(labels["kubernetes.io/os"], "linux");
+        assert_eq!(labels.into_keys().collect::<Vec<_>>(), ["kubernetes.io/arch", "kubernetes.io/os"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -66,6 +66,11 @@ fn bad_texts_name_the_flag_and_what_was_expected() {
             "--eviction-hard: \"memory.available=1Gi\" has no '<'; expected key<value",
         ),
         ("register-with-taints", "k=v", "--register-with-taints: \"k=v\" has no effect; expected key=value:Effect"),
+        (
+            "register-with-taints",
+            "k=v:NoSchedule,k=v:NoExecute,k=w:NoSchedule",
+            "--register-with-taints: \"k=w:NoSchedule\" has the key and the effect of another taint",
+        ),
     ] {
         assert_eq!(value(flag, &[text]), Err(message.to_owned()));
     }

@@ -30,7 +30,7 @@ pub(super) fn read(kind: Kind, text: &str) -> Result<Value, String> {
         Kind::Thresholds => pairs(text, '<', |value| Ok(value.into())),
         Kind::Headers => headers(text),
         Kind::ReservedMemory => parts_at(text, ';').map(reserved_memory).collect(),
-        Kind::Taints => parts(text).map(taint).collect(),
+        Kind::Taints => taints(text),
         Kind::VModule => parts(text).map(vmodule).collect(),
     }
 }
@@ -139,6 +139,20 @@ fn reserved_memory(text: &str) -> Result<Value, String> {
         amount.parse::<Amount>().map(|_| amount.into()).map_err(|error| error.to_string())
     })?;
     Ok(json!({ "numaNode": node, "limits": limits }))
+}
+
+/// The API server accepts no Node with two taints of the same key and effect.
+fn taints(text: &str) -> Result<Value, String> {
+    let mut taints: Vec<Value> = Vec::new();
+    for part in parts(text) {
+        let next = taint(part)?;
+        let is_same = |field: &str, other: &Value| next.get(field) == other.get(field);
+        if taints.iter().any(|other| is_same("key", other) && is_same("effect", other)) {
+            return Err(format!("{part:?} has the key and the effect of another taint"));
+        }
+        taints.push(next);
+    }
+    Ok(Value::Array(taints))
 }
 
 fn taint(text: &str) -> Result<Value, String> {

@@ -9,6 +9,7 @@ use crate::config::flags::FlagSettings;
 use crate::config::kubelet::KubeletConfiguration;
 use crate::config::kubelet_sections::Taint;
 use crate::model::SysctlNamespace;
+use crate::model::labels;
 use crate::model::spec;
 
 const CHANGE_STRATEGIES: [&str; 3] = ["Get", "Cache", "Watch"];
@@ -66,8 +67,8 @@ pub(super) fn check(config: &KubeletConfiguration, _gates: &FeatureGates, proble
 }
 
 fn taint(field: &str, taint: &Taint, problems: &mut Problems) {
-    problems.require(is_qualified_name(&taint.key), field, || format!("key {:?} is not a valid taint key", taint.key));
-    problems.require(is_label_value(&taint.value), field, || format!("value {:?} is not valid", taint.value));
+    problems.require(labels::is_key(&taint.key), field, || format!("key {:?} is not a valid taint key", taint.key));
+    problems.require(labels::is_value(&taint.value), field, || format!("value {:?} is not valid", taint.value));
     problems.require(TAINT_EFFECTS.contains(&taint.effect.as_str()), field, || {
         format!("effect {:?} is not one of {}", taint.effect, TAINT_EFFECTS.join(", "))
     });
@@ -111,8 +112,8 @@ pub(super) fn check_flags(flags: &FlagSettings, problems: &mut Problems) {
 
 fn node_label(key: &str, value: &str, problems: &mut Problems) {
     let field = "node-labels";
-    problems.require(is_qualified_name(key), field, || format!("{key:?} is not a valid label key"));
-    problems.require(is_label_value(value), field, || format!("{key}: {value:?} is not a valid label value"));
+    problems.require(labels::is_key(key), field, || format!("{key:?} is not a valid label key"));
+    problems.require(labels::is_value(value), field, || format!("{key}: {value:?} is not a valid label value"));
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     let below = |parent: &str| domain == parent || domain.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'));
     let reserved = below("kubernetes.io") || below("k8s.io");
@@ -135,34 +136,4 @@ fn node_ip(text: &str, problems: &mut Problems) {
             format!("{text:?} must not hold an unspecified address")
         });
     }
-}
-
-/// `name` or `domain/name`, as label and taint keys are.
-pub(super) fn is_qualified_name(key: &str) -> bool {
-    let (domain, name) = match key.split_once('/') {
-        Some((domain, name)) => (Some(domain), name),
-        None => (None, key),
-    };
-    domain.is_none_or(is_subdomain) && !name.is_empty() && is_label_value(name)
-}
-
-fn is_subdomain(domain: &str) -> bool {
-    let edge = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    !domain.is_empty()
-        && domain.len() <= 253
-        && domain.split('.').all(|part| {
-            part.bytes().all(|c| edge(c) || c == b'-')
-                && part.bytes().next().is_some_and(edge)
-                && part.bytes().last().is_some_and(edge)
-        })
-}
-
-/// Empty, or up to 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
-fn is_label_value(value: &str) -> bool {
-    let edge = |c: u8| c.is_ascii_alphanumeric();
-    value.is_empty()
-        || (value.len() <= 63
-            && value.bytes().all(|c| edge(c) || matches!(c, b'-' | b'_' | b'.'))
-            && value.bytes().next().is_some_and(edge)
-            && value.bytes().last().is_some_and(edge))
 }

@@ -61,13 +61,31 @@ fn credentials(config: &KubeletConfiguration, gates: &FeatureGates, problems: &m
         "only used with the policy NeverVerifyAllowlistedImages".to_owned()
     });
     for (index, pattern) in list.iter().enumerate() {
-        let path = pattern.strip_suffix("/*").unwrap_or(pattern);
-        let last = path.rsplit('/').next().unwrap_or(path);
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '/' | ':');
-        let valid = !path.is_empty() && path.chars().all(plain) && !last.contains(':');
-        problems.require(valid, &format!("{list_field}[{index}]"), || {
+        problems.require(is_image_pattern(pattern), &format!("{list_field}[{index}]"), || {
             format!("{pattern:?} is not an image name without tag and digest, optionally ending in \"/*\"")
         });
+    }
+}
+
+/// An image's name without tag and digest, or `p/*` for all names below `p`, of which upstream checks little: `p` may be a
+/// registry with its port.
+fn is_image_pattern(pattern: &str) -> bool {
+    if let Some(prefix) = pattern.strip_suffix("/*") {
+        return !prefix.is_empty() && !prefix.contains('*') && prefix.trim_start() == prefix;
+    }
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_component = |part: &str| {
+        let bytes = part.as_bytes();
+        let edges = [bytes.first(), bytes.last()];
+        edges.into_iter().all(|edge| edge.copied().is_some_and(is_plain))
+            && bytes.iter().all(|byte| is_plain(*byte) || b".-_".contains(byte))
+    };
+    let is_host = |part: &str| {
+        !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte))
+    };
+    match pattern.split_once('/') {
+        Some((first, rest)) => (is_host(first) || is_component(first)) && rest.split('/').all(is_component),
+        None => is_component(pattern),
     }
 }
 

@@ -239,6 +239,40 @@ fn what_the_rules_allow() {
 }
 
 #[test]
+fn images_exempt_from_verification_are_names_or_prefixes() {
+    let problems_of = |pattern: &str| {
+        messages(json!({
+            "imagePullCredentialsVerificationPolicy": "NeverVerifyAllowlistedImages",
+            "preloadedImagesVerificationAllowlist": [pattern],
+        }))
+    };
+    for good in ["ubuntu", "r.io/a/b-c", "localhost:5000/a", "my_org/a", "r.io/a/*", "registry:5000/*", "[::1]:5000/*"]
+    {
+        assert_eq!(problems_of(good), [] as [String; 0], "{good}");
+    }
+    for bad in [
+        "",
+        "*",
+        "/*",
+        "r.io/",
+        "r.io//a",
+        "r.io/a ",
+        " r.io/*",
+        "r.io/a*",
+        "r.io/a*/b",
+        "r.io/*/b",
+        "r.io/a:1",
+        "a:1",
+        "r.io/a@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd",
+        "r.io/App",
+    ] {
+        let messages = problems_of(bad);
+        assert_eq!(messages.len(), 1, "{bad}: {messages:?}");
+        assert!(messages[0].starts_with("preloadedImagesVerificationAllowlist[0]: "), "{bad}: {messages:?}");
+    }
+}
+
+#[test]
 fn flag_rules() {
     let check = |change: fn(&mut FlagSettings)| {
         let mut settings = FlagSettings::default();

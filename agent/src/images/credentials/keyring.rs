@@ -55,6 +55,11 @@ fn key(registry: &str) -> Option<String> {
     Some(if path == "/" { host.to_owned() } else { format!("{host}{path}") })
 }
 
+/// True if a text can name registries: its port is a number, and it has no spaces.
+pub(super) fn is_registry(text: &str) -> bool {
+    key(text).is_some()
+}
+
 /// True if an entry for a registry as it is written is among those for a repository, at least if there is no other.
 pub(super) fn may_serve(registry: &str, repository: &str) -> bool {
     let serves = |key: String| matches(&key, repository) || (key == DOCKER_HUB && is_docker_hub(repository));

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use sha2::Digest as _;
 
+use super::super::keyring::is_registry;
 use crate::config::document;
 use crate::config::duration::GoDuration;
 use crate::filesystem;
@@ -251,8 +252,14 @@ fn problem(provider: &ProviderConfig, tokens: bool) -> Option<String> {
     token_problem(provider.token_attributes.as_ref()?, api_version, tokens)
 }
 
+/// A registry or a path of one, with `*` and such in the host, as upstream parses it: a URL without its scheme.
 fn is_pattern(image: &str) -> bool {
-    !image.is_empty() && !image.contains("://") && image.bytes().all(|byte| byte > b' ' && byte != 0x7f)
+    let is_escape = |rest: &str| rest.len() >= 2 && rest.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
+    !image.is_empty()
+        && !image.contains("://")
+        && image.bytes().all(|byte| byte > b' ' && byte != 0x7f)
+        && image.split('%').skip(1).all(is_escape)
+        && is_registry(image)
 }
 
 fn token_problem(attributes: &TokenAttributes, api_version: &str, tokens: bool) -> Option<String> {
@@ -390,6 +397,8 @@ mod tests {
             (json!({"apiVersion": "v1"}), "apiVersion: "),
             (json!({"matchImages": []}), "matchImages: "),
             (json!({"matchImages": ["https://r.io"]}), "matchImages: "),
+            (json!({"matchImages": ["*.io", "%invalid%"]}), "matchImages: match image is invalid: \"%invalid%\""),
+            (json!({"matchImages": ["r.io:port/a"]}), "matchImages: "),
             (json!({"defaultCacheDuration": null}), "defaultCacheDuration: is required"),
             (json!({"defaultCacheDuration": "-1s"}), "defaultCacheDuration: must be"),
             (json!({"more": 1}), "error decoding config "),
