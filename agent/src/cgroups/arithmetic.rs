@@ -15,6 +15,14 @@ pub fn shares(milli_cpu: i64) -> u64 {
     (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
+/// Thousandths of a cpu of cpu.shares, rounded up as [`shares`] rounds down.
+pub fn milli_cpu(shares: u64) -> i64 {
+    if shares < MIN_SHARES {
+        return 0;
+    }
+    i64::try_from(shares.saturating_mul(1000).div_ceil(1024)).unwrap_or(i64::MAX)
+}
+
 /// `cpu.weight` (v2) of `cpu.shares` (v1), by the formula of KEP-2254.
 pub fn weight(shares: u64) -> u64 {
     if shares >= MAX_SHARES {
@@ -94,6 +102,7 @@ mod tests {
         assert_eq!([0, 1, 2, 100, 1000, 2000].map(shares), [2, 2, 2, 102, 1024, 2048]);
         assert_eq!(shares(i64::MAX), 262_144);
         assert_eq!(shares(-5), 2);
+        assert_eq!([0, 1, 2, 102, 306, 1024].map(milli_cpu), [0, 0, 2, 100, 299, 1000]);
         assert_eq!([2, 102, 1024, 262_143, 262_144].map(weight), [1, 4, 39, 9999, 10_000]);
         assert_eq!([0, 1, 39, 100, 10_000].map(shares_of_weight), [2, 2, 998, 2597, 262_144]);
         assert_eq!([0, 1, 5, 10, 500, 2000].map(|m| quota(m, 100_000)), [0, 1000, 1000, 1000, 50_000, 200_000]);
@@ -108,6 +117,11 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn shares_are_converted_back(milli in 2i64..256_000) {
+            prop_assert_eq!(milli_cpu(shares(milli)), milli);
+        }
+
         #[test]
         fn conversions_are_monotonic(a in 0i64..1_000_000, b in 0i64..1_000_000) {
             let (less, more) = (a.min(b), a.max(b));

@@ -77,16 +77,8 @@ pub(super) async fn configure(
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox).await?);
     mounts.extend(termination_mount(ctx, pod, spec).await);
     let devices = block_devices(ctx, &volumes, spec)?;
-    let instance = Instance {
-        image,
-        restarts,
-        environment: &environment,
-        mounts,
-        devices,
-        target,
-        runtime_handler: &sandbox.runtime_handler,
-        users: &sandbox.users,
-    };
+    let instance =
+        Instance { image, restarts, environment: &environment, mounts, devices, target, users: &sandbox.users };
     let mut config = container::container_config(pod, spec, instance, &ctx.settings)?;
     if let Some(security) = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()) {
         security.supplemental_groups.extend(ctx.volumes.groups(pod));

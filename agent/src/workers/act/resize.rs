@@ -16,10 +16,12 @@ use crate::cgroups::Cgroups;
 use crate::cgroups::Change;
 use crate::cgroups::PodChanges;
 use crate::cgroups::UNLIMITED;
+use crate::cgroups::arithmetic;
 use crate::model::Amount;
 use crate::model::QosClass;
 use crate::model::ResizeContainer;
 use crate::model::ResizePod;
+use crate::model::qos;
 use crate::model::resources as amounts;
 use crate::model::resources::Resizable;
 use crate::model::spec;
@@ -333,9 +335,8 @@ impl SandboxValues {
         let without = |value: i64, overhead: i64| if value > 0 { (value - overhead).max(0) } else { value };
         let (quota, period) = has.cpu_max.unwrap_or_default();
         let memory = has.memory_max.filter(|bytes| *bytes < UNLIMITED).map_or(0, signed);
-        let shares_of_overhead = if pod_has_cpu_overhead(pod) { overhead.cpu_shares } else { 0 };
         let resources = cri::LinuxContainerResources {
-            cpu_shares: without(has.cpu_shares.map_or(0, signed), shares_of_overhead).max(2),
+            cpu_shares: signed(shares_without(has.cpu_shares.unwrap_or(0), cpu_overhead(pod)?)),
             cpu_quota: without(quota, overhead.cpu_quota),
             cpu_period: signed(period),
             memory_limit_in_bytes: without(memory, overhead.memory_limit_in_bytes),
@@ -359,9 +360,18 @@ impl SandboxValues {
     }
 }
 
-fn pod_has_cpu_overhead(pod: &Pod) -> bool {
-    let overhead = pod.spec.as_ref().and_then(|spec| spec.overhead.as_ref());
-    overhead.is_some_and(|overhead| overhead.contains_key("cpu"))
+/// CPU of the pod's overhead, in thousandths; `None` if it has none.
+fn cpu_overhead(pod: &Pod) -> Result<Option<i64>, GenerateError> {
+    let overhead = qos::amounts(pod.spec.as_ref().and_then(|spec| spec.overhead.as_ref()))?;
+    Ok(overhead.get("cpu").map(|amount| amount.milli_value()))
+}
+
+/// Shares without those of an overhead. CPU is subtracted from CPU: shares are rounded.
+fn shares_without(shares: u64, overhead: Option<i64>) -> u64 {
+    match overhead {
+        Some(overhead) => arithmetic::shares(arithmetic::milli_cpu(shares).saturating_sub(overhead)),
+        None => shares.max(arithmetic::MIN_SHARES),
+    }
 }
 
 /// A container is about to be created with its allocated resources.
@@ -370,5 +380,32 @@ pub(super) async fn record_start(ctx: &ActContext, pass: &PassContext, container
     if !is_ephemeral {
         let applied = amounts::effective(&pass.pod, container);
         ctx.allocations.container_starts(&pass.pod_ref.uid, &container.name, applied).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn shares_of_a_sandbox_are_those_that_it_was_made_with() {
+        let pod = |overhead: Value| -> Pod {
+            let spec = json!({ "containers": [{ "name": "c" }], "overhead": overhead });
+            serde_json::from_value(json!({ "spec": spec })).expect("a pod")
+        };
+        for (shares, overhead, expected) in [
+            (306, json!({ "cpu": "100m" }), 203),
+            (306, json!({ "memory": "64Mi" }), 306),
+            (306, json!(null), 306),
+            (arithmetic::shares(300), json!({ "cpu": "100m" }), arithmetic::shares(200)),
+            (102, json!({ "cpu": "200m" }), 2),
+            (0, json!(null), 2),
+        ] {
+            let left = shares_without(shares, cpu_overhead(&pod(overhead.clone())).expect("valid"));
+            assert_eq!(left, expected, "{shares} {overhead}");
+        }
     }
 }

@@ -55,8 +55,6 @@ pub struct Instance<'a> {
     pub devices: Vec<cri::Device>,
     /// The instance that an ephemeral container targets (`targetContainerName`).
     pub target: Option<&'a ContainerId>,
-    /// Handler of the pod's sandbox; empty for the runtime's default.
-    pub runtime_handler: &'a str,
     /// The pod's user namespace.
     pub users: &'a cri::UserNamespace,
 }
@@ -92,7 +90,6 @@ pub fn container_config(
         image: Some(cri::ImageSpec {
             image: instance.image.image_ref.clone(),
             user_specified_image: stated_image.to_owned(),
-            runtime_handler: instance.runtime_handler.to_owned(),
             ..Default::default()
         }),
         command: env::expand_words(container.command.as_ref(), environment)?,

@@ -107,9 +107,9 @@ fn assignment<'a>(text: &'a str, line: &str) -> Result<(&'a str, &'a str, &'a st
     Ok((name, value, after))
 }
 
-/// What stands behind `=`: the value, and the text behind its last line. Nothing, or a blank, is an empty value.
+/// What stands behind `=`: the value, and the text behind its last line. A blank is an empty value.
 fn assigned(text: &str) -> Result<(&str, &str), &'static str> {
-    if text.is_empty() || text.starts_with(BLANKS) || text.starts_with('\n') {
+    if text.starts_with([' ', '\t']) {
         return Ok(("", text.split_once('\n').map_or("", |(_, after)| after)));
     }
     let quoted = text.strip_prefix('\'').ok_or("a value without single quotes")?;
@@ -133,13 +133,13 @@ mod tests {
 
     #[test]
     fn values() {
-        let file = "# a comment\n\n  A='1'\n\tB='two words' # why\r\nC='x\ny=\\n$A \"z\"'\nE= 'e'\nF=\nA='again'\nG=''\nlast='9'";
+        let file =
+            "# a comment\n\n  A='1'\n\tB='two words' # why\r\nC='x\ny=\\n$A \"z\"'\nE= 'e'\nA='again'\nG=''\nlast='9'";
         for (key, expected) in [
             ("A", Some("1")),
             ("B", Some("two words")),
             ("C", Some("x\ny=\\n$A \"z\"")),
             ("E", Some("")),
-            ("F", Some("")),
             ("G", Some("")),
             ("last", Some("9")),
             ("a", None),
@@ -159,6 +159,8 @@ mod tests {
             ("A ='1'", 1, "no name directly before '='"),
             ("='1'", 1, "no name directly before '='"),
             ("A=1", 1, "a value without single quotes"),
+            ("A=", 1, "a value without single quotes"),
+            ("A='1'\nB=\r\nC='3'", 2, "a value without single quotes"),
             ("A=\"1\"", 1, "a value without single quotes"),
             ("A='1\n2'\nB='", 3, "a quote without end"),
             ("A='1'2", 1, "text behind the closing quote"),
@@ -181,7 +183,7 @@ mod tests {
         let (walked, found) = walk(&file, keys());
         assert_eq!((walked, found.len()), (1999, 1000));
         assert!((0..1000).all(|n| found[&format!("K{n}")] == Ok(Some(n.to_string()))), "the first of each: {found:?}");
-        let (walked, found) = walk("K0='0'\nK1=\nK2\nK3='3'\n", keys());
+        let (walked, found) = walk("K0='0'\nK1=''\nK2\nK3='3'\n", keys());
         let error = EnvFileError { line: 3, problem: "no '='" };
         assert_eq!((walked, found.len()), (3, 1000), "every key has a result");
         assert_eq!(found["K0"], Ok(Some("0".to_owned())));

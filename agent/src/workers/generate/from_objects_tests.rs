@@ -132,7 +132,6 @@ fn secret_values_that_are_not_utf8_reach_the_runtime_unchanged() {
             mounts: Vec::new(),
             devices: Vec::new(),
             target: None,
-            runtime_handler: "",
             users: &user_namespace::host(),
         };
         container_config(pod, &ContainerSpec::named(pod, "c").expect("the container"), instance, &settings())

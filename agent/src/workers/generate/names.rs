@@ -119,15 +119,16 @@ pub fn restarts_by_logs<'a>(files: impl IntoIterator<Item = &'a str>) -> Option<
         .map(|highest| highest.saturating_add(1))
 }
 
-/// Name of the link in the node's flat folder of container logs, cut to fit a file name; the same as the kubelet's.
+/// Name of the link in the node's flat folder of container logs. One that is too long for a file loses the end of the id, as
+/// the kubelet's: a log gets no second link when a node changes from one agent to the other.
 pub fn log_link_name(pod: &PodRef, container: &str, id: &str) -> String {
-    let suffix = format!("-{id}.log");
-    let mut base = format!("{}_{container}", pod.full_name());
-    base.truncate(base.floor_char_boundary(MAX_FILE_NAME.saturating_sub(suffix.len())));
-    base + &suffix
+    const SUFFIX: &str = ".log";
+    let mut name = format!("{}_{container}-{id}", pod.full_name());
+    name.truncate(name.floor_char_boundary(MAX_FILE_NAME - SUFFIX.len()));
+    name + SUFFIX
 }
 
-/// The container id in a name made by [`log_link_name`].
+/// The container id, or its beginning, in a name made by [`log_link_name`].
 pub fn id_of_log_link(name: &str) -> Option<&str> {
     name.strip_suffix(".log")?.rsplit_once('-').map(|(_, id)| id)
 }
@@ -198,9 +199,10 @@ mod tests {
         let name = log_link_name(&pod_ref(&pod), "c", "0123abc");
         assert_eq!(name, "web-node1_default_c-0123abc.log");
         assert_eq!(id_of_log_link(&name), Some("0123abc"));
-        let long = log_link_name(&pod_ref(&pod), &"x".repeat(400), &"f".repeat(64));
-        assert_eq!(long.len(), 255);
-        assert_eq!(id_of_log_link(&long), Some("f".repeat(64).as_str()));
+        let (container, id) = ("x".repeat(205), "f".repeat(27));
+        let long = log_link_name(&pod_ref(&pod), &container, &"f".repeat(64));
+        assert_eq!(long, format!("web-node1_default_{container}-{id}.log"), "255 bytes, as the kubelet's");
+        assert_eq!(id_of_log_link(&long), Some(id.as_str()));
     }
 
     #[test]

@@ -203,7 +203,8 @@ fn hugepage_totals(requests: &Amounts, settings: &ResourceSettings) -> BTreeMap<
     let mut totals: BTreeMap<u64, u64> = settings.hugepage_sizes.iter().map(|bytes| (*bytes, 0)).collect();
     for (name, amount) in requests {
         if let Some(total) = page_size_of(name).and_then(|size| totals.get_mut(&size)) {
-            *total = u64::try_from(amount.value()).unwrap_or(0);
+            // A size may be named in two ways: `hugepages-2Mi` and `hugepages-2097152`.
+            *total = total.saturating_add(u64::try_from(amount.value()).unwrap_or(0));
         }
     }
     totals

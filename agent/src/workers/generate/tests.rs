@@ -78,7 +78,6 @@ fn generate(pod: &Pod, user: ImageUser) -> Result<cri::ContainerConfig, Generate
         mounts: Vec::new(),
         devices: Vec::new(),
         target: None,
-        runtime_handler: "",
         users: &user_namespace::host(),
     };
     container_config(pod, &spec, instance, &settings)
@@ -429,6 +428,14 @@ fn a_step_of_the_init_sequence_is_limited_by_a_sidecar_of_it() {
     assert_eq!(limits_of(json!([plain(None), sidecar(small)]), plain(large)), None, "the first step is unlimited");
     assert_eq!(limits_of(json!([plain(small), plain(None)]), plain(large)), None, "the first one has ended");
     assert_eq!(limits_of(json!([sidecar(small)]), plain(None)), None, "regular containers have their own");
+}
+
+#[test]
+fn huge_pages_of_a_size_that_is_named_in_two_ways_are_added() {
+    let requests = json!({"hugepages-2Mi": "4Mi", "hugepages-2097152": "8Mi", "hugepages-4Mi": "16Mi"});
+    let pod = with_container(json!({"resources": {"requests": requests}}));
+    let values = resources::pod_cgroup_values(&pod, &settings().resources).expect("valid");
+    assert_eq!(values.hugepages, BTreeMap::from([(2 << 20, 12 << 20)]), "the node has pages of 2 MiB only");
 }
 
 #[test]

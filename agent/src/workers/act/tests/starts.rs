@@ -128,6 +128,20 @@ async fn a_sandbox_runs_with_the_handler_of_the_pods_class() {
     assert!(node.runtime.take_calls().is_empty(), "nothing is made with another handler");
 }
 
+/// Images are pulled and looked up without the handler, which only the sandbox has (gate RuntimeClassInImageCriApi).
+#[tokio::test(start_paused = true)]
+async fn a_container_is_created_from_an_image_of_no_handler() {
+    let node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let mut snapshot = running(&[]);
+    snapshot.sandboxes[0].runtime_handler = "runsc".into();
+    let plan = actions(keep(), vec![regular(0, "c")]);
+    let outcome = execute(&node.ctx, &pod(json!({})), &plan, &snapshot).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    let found = cri::ImageSpec { image: "sha256:1".into(), user_specified_image: "app:1".into(), ..Default::default() };
+    assert_eq!(node.runtime.state().created[0].image, Some(found));
+}
+
 /// Killed with an older record on disk, the next agent would restart the container for its resize once more.
 #[tokio::test(start_paused = true)]
 async fn a_container_is_created_with_other_resources_once_they_are_recorded() {
