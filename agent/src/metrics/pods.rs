@@ -135,11 +135,7 @@ impl Pods {
             ),
             ephemeral: register
                 .gauge("kubelet_managed_ephemeral_containers", "[ALPHA] Ephemeral containers of desired pods."),
-            restarted: register.counters(
-                "kubelet_restarted_pods_total",
-                "[ALPHA] Pods that were deleted and created again with the same UID.",
-                &["static"],
-            ),
+            restarted: restarted(register),
             orphaned: register.counter(
                 "kubelet_orphaned_runtime_pods_total",
                 "[ALPHA] Pods found running that no source desired and no worker knew.",
@@ -361,6 +357,16 @@ impl Pods {
     pub fn container_terminated(&self, kind: &'static str, exit_code: i32, reason: &str) {
         self.terminated_containers.with_label_values(&[kind, &exit_code.to_string(), reason]).inc();
     }
+}
+
+/// Shows zeros from the start: an increase is seen only from the second value of a series on.
+fn restarted(register: &Register<'_>) -> IntCounterVec {
+    let help = "[ALPHA] Pods that were deleted and created again with the same UID.";
+    let counters = register.counters("kubelet_restarted_pods_total", help, &["static"]);
+    for origin in [PodOrigin::Static, PodOrigin::Api] {
+        counters.with_label_values(&[origin.label()]);
+    }
+    counters
 }
 
 /// Reasons of rejections that are counted by name.

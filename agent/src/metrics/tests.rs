@@ -263,6 +263,19 @@ fn oom_kills_begin_with_zero() {
 }
 
 #[test]
+fn restarted_pods_begin_with_zero() {
+    let metrics = Metrics::new();
+    let shown = || {
+        let text = metrics.render().unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("kubelet_restarted_pods_total{static="));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(), ["\"\"} 0", "\"true\"} 0"]);
+    metrics.pods.restarted(PodOrigin::Api);
+    assert_eq!(shown(), ["\"\"} 1", "\"true\"} 0"]);
+}
+
+#[test]
 fn families_are_counted_by_stability() {
     let text = used().render().unwrap();
     for stability in ["BETA", "ALPHA", "INTERNAL"] {

@@ -175,13 +175,6 @@ fn read_pod(mut value: Value, prefix: &str, origin: &Origin<'_>, manifest: &mut 
         return Err(findings.into_iter().map(|e| (format!("{prefix}{}", e.path.as_str()), e.problem)).collect());
     }
     references::check(&pod, origin.prevent_api_references).map_err(|refused| named(("spec", refused)))?;
-
-    let same_name =
-        |other: &Pod| other.metadata.name == pod.metadata.name && other.metadata.namespace == pod.metadata.namespace;
-    if manifest.pods.iter().any(same_name) {
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
-        return Err(named(("metadata.name", format!("Duplicate value: \"{name}\""))));
-    }
     manifest.pods.push(Arc::new(pod));
     Ok(())
 }

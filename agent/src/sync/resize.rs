@@ -303,14 +303,15 @@ fn class_of(pod: &Pod) -> Class {
 
 /// The change of one quantity, as the metric names it; `None` if it is equal.
 fn operation(old: Option<&Quantities>, new: Option<&Quantities>, resource: &str) -> Option<&'static str> {
-    let amount = |list: Option<&Quantities>| list?.get(resource).and_then(|quantity| Amount::try_from(quantity).ok());
+    let stated = |list: Option<&Quantities>| list?.get(resource).and_then(|quantity| Amount::try_from(quantity).ok());
+    // As upstream: an amount of zero is none.
+    let amount = |list| stated(list).unwrap_or_default();
     match (amount(old), amount(new)) {
-        (None, None) => None,
-        (None, Some(_)) => Some("add"),
-        (Some(_), None) => Some("remove"),
-        (Some(old), Some(new)) if new > old => Some("increase"),
-        (Some(old), Some(new)) if new < old => Some("decrease"),
-        (Some(_), Some(_)) => None,
+        (old, new) if old == new => None,
+        (old, _) if old.is_zero() => Some("add"),
+        (_, new) if new.is_zero() => Some("remove"),
+        (old, new) if new > old => Some("increase"),
+        _ => Some("decrease"),
     }
 }
 
@@ -329,5 +330,8 @@ mod tests {
         assert_eq!(of(json!({ "cpu": "1" }), json!({ "cpu": "1001m" })), Some("increase"));
         assert_eq!(of(json!({ "cpu": "1" }), json!({ "cpu": "999m" })), Some("decrease"));
         assert_eq!(of(json!({ "cpu": "1" }), json!({ "cpu": "1000m", "memory": "1" })), None);
+        assert_eq!(of(json!({ "cpu": "0" }), json!({ "cpu": "1" })), Some("add"));
+        assert_eq!(of(json!({ "cpu": "1" }), json!({ "cpu": "0" })), Some("remove"));
+        assert_eq!(of(json!({}), json!({ "cpu": "0" })), None);
     }
 }

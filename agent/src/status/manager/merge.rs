@@ -69,16 +69,31 @@ fn merge_conditions(api: &PodStatus, own: &PodStatus, sends_end: bool, now: &Tim
     merged
 }
 
-/// A terminal pod is not ready, whatever its last status says.
+const READINESS: [&str; 2] = [conditions::READY, conditions::CONTAINERS_READY];
+
+/// A terminal pod is not ready, whatever its last status says. Both conditions get the reason, even if only one was True.
 fn set_not_ready(status: &mut PodStatus, now: &Time) {
     let reason = if status.phase.as_deref() == Some("Succeeded") { "PodCompleted" } else { "PodFailed" };
-    for condition in status.conditions.iter_mut().flatten() {
-        let is_readiness = [conditions::READY, conditions::CONTAINERS_READY].contains(&condition.type_.as_str());
-        if is_readiness && condition.status == "True" {
-            "False".clone_into(&mut condition.status);
-            condition.reason = Some(reason.to_owned());
-            condition.message = None;
-            condition.last_transition_time = Some(now.clone());
+    let observed_generation = status.observed_generation;
+    let list = status.conditions.get_or_insert_default();
+    if !list.iter().any(|c| READINESS.contains(&c.type_.as_str()) && c.status == "True") {
+        return;
+    }
+    for type_ in READINESS {
+        let known = list.iter().position(|c| c.type_ == type_);
+        let since = known.map(|at| &list[at]).filter(|before| before.status == "False");
+        let since = since.and_then(|before| before.last_transition_time.clone());
+        let denied = PodCondition {
+            type_: type_.to_owned(),
+            status: "False".to_owned(),
+            reason: Some(reason.to_owned()),
+            last_transition_time: Some(since.unwrap_or_else(|| now.clone())),
+            observed_generation,
+            ..PodCondition::default()
+        };
+        match known {
+            Some(at) => list[at] = PodCondition { observed_generation: list[at].observed_generation, ..denied },
+            None => list.push(denied),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The merge of own and API status.
 
 use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use super::condition;
@@ -73,18 +74,36 @@ fn a_terminal_phase_set_by_others_is_not_reverted() {
 
 #[test]
 fn a_terminal_pod_is_not_ready() {
-    let ready = json!([
-        {"type": "Ready", "status": "True", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"},
-        {"type": "ContainersReady", "status": "False", "reason": "kept"},
-    ]);
+    let is = |type_: &str, status: &str| {
+        json!({"type": type_, "status": status, "reason": "former", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 2})
+    };
+    let sent = |phase: &str, conditions: &serde_json::Value| {
+        let own = status(json!({"phase": phase, "conditions": conditions}));
+        merged(&status(json!({"phase": "Running"})), &own, false)
+    };
+    let partly = [
+        (json!([is("Ready", "True"), is("ContainersReady", "True")]), [time(9), time(9)]),
+        (json!([is("Ready", "False"), is("ContainersReady", "True")]), [time_of("2026-01-01T00:00:00Z"), time(9)]),
+        (json!([is("Ready", "True"), is("PodScheduled", "True")]), [time(9), time(9)]),
+    ];
     for (phase, reason) in [("Succeeded", "PodCompleted"), ("Failed", "PodFailed")] {
-        let own = status(json!({"phase": phase, "conditions": ready}));
-        let merged = merged(&status(json!({"phase": "Running"})), &own, false);
-        let denied = condition(&merged, "Ready").expect("the condition");
-        assert_eq!((denied.status.as_str(), denied.reason.as_deref(), &denied.message), ("False", Some(reason), &None));
-        assert_eq!(denied.last_transition_time, Some(time(9)));
-        assert_eq!(condition(&merged, "ContainersReady").and_then(|c| c.reason.as_deref()), Some("kept"));
+        for (conditions, since) in &partly {
+            let merged = sent(phase, conditions);
+            for (type_, since) in ["Ready", "ContainersReady"].into_iter().zip(since) {
+                let denied = condition(&merged, type_).expect("the condition");
+                let shown = (denied.status.as_str(), denied.reason.as_deref(), &denied.message);
+                assert_eq!(shown, ("False", Some(reason), &None), "{type_} {conditions}");
+                assert_eq!(denied.last_transition_time.as_ref(), Some(since), "{type_} {conditions}");
+            }
+        }
     }
+    let unready = json!([is("Ready", "False"), is("ContainersReady", "False")]);
+    assert_eq!(condition(&sent("Failed", &unready), "Ready").and_then(|c| c.reason.as_deref()), Some("former"));
+}
+
+fn time_of(text: &str) -> Time {
+    serde_json::from_value(json!(text)).expect("a time")
 }
 
 #[test]
