@@ -1,7 +1,7 @@
 //! Unmaps the program's code after each list of all pods.
 //!
-//! A list decodes what nothing else does here, in a few milliseconds of ten seconds or more. The kernel maps 64 KiB around each
-//! page that is used: its code then is 7 MiB of resident memory until the next one.
+//! A list, and the inspections and the measurement that follow it, use code that nothing else uses here, for a few milliseconds
+//! of ten seconds or more. The kernel maps 64 KiB around each page that is used: 7 MiB would stay resident until the next list.
 
 use std::time::Duration;
 
@@ -10,12 +10,18 @@ use crate::kernel::memory;
 use crate::model::LifecycleEvent;
 use crate::pleg::PlegObserver;
 
-/// To be given to the PLEG of an observer. An agent uses the same code for other calls all the time.
+/// From the end of a list until what follows it has ended.
+const DELAY: Duration = Duration::from_secs(1);
+
+/// For the PLEG of `observe`. An agent uses the same code for other calls all the time.
 pub(super) struct UnmapAfterRelist;
 
 impl PlegObserver for UnmapAfterRelist {
     fn relist(&self, _reason: RelistReason, _took: Duration, _interval: Option<Duration>, _ok: bool) {
-        memory::unmap_program();
+        tokio::spawn(async {
+            tokio::time::sleep(DELAY).await;
+            memory::unmap_program();
+        });
     }
 
     fn event(&self, _event: &LifecycleEvent, _latency: Option<Duration>) {}
@@ -28,12 +34,13 @@ mod tests {
     use super::*;
     use crate::kernel::memory::testing::Page;
 
-    #[test]
-    fn what_a_list_used_is_unmapped() {
+    #[tokio::test(start_paused = true)]
+    async fn what_a_list_used_is_unmapped() {
         let page = Page::new();
         assert_eq!(page.read(), 7);
-        assert!(page.is_mapped());
         UnmapAfterRelist.relist(RelistReason::Period, Duration::from_millis(5), None, true);
+        assert!(page.is_mapped());
+        tokio::time::sleep(2 * DELAY).await;
         assert!(!page.is_mapped());
     }
 }
