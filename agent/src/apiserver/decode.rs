@@ -29,9 +29,9 @@ use crate::model::quote::Excerpt;
 const MAX_LINE: u64 = 64 << 20;
 /// So many objects that cannot be decoded are remembered.
 const MOST_IGNORED: usize = 1000;
-/// At most so many fields are left out of an object; each takes another try.
+/// At most so many single fields are left out of an object, and as many lists of a status; each takes another try.
 const MOST_LEFT_OUT: usize = 20;
-/// The latest time that can be decoded. It takes the place of a deletion's that cannot be.
+/// The latest time that can be decoded. It replaces a `deletionTimestamp` that cannot be decoded.
 const LATEST: &str = "9999-12-30T22:00:00Z";
 
 /// What identifies an object and this state of it.
@@ -214,25 +214,32 @@ fn decode<K: DeserializeOwned>(object: Value) -> Decoded<K> {
     })
 }
 
-/// What an object may lack that is decoded without the fields that cannot be.
+/// The fields that may be left out of an object if they cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Optional {
     /// No field.
     Nothing,
     /// Any field.
     All,
-    /// Of a pod: fields of its status, and how long its deletion may take.
+    /// Of a pod: fields of its status. A `deletionTimestamp` is replaced, and its grace period left out.
     OfPods,
 }
 
 impl Optional {
-    /// Removes the field at this path, which cannot be decoded; `None` if the object needs it.
-    fn leave_out(self, object: &mut Value, path: &Path) -> Option<()> {
-        let is_of_status = || matches!(path.iter().next(), Some(Segment::Map { key }) if key == "status");
+    /// Removes the field at this path, which cannot be decoded; `None` if the object needs it. Of a status from which `many`
+    /// were removed already, the whole field below `status` goes, such as its list of conditions.
+    fn leave_out(self, object: &mut Value, path: &Path, many: bool) -> Option<()> {
+        let mut steps = path.iter();
+        let is_of_status = matches!(steps.next(), Some(Segment::Map { key }) if key == "status");
         match self {
             Self::Nothing => None,
+            Self::All if many => None,
             Self::All => remove_field(object, path),
-            Self::OfPods if is_of_status() => remove_field(object, path),
+            Self::OfPods if is_of_status && many => {
+                let Segment::Map { key } = steps.next()? else { return None };
+                object.get_mut("status")?.as_object_mut()?.remove(key).map(drop)
+            }
+            Self::OfPods if is_of_status => remove_field(object, path),
             Self::OfPods if path.to_string() == "metadata.deletionTimestamp" => {
                 let metadata = object.get_mut("metadata")?.as_object_mut()?;
                 // The grace period of the spec counts instead.
@@ -247,11 +254,11 @@ impl Optional {
 
 /// The object without optional fields that cannot be decoded. `None` if it cannot be decoded without them either.
 fn without_fields<K: DeserializeOwned>(mut object: Value, optional: Optional) -> Option<K> {
-    for _ in 0..=MOST_LEFT_OUT {
+    for left_out in 0..=2 * MOST_LEFT_OUT {
         let decoded: Result<K, _> = serde_path_to_error::deserialize(&object);
         match decoded {
             Ok(decoded) => return Some(decoded),
-            Err(error) => optional.leave_out(&mut object, error.path())?,
+            Err(error) => optional.leave_out(&mut object, error.path(), left_out >= MOST_LEFT_OUT)?,
         }
     }
     None
@@ -416,6 +423,10 @@ mod tests {
         let is_decoded = |object: Value, optional| without_fields::<Pod>(object, optional).is_some();
         assert!(is_decoded(conditions(MOST_LEFT_OUT), Optional::All));
         assert!(!is_decoded(conditions(MOST_LEFT_OUT + 1), Optional::All), "bounded");
+        let mut many = conditions(1000);
+        many["status"]["phase"] = json!("Failed");
+        let rest: Pod = without_fields(many, Optional::OfPods).expect("the rest");
+        assert_eq!(serde_json::to_value(rest.status).expect("JSON"), json!({"phase": "Failed"}));
         assert!(!is_decoded(conditions(1), Optional::Nothing));
         assert!(!is_decoded(json!([1]), Optional::All), "no field to leave out");
         assert!(!is_decoded(json!({"metadata": {"finalizers": [1]}}), Optional::All), "an element is no field");
