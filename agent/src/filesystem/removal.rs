@@ -66,11 +66,11 @@ pub fn remove_entry(dir: impl AsFd, name: &CStr, kind: Option<Type>) -> io::Resu
     remove_dir(dir, name)
 }
 
-/// Removes a directory in which there are only directories from `dir`. One that does not exist counts as removed; what lies
-/// behind a mount point, at any level, is neither read nor removed. Blocking.
+/// Removes from `dir` a directory that contains nothing but directories. One that does not exist counts as removed; what
+/// lies behind a mount point, at any level, is neither read nor removed. Blocking.
 ///
 /// # Errors
-/// [`io::ErrorKind::DirectoryNotEmpty`] if there is anything else in it, or directories too deep;
+/// [`io::ErrorKind::DirectoryNotEmpty`] if it contains anything else, or directories are nested too deeply;
 /// [`io::ErrorKind::CrossesDevices`] for a mount point; anything the kernel refuses to remove.
 pub fn remove_directories(dir: impl AsFd, name: &CStr) -> io::Result<()> {
     remove_level(dir.as_fd(), name, 0)
@@ -81,7 +81,10 @@ fn remove_level(dir: BorrowedFd<'_>, name: &CStr, depth: u32) -> io::Result<()> 
         Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty && depth < MAX_DEPTH => {}
         done => return done,
     }
-    let level = openat2::open_dir(dir, name)?;
+    let level = match openat2::open_dir(dir, name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        level => level?,
+    };
     loop {
         let batch = list(level.as_fd(), BATCH)?;
         if batch.is_empty() {
