@@ -38,7 +38,7 @@ document! {
     /// `relist`
     #[derive(Eq)]
     pub struct Relist {
-        period "period": GoDuration = GoDuration::secs(300), pointer, used, "Time between two relists while every sensor is up.";
+        period "period": GoDuration = GoDuration::secs(300), pointer, used, "Time between two relists while the runtime's event stream is read.";
         degraded_period "degradedPeriod": GoDuration = GoDuration::secs(1), pointer, used, "Time between two relists while the event stream is down.";
         fixed_period "fixedPeriod": Option<GoDuration>, pointer, used, "Always relist at this period, whatever the sensors do; for comparing with polling.";
     }

@@ -77,7 +77,8 @@ impl Eviction {
         self.stats_age.with_label_values(&[signal]).observe(age.as_secs_f64());
     }
 
-    /// It was decided to terminate a pod. `cause`: what woke the manager, `poll` or `pressure`.
+    /// It was decided to terminate a pod. `cause`: what woke the manager, `poll`,
+    /// `pressure`, `memory-events`, `limits` or `disk`.
     pub fn decided(&self, cause: &'static str, took: Duration) {
         self.decision.with_label_values(&[cause]).observe(took.as_secs_f64());
     }

@@ -29,7 +29,7 @@ fn cost(sensor: Sensor, state: &SensorState, v2: bool) -> Option<&'static str> {
         Sensor::Oom => Some("OOM kills come from the kernel log, if it may be read"),
         Sensor::KernelLog if v2 => Some("OOM kills are counted from memory.events: no process, no limit"),
         Sensor::KernelLog => Some("OOM kills are counted from memory.oom_control: no process, no limit"),
-        Sensor::Cgroups => Some("new containers are noticed by lists of all pods, every 2 s"),
+        Sensor::Cgroups => Some("new containers are noticed by runtime events or lists of all pods"),
         Sensor::Reclaim if v2 => Some("no counts of reclaim stalls; pressure is measured all the same"),
         Sensor::Reclaim => Some("no stalls of pods at all: cgroup v1 measures no pressure of pods"),
         Sensor::Pressure if matches!(state, SensorState::Degraded(_)) => {

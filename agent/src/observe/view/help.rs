@@ -14,7 +14,7 @@ const LINES: [(&str, &str); 20] = [
     ("Enter", "open the selected pod; Esc closes it"),
     ("s", "sort by pressure, name, restarts, last exit, OOM kills, memory, CPU"),
     ("r", "reverse the order"),
-    ("/", "show only pods whose name contains what you type; Enter keeps, Esc drops the filter"),
+    ("/", "show only pods whose namespace, name and UID contain all words; Enter keeps, Esc drops the filter"),
     ("space", "freeze the view; observing goes on"),
     ("", ""),
     ("Columns", ""),

@@ -56,7 +56,7 @@ pub struct Settings {
     pub sort: Sort,
     /// The other way round.
     pub reverse: bool,
-    /// Only pods whose namespace, name or UID contain this.
+    /// Only pods whose namespace, name and UID contain all words of this.
     pub filter: String,
     /// The filter is being typed.
     pub typing: bool,
