@@ -34,7 +34,7 @@ fn unsupported(pod: &Pod) -> Vec<String> {
     let Some(spec) = pod.spec.as_ref() else { return Vec::new() };
     let mut fields = Fields::default();
     fields.pod(spec);
-    // Devices that the scheduler allocated for an extended resource through DRA. The node need not know such a resource.
+    // The scheduler allocated devices for an extended resource through DRA. The Node may not have this resource.
     let claim = pod.status.as_ref().and_then(|status| status.extended_resource_claim_status.as_ref());
     fields.note(claim.is_some(), "status.extendedResourceClaimStatus");
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    /// Its requests do not show that: an extended resource that the node does not know is one of the cluster.
+    /// The requests alone do not show it: an extended resource that the Node does not have is one of the cluster.
     #[test]
     fn a_claim_of_the_scheduler_for_an_extended_resource_is_named() {
         let gpu = container(json!({ "resources": { "requests": { "example.com/gpu": "1" } } }));

@@ -100,8 +100,8 @@ where
     events(api, config, recovered, Optional::All)
 }
 
-/// As [`follow`], of pods: without fields of the status that cannot be decoded, and with the grace period of the spec for a
-/// deletion whose end cannot be.
+/// As [`follow`], of pods: without fields of the status that cannot be decoded, and with the grace period of the spec if the
+/// `deletionTimestamp` cannot be decoded.
 pub fn follow_pods(api: Api<Pod>, config: Config, recovered: Recovered) -> impl Stream<Item = Event<Pod>> + Send {
     events(api, config, recovered, Optional::OfPods)
 }

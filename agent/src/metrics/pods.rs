@@ -359,7 +359,7 @@ impl Pods {
     }
 }
 
-/// Shows zeros from the start: an increase is seen only from the second value of a series on.
+/// Series begin with 0: `increase()` in Prometheus does not count the first value of a series.
 fn restarted(register: &Register<'_>) -> IntCounterVec {
     let help = "[ALPHA] Pods that were deleted and created again with the same UID.";
     let counters = register.counters("kubelet_restarted_pods_total", help, &["static"]);

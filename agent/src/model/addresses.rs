@@ -1,8 +1,8 @@
-//! Addresses that others report, and which of them are shown for a pod. Pure.
+//! Addresses that a runtime or a cloud provider reports, and which of them are in the status of a pod. Pure.
 
 use std::net::IpAddr;
 
-/// The address that a runtime or a cloud provider means by `text`, as upstream reads it: numbers with leading zeros are
+/// The address that `text` has, as upstream parses what runtimes and cloud providers report: numbers with leading zeros are
 /// decimal, and an IPv4 address that is mapped to IPv6 is one of IPv4.
 pub fn parse_reported_ip(text: &str) -> Option<IpAddr> {
     let parsed = text.parse::<IpAddr>().or_else(|_| without_leading_zeros(text).parse());

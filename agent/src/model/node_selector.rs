@@ -32,8 +32,8 @@ fn meets(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<String, String>)
     !is_empty && expressions.iter().all(label_is_met) && of_fields.iter().all(field_is_met)
 }
 
-/// Labels can have this key and these values. The API server lets an older pod keep others, and `NotIn` would be met by any
-/// label.
+/// A label can have this key and these values. The API server accepts others in updates of pods that have them already, and
+/// every label would meet a `NotIn` with them.
 fn is_of_labels(requirement: &NodeSelectorRequirement) -> bool {
     labels::is_key(&requirement.key) && requirement.values.iter().flatten().all(|value| labels::is_value(value))
 }

@@ -20,8 +20,8 @@ pub(super) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
     bare(old) != bare(new)
 }
 
-/// Adds the labels that every Node must have. True if one was missing or wrong. Their deprecated forms are set at
-/// registration only: whoever removes them later is not overruled.
+/// Adds the labels that every Node must have. True if one was missing or wrong. The deprecated ones are set at
+/// registration only, as upstream: later they may be removed.
 pub(super) fn restore_labels(node: &mut Node) -> bool {
     let labels = node.metadata.labels.get_or_insert_default();
     let mut restored = false;

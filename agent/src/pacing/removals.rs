@@ -11,7 +11,8 @@ use super::StopLimiter;
 
 /// Pods whose content is removed at the same time.
 const REMOVALS: usize = 2;
-/// A removal that takes longer needs no processor: it waits for what does not answer, as a network that is taken down.
+/// A removal that takes longer most likely waits for a call that hangs, such as the teardown of a pod's network, and uses no
+/// processor.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Permits for removals. Clones share them.
@@ -93,6 +94,6 @@ mod tests {
             sleep(Duration::from_secs(30)).await;
             2
         });
-        assert_eq!(slow.await, 2, "it goes on");
+        assert_eq!(slow.await, 2, "it continues without a permit");
     }
 }

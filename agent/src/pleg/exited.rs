@@ -81,9 +81,9 @@ pub(super) fn keep_exits(known: &PodSnapshot, snapshot: &mut PodSnapshot) {
     }
 }
 
-/// Adds times to exits that the runtime reports without one: crash-loop back-off is counted from them. An exit has the time
-/// at which it was first seen. Without `known`, the snapshot before, the agent has just started, and an exit has the time at
-/// which its container was started.
+/// Adds times to exits that the runtime reports without one: crash-loop back-off is counted from them. An exit gets the time
+/// at which it was first seen. `known` is the snapshot before. Without one, the exit was before the first inspection of the
+/// pod, and gets the time at which its container was started.
 pub(super) fn add_exit_times(known: Option<&PodSnapshot>, snapshot: &mut PodSnapshot, wall_nanos: i64) {
     let known = known.map(PodSnapshot::containers_by_id);
     for container in &mut snapshot.containers {

@@ -1,6 +1,6 @@
 //! Listening sockets of all ports, and the limits that hold on each: connections, time and size of a request's head,
-//! idle time, and time without progress of an answer. The times are upstream's where it has one (`http.Server` of kubelet's
-//! main and read-only port).
+//! idle time, and time without progress of an answer. The times are upstream's where it has them (`http.Server` of the
+//! kubelet's main and read-only port).
 
 use std::convert::Infallible;
 use std::fmt;
@@ -46,10 +46,10 @@ const BIND_RETRY: Duration = Duration::from_millis(100);
 const HEALTH_RETRY: Duration = Duration::from_secs(5);
 /// A connection without a request, or with one whose head is incomplete, is closed after this.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
-/// Largest head of a request, and what is buffered for one connection, in bytes. A kubelet takes 1 MiB; here the path has
-/// 64 KiB at most, and connections without an authorized request can be many.
+/// Largest head of a request, and what is buffered for one connection, in bytes. A kubelet accepts 1 MiB; here the path has
+/// 64 KiB at most, and up to 1024 connections without an authorized request may each hold such a head.
 pub(super) const MAX_HEAD: usize = 256 << 10;
-/// A connection whose client reads nothing of what is sent is closed after this.
+/// An HTTP/1.1 connection, also an upgraded one, whose client reads nothing of what is sent is closed after this.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 /// TCP keep-alive probes on connections without traffic.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -182,9 +182,9 @@ async fn pods_are_watched_at_once_and_sent_when_the_node_is_known() {
     assert!(matches!(&change, Some((_, SourceUpdate::Change { changed, .. })) if changed.len() == 1), "{change:?}");
 }
 
-/// It runs, or ends and is deleted at the API server, as any other.
+/// Such a pod is run, or stopped and deleted at the API server, as any other.
 #[tokio::test(start_paused = true)]
-async fn a_pod_has_no_times_in_its_status_and_its_deletion_that_cannot_be_decoded() {
+async fn a_pod_with_undecodable_times_in_its_status_or_deletion_is_not_ignored() {
     let beyond = "9999-12-31T23:59:59Z";
     let (mut odd, mut deleted) = (json!(pod("a", 1)), json!(pod("b", 1)));
     odd["status"] = json!({"phase": "Running", "startTime": beyond});

@@ -245,7 +245,7 @@ async fn a_list_with_a_bad_item_is_refused_as_a_whole() {
     assert!(error.contains("items[1].spec.containers[0].image: Required value"), "{error}");
     server.answer(200, &list([item("a", "1"), item("b", "1")]));
     assert_eq!(requests.names().await, some(["a-n", "b-n"]));
-    // Of one name, the merge of the source takes the first pod.
+    // The merge of the source takes the first of two pods with one name.
     server.answer(200, &list([item("a", "1"), item("a", "2")]));
     assert_eq!(requests.names().await, some(["a-n", "a-n"]));
 }

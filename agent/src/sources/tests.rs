@@ -131,7 +131,7 @@ fn lists() {
     assert_eq!(read(list).pods.len(), 2);
     assert_eq!(read("{\"apiVersion\":\"v1\",\"kind\":\"PodList\",\"items\":[]}").pods.len(), 0);
     let twice = list.replace("\"b\"", "\"a\"");
-    assert_eq!(read(&twice).pods.len(), 2, "left to the merge of the source");
+    assert_eq!(read(&twice).pods.len(), 2, "the merge of the source drops the second");
 }
 
 #[test]

@@ -409,7 +409,7 @@ impl<T> OnPath<T> for nix::Result<T> {
 mod tests {
     use super::*;
 
-    /// Another file system is an event of the persistent volume; that of the pod is as for other failures.
+    /// Another file system has its own event on the PersistentVolume; the pod's event has the reason of other failures.
     #[test]
     fn reasons_of_events() {
         let reason = |step| {

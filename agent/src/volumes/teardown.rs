@@ -1,8 +1,8 @@
 //! Removes a pod's volumes and its directory.
 //!
 //! Another kubelet may have left anything there. Every step down is made from an opened directory and fails at a mount
-//! point. Plugins decide what is unmounted and deleted of their volumes; those of unknown plugins stay unless they are
-//! directories without a file, as upstream leaves them (`orphaned pod "<uid>" found, but ...`).
+//! point. Plugins decide what is unmounted and deleted of their volumes; those of unknown plugins stay unless they
+//! contain only directories, as upstream leaves them (`orphaned pod "<uid>" found, but ...`).
 
 #[cfg(test)]
 mod tests;
@@ -88,7 +88,7 @@ impl VolumeOnDisk {
         })
     }
 
-    /// Removes the volume's directory if there is no file in it: another kubelet may have left directories. Blocking.
+    /// Removes the volume's directory if it contains only directories, which another kubelet may have left. Blocking.
     ///
     /// # Errors
     /// There is content, or a mount.
@@ -187,7 +187,7 @@ impl Directory {
         }
     }
 
-    /// Removes a directory in which there are only directories.
+    /// Removes a directory that contains only directories.
     fn remove_directories(&self, name: &CStr) -> Result<(), VolumeError> {
         let path = self.at(name);
         match filesystem::remove_directories(&self.fd, name) {

@@ -55,7 +55,7 @@ fn key(registry: &str) -> Option<String> {
     Some(if path == "/" { host.to_owned() } else { format!("{host}{path}") })
 }
 
-/// True if a text can name registries: its port is a number, and it has no spaces.
+/// True if a text can be the key of a registry: its port is a number, and it has no spaces.
 pub(super) fn is_registry(text: &str) -> bool {
     key(text).is_some()
 }

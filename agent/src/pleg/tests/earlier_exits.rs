@@ -39,7 +39,7 @@ async fn a_code_is_waited_for_if_the_exit_was_just_before_the_agent_started() {
     }
 }
 
-/// Crash-loop back-off is counted from it.
+/// Crash-loop back-off is counted from the time of the exit.
 #[tokio::test(start_paused = true)]
 async fn an_exit_that_the_runtime_reports_without_its_time_has_one() {
     let timeless = |id| v1::ContainerStatus { finished_at: NO_TIME, ..exited(id, 3) };

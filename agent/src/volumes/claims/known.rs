@@ -91,7 +91,7 @@ impl Source {
     }
 }
 
-/// Mount options of a volume; those of the older annotation take precedence. Empty ones are none, as upstream.
+/// Mount options of a volume; those of the older annotation take precedence. Empty ones are left out, as upstream.
 pub(super) fn options(volume: &PersistentVolume) -> Vec<String> {
     let annotated = volume.metadata.annotations.as_ref().and_then(|all| all.get(OPTIONS_ANNOTATION));
     let mut options: Vec<String> = match annotated {

@@ -386,7 +386,7 @@ fn pull_failure(image: &str, error: &PullError) -> (&'static str, String) {
     ("ErrImagePull", text)
 }
 
-/// The volumes and causes are in order, and each cause is there once, as upstream: volumes may have one claim.
+/// Volumes and causes are sorted, and each cause is there once, as upstream: several volumes may have the same claim.
 fn unmounted(failed: &[FailedVolume]) -> String {
     let in_order = |texts: BTreeSet<String>, with: &str| texts.into_iter().collect::<Vec<_>>().join(with);
     let name = |failure: &FailedVolume| failure.volume.clone();

@@ -194,7 +194,7 @@ pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<Pod
         failed
     };
     let mut failed = ctx.pacing.removals.run(removal).await;
-    // Without a permit: the server of a volume that is still mounted may not answer for minutes.
+    // Without a permit: the server of a volume that is still mounted may take minutes to answer.
     failed.extend(cleanup_orphan(ctx, uid).await.err());
     failed
 }

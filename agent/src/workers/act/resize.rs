@@ -366,7 +366,7 @@ fn cpu_overhead(pod: &Pod) -> Result<Option<i64>, GenerateError> {
     Ok(overhead.get("cpu").map(|amount| amount.milli_value()))
 }
 
-/// Shares without those of an overhead. CPU is subtracted from CPU: shares are rounded.
+/// Shares without those of an overhead. The difference is computed in thousandths of a CPU, since shares are rounded.
 fn shares_without(shares: u64, overhead: Option<i64>) -> u64 {
     match overhead {
         Some(overhead) => arithmetic::shares(arithmetic::milli_cpu(shares).saturating_sub(overhead)),

@@ -107,7 +107,7 @@ fn assignment<'a>(text: &'a str, line: &str) -> Result<(&'a str, &'a str, &'a st
     Ok((name, value, after))
 }
 
-/// What stands behind `=`: the value, and the text behind its last line. A blank is an empty value.
+/// The value behind `=`, and the text behind its last line. A blank directly behind `=` makes the value empty.
 fn assigned(text: &str) -> Result<(&str, &str), &'static str> {
     if text.starts_with([' ', '\t']) {
         return Ok(("", text.split_once('\n').map_or("", |(_, after)| after)));

@@ -119,8 +119,8 @@ pub fn restarts_by_logs<'a>(files: impl IntoIterator<Item = &'a str>) -> Option<
         .map(|highest| highest.saturating_add(1))
 }
 
-/// Name of the link in the node's flat folder of container logs. One that is too long for a file loses the end of the id, as
-/// the kubelet's: a log gets no second link when a node changes from one agent to the other.
+/// Name of the link in the node's flat folder of container logs. The end of one that is too long for a file
+/// is cut off, as by a kubelet: a log gets no second link when a node changes from one agent to the other.
 pub fn log_link_name(pod: &PodRef, container: &str, id: &str) -> String {
     const SUFFIX: &str = ".log";
     let mut name = format!("{}_{container}-{id}", pod.full_name());

@@ -252,7 +252,7 @@ fn problem(provider: &ProviderConfig, tokens: bool) -> Option<String> {
     token_problem(provider.token_attributes.as_ref()?, api_version, tokens)
 }
 
-/// A registry or a path of one, with `*` and such in the host, as upstream parses it: a URL without its scheme.
+/// A registry or a path of one, with wildcards in the host. Upstream parses it as a URL without its scheme.
 fn is_pattern(image: &str) -> bool {
     let is_escape = |rest: &str| rest.len() >= 2 && rest.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
     !image.is_empty()

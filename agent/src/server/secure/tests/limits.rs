@@ -20,7 +20,7 @@ async fn request_heads_are_limited() {
         let _ = stream.write_all(endless.as_bytes()).await;
         stream.read_to_end(&mut Vec::new()).await
     };
-    let _ = tokio::time::timeout(TIMEOUT, refused).await.expect("a head of 400 KiB is not waited for");
+    let _ = tokio::time::timeout(TIMEOUT, refused).await.expect("a head of 400 KiB is refused before it is complete");
     let mut stream = port.connect(port.client(None)).await.expect("a connection");
     let chunk = "y".repeat(8192);
     let _ = stream.write_all(b"GET /pods HTTP/1.1\r\nHost: x\r\n").await;

@@ -61,7 +61,7 @@ fn a_pod_that_waits_for_a_local_volume_fails_or_ends() {
     });
 }
 
-/// As upstream: the files may not be readable for it.
+/// As upstream: the pod may have no permission to read the files.
 #[test]
 fn another_group_of_a_pod_that_only_reads_is_reported() {
     in_private_mounts(|| {
