@@ -1,7 +1,7 @@
 //! Unmaps the program's code after each list of all pods.
 //!
 //! A list, and the inspections and the measurement that follow it, use code that nothing else uses here, for a few milliseconds
-//! of ten seconds or more. The kernel maps 64 KiB around each page that is used: 7 MiB would stay resident until the next list.
+//! of ten seconds or more. The kernel maps 64 KiB around each page that is used: 11 MiB would stay resident until the next list.
 
 use std::time::Duration;
 
