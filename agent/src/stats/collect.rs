@@ -3,10 +3,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use keblet_proto::cri::v1 as cri;
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::StatsError;
 use super::StatsSource;
 use super::sample::ContainerSample;
 use super::sample::Measured;
@@ -44,6 +47,29 @@ impl SystemCgroup {
             Self::OfAgent => CgroupPlace::path_of_process(&source.layout, &memberships_of(&source.proc, "self")?),
         }
     }
+}
+
+/// As [`take`], in a thread that holds `turn`: a kernel that hangs, as while another thread holds its lock of all cgroups,
+/// keeps this thread and no others, however often usage is asked for.
+///
+/// # Errors
+/// The files were not read within `limit`, or the agent is shutting down.
+pub(super) async fn take_within(
+    limit: Duration,
+    turn: &Arc<Mutex<()>>,
+    source: &Arc<StatsSource>,
+) -> Result<Sample, StatsError> {
+    let taking = async {
+        let turn = turn.clone().lock_owned().await;
+        let (source, snapshots) = (source.clone(), source.snapshots.all());
+        let taken = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            take(&source, &snapshots)
+        });
+        taken.await.map_err(|error| StatsError::Stopped(error.to_string()))
+    };
+    let taken = tokio::time::timeout(limit, taking).await;
+    taken.unwrap_or_else(|_| Err(StatsError::Pods(format!("the files of cgroups were not read within {limit:?}"))))
 }
 
 /// Measures everything now, except what only the runtime can.
@@ -218,6 +244,15 @@ mod tests {
         }
     }
 
+    /// Its container runs as process 7.
+    struct OnePod;
+
+    impl super::super::Snapshots for OnePod {
+        fn all(&self) -> Vec<Arc<PodSnapshot>> {
+            vec![Arc::new(testing::snapshot(vec![running_as("a", 7)]))]
+        }
+    }
+
     fn source(system: SystemCgroups) -> StatsSource {
         let (socket, none) = (Socket::default(), Path::new("/no/such/folder"));
         StatsSource {
@@ -351,6 +386,30 @@ mod tests {
     async fn a_pod_without_running_containers_is_absent() {
         let all = [Arc::new(testing::snapshot(vec![testing::exited("b", 0, 0)]))];
         assert!(take(&source(Vec::new()), &all).pods.is_empty());
+    }
+
+    /// In real time, as a call that hangs stops a paused clock: a pipe is opened for reading when it is opened for writing.
+    #[tokio::test]
+    async fn files_that_hang_keep_one_thread_and_are_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("proc/7/cgroup");
+        std::fs::create_dir_all(pipe.parent().unwrap()).unwrap();
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let source = source_in(dir.path(), &[], Vec::new());
+        let source = Arc::new(StatsSource { snapshots: Arc::new(OnePod), ..source });
+        let (turn, mut early) = (Arc::default(), Vec::new());
+        for _ in 0..3 {
+            early.push(take_within(Duration::from_millis(20), &turn, &source).await);
+        }
+        let holders = Arc::strong_count(&source);
+        // Lets the thread go on, which the end of the test waits for.
+        let writer = std::fs::File::options().write(true).open(&pipe).unwrap();
+        std::fs::remove_file(&pipe).unwrap();
+        drop(writer);
+        assert!(early.iter().all(|taken| matches!(taken, Err(StatsError::Pods(_)))), "{early:?}");
+        assert_eq!(holders, 2, "the test, and one thread");
+        let taken = take_within(Duration::from_secs(60), &turn, &source).await;
+        assert_eq!(taken.unwrap().pods.len(), 1);
     }
 
     #[tokio::test]

@@ -195,11 +195,11 @@ fn of_pod(folders: &Folders, pod: &PodRef) -> PodFiles {
     files
 }
 
-/// A container's log folder and the files in it; the runtime makes no folders there.
+/// The files in a container's log folder, without the folder itself, as upstream; the runtime makes no folders there.
 fn of_container(folder: &Path) -> Used {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().take(LONGEST_LISTING);
     let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
-    files.fold(file(folder), |sum, entry| sum + file(&entry.path()))
+    files.fold(Used::default(), |sum, entry| sum + file(&entry.path()))
 }
 
 fn file(path: &Path) -> Used {
@@ -231,20 +231,20 @@ mod tests {
         let files = Files::default();
         let found = files.measure(&folders, &[pod("a"), pod("b")], |_| true, Effort::SCRAPE).files;
         let of_a = &found[&pod("a").uid];
-        assert_eq!((of_a.logs["main"].inodes, of_a.other.inodes), (2, 2), "the folder and its log; two other files");
+        assert_eq!((of_a.logs["main"].inodes, of_a.other.inodes), (1, 2), "the log, not its folder; two other files");
         assert!(of_a.logs["main"].bytes >= 98_304 && of_a.other.bytes >= 196_608, "{of_a:?}");
         assert_eq!(found[&pod("b").uid], PodFiles::default());
 
         write(&logs.join("main/1.log"));
         let of_a = |effort| files.measure(&folders, &[pod("a")], |_| true, effort).files;
         let inodes = |effort| of_a(effort)[&pod("a").uid].logs["main"].inodes;
-        assert_eq!(inodes(Effort::SCRAPE), 2, "measured a moment ago");
+        assert_eq!(inodes(Effort::SCRAPE), 1, "measured a moment ago");
         assert_eq!(files.0.lock().known.len(), 1, "a pod that is gone is dropped");
-        assert_eq!(inodes(Effort::NOW), 3);
+        assert_eq!(inodes(Effort::NOW), 2);
         write(&logs.join("main/2.log"));
         tokio::time::advance(Effort::SCRAPE.max_age).await;
-        assert_eq!(inodes(Effort { limit: Duration::ZERO, ..Effort::SCRAPE }), 3, "no time is left");
-        assert_eq!(inodes(Effort::SCRAPE), 4);
+        assert_eq!(inodes(Effort { limit: Duration::ZERO, ..Effort::SCRAPE }), 2, "no time is left");
+        assert_eq!(inodes(Effort::SCRAPE), 3);
     }
 
     #[tokio::test(start_paused = true)]
@@ -266,9 +266,9 @@ mod tests {
             write(name, "1.log");
         }
         let found = files.measure(&folders, &pods, |uid| *uid == a, Effort::NOW).files;
-        assert_eq!((found.len(), found[&a].logs["main"].inodes), (1, 3), "the folder and two logs");
+        assert_eq!((found.len(), found[&a].logs["main"].inodes), (1, 2), "both logs");
         let known = files.measure(&folders, &pods, |_| true, Effort::SCRAPE).files;
-        assert_eq!(known[&pod("b").uid].logs["main"].inodes, 2, "it is known from before");
+        assert_eq!(known[&pod("b").uid].logs["main"].inodes, 1, "it is known from before");
         files.measure(&folders, &[pod("b"), pod("c")], |_| false, Effort::NOW);
         let state = files.0.lock();
         assert_eq!(state.known.keys().collect::<Vec<_>>(), [&pod("b").uid], "a pod that is gone is dropped");

@@ -4,8 +4,15 @@
 use std::collections::BTreeMap;
 use std::collections::HashSet;
 use std::fs;
+use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::path::PathBuf;
+
+use nix::poll::PollFd;
+use nix::poll::PollFlags;
+use nix::poll::PollTimeout;
+use nix::poll::poll;
 
 use super::disks::Usages;
 use crate::filesystem::read_mounts;
@@ -48,18 +55,42 @@ pub(super) struct Traffic {
     pub(super) weighted_time: u64,
 }
 
-/// Each device once, by the mount with the shortest path. Blocks for the time of two files of the kernel.
-pub(super) fn mounted(proc: &Path) -> Vec<Mounted> {
-    let table = read_mounts(&proc.join("self/mountinfo")).unwrap_or_default();
-    let traffic = traffic(&fs::read_to_string(proc.join("diskstats")).unwrap_or_default());
-    let mut mounts = devices(&table);
-    mounts.truncate(MOST);
-    let one = |(number, device, point): (String, String, String)| Mounted {
-        device,
-        point: point.into(),
-        traffic: traffic.get(&number).copied(),
-    };
-    mounts.into_iter().map(one).collect()
+/// The machine's mount table. It has several lines for each pod and is read again only after a change.
+#[derive(Debug, Default)]
+pub(super) struct MountTable {
+    /// Opened before the table was read: the kernel marks it when the table changes.
+    file: Option<File>,
+    /// Number, file and mount point of each block device.
+    devices: Vec<(String, String, String)>,
+}
+
+impl MountTable {
+    /// Each device once, by the mount with the shortest path. Blocks for the time of two files of the kernel.
+    pub(super) fn mounted(&mut self, proc: &Path) -> Vec<Mounted> {
+        if self.file.as_ref().is_none_or(has_changed) {
+            let path = proc.join("self/mountinfo");
+            let file = File::open(&path);
+            let table = read_mounts(&path);
+            // A table that was not read is read the next time, changed or not.
+            self.file = file.ok().filter(|_| table.is_ok());
+            self.devices = devices(&table.unwrap_or_default());
+            self.devices.truncate(MOST);
+        }
+        let traffic = traffic(&fs::read_to_string(proc.join("diskstats")).unwrap_or_default());
+        let one = |(number, device, point): &(String, String, String)| Mounted {
+            device: device.clone(),
+            point: point.into(),
+            traffic: traffic.get(number).copied(),
+        };
+        self.devices.iter().map(one).collect()
+    }
+}
+
+/// Whether mounts were added or removed since the table was opened (proc(5), `/proc/pid/mounts`).
+fn has_changed(table: &File) -> bool {
+    let mut polled = [PollFd::new(table.as_fd(), PollFlags::POLLPRI)];
+    let is_marked = |polled: &PollFd<'_>| polled.any().unwrap_or(true);
+    poll(&mut polled, PollTimeout::ZERO).is_err() || polled.iter().any(is_marked)
 }
 
 /// Those whose size is known.
@@ -115,6 +146,11 @@ fn traffic(table: &str) -> BTreeMap<String, Traffic> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
+    use keblet_skip::mounts::in_private_mounts;
+    use keblet_skip::mounts::tmpfs;
+
     use super::*;
 
     #[test]
@@ -140,7 +176,7 @@ mod tests {
                       24 22 8:16 / /silent rw - xfs /dev/sdb rw\n";
         fs::write(dir.path().join("self/mountinfo"), table).unwrap();
         fs::write(dir.path().join("diskstats"), "   8       1 sda1 1 2 3 4 5 6 7 8 9 10 11 0 0 0 0\n").unwrap();
-        let mounted_devices = mounted(dir.path());
+        let mounted_devices = MountTable::default().mounted(dir.path());
         assert_eq!(mounted_devices.len(), 2, "{mounted_devices:?}");
         let size = DiskUsage { capacity: 9, ..DiskUsage::default() };
         let found = file_systems(mounted_devices, &[("/".into(), size)].into());
@@ -149,6 +185,23 @@ mod tests {
         let traffic = disk.traffic.expect("it is counted");
         assert_eq!((traffic.reads_merged, traffic.sectors_read, traffic.read_time), (2, 3, 4));
         assert_eq!((traffic.in_progress, traffic.io_time, traffic.weighted_time), (9, 10, 11));
-        assert!(mounted(&dir.path().join("none")).is_empty());
+        assert!(MountTable::default().mounted(&dir.path().join("none")).is_empty());
+    }
+
+    #[test]
+    fn the_mount_table_is_read_again_after_a_change() {
+        in_private_mounts(|| {
+            let dir = tempfile::tempdir().unwrap();
+            symlink("/proc/thread-self", dir.path().join("self")).unwrap();
+            let mut table = MountTable::default();
+            let read_again = |table: &mut MountTable| {
+                let is_due = table.file.as_ref().is_none_or(has_changed);
+                table.mounted(dir.path());
+                is_due
+            };
+            assert!(read_again(&mut table) && !read_again(&mut table));
+            tmpfs(&dir.path().join("new"));
+            assert!(read_again(&mut table) && !read_again(&mut table));
+        });
     }
 }

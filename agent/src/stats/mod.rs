@@ -19,6 +19,7 @@ mod collect;
 mod descriptors;
 mod disks;
 mod durations;
+mod error;
 mod extras;
 mod family;
 mod files;
@@ -50,6 +51,7 @@ pub use self::collect::SystemCgroups;
 use self::descriptors::Descriptors;
 use self::disks::Disks;
 use self::durations::Durations;
+pub use self::error::StatsError;
 use self::extras::Extras;
 pub use self::extras::Folders;
 use self::extras::MeasuredVolumes;
@@ -60,6 +62,7 @@ use self::files::Files;
 use self::files::Found;
 use self::files::PodFiles;
 use self::filesystems::FileSystem;
+use self::filesystems::MountTable;
 pub use self::pod_usage::ContainerUsage;
 pub use self::pod_usage::PodUsage;
 use self::quotas::Quotas;
@@ -85,30 +88,12 @@ const FRESH: Duration = Duration::from_secs(5);
 const FRESH_EXTRAS: Duration = Duration::from_secs(10);
 /// Time between two samples if there is no recent one to compute rates from.
 const APART: Duration = Duration::from_millis(200);
+/// How long a scrape waits for the files of cgroups, which take milliseconds.
+const SCRAPE_FILES_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a scrape waits for the runtime: scrapers give up after ten seconds, and two samples may be taken.
 const SCRAPE_RUNTIME_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long an eviction waits for it.
 const EVICTION_RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Usage is not available. The texts begin as those of upstream do.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StatsError {
-    /// The file system of the agent's root directory.
-    #[error("failed to get rootFs stats: {0}")]
-    RootFs(String),
-    /// The runtime's file system.
-    #[error("failed to get imageFs stats: {0}")]
-    ImageFs(String),
-    /// Pods and containers.
-    #[error("failed to list pod stats: {0}")]
-    Pods(String),
-    /// The agent is shutting down.
-    #[error("cannot measure usage: {0}")]
-    Stopped(String),
-    /// The summary cannot be encoded.
-    #[error("cannot encode the summary: {0}")]
-    Encode(String),
-}
 
 /// What runs on the node.
 pub trait Snapshots: Send + Sync {
@@ -152,6 +137,8 @@ pub struct Stats {
     source: Arc<StatsSource>,
     identity: Arc<NodeIdentity>,
     sample: Arc<Mutex<Option<Arc<Sample>>>>,
+    /// Held by the thread that reads files for a scrape.
+    reading: Arc<Mutex<()>>,
     extras: Arc<Mutex<Option<Aged>>>,
     files: Files,
     descriptors: Arc<Mutex<Descriptors>>,
@@ -159,6 +146,7 @@ pub struct Stats {
     disks: Arc<Disks>,
     /// Of the machine.
     machine_disks: Arc<Disks>,
+    mount_table: Arc<Mutex<MountTable>>,
     quotas: Arc<Quotas>,
     walks: Arc<Walks>,
     durations: Durations,
@@ -178,11 +166,13 @@ impl Stats {
             source: Arc::new(source),
             identity: Arc::new(identity),
             sample: Arc::default(),
+            reading: Arc::default(),
             extras: Arc::default(),
             files: Files::default(),
             descriptors: Arc::default(),
             disks: Arc::default(),
             machine_disks: Arc::default(),
+            mount_table: Arc::default(),
             quotas: Arc::default(),
             walks: Arc::default(),
             durations: Durations::default(),
@@ -248,8 +238,9 @@ impl Stats {
 
     /// File systems of the machine. Those that do not answer are absent, or have their last size.
     async fn file_systems(&self) -> Vec<FileSystem> {
-        let proc = self.source.proc.clone();
-        let mounted = tokio::task::spawn_blocking(move || filesystems::mounted(&proc)).await;
+        // Held by the thread: one that hangs keeps no others.
+        let (proc, mut table) = (self.source.proc.clone(), self.mount_table.clone().lock_owned().await);
+        let mounted = tokio::task::spawn_blocking(move || table.mounted(&proc)).await;
         // The agent is shutting down.
         let mounted = mounted.unwrap_or_default();
         let points: Vec<_> = mounted.iter().map(|mount| (mount.point.clone(), MeasuredBy::FileSystem)).collect();
@@ -419,14 +410,14 @@ impl Stats {
     /// Measures everything now. If the runtime is slow, what it alone can measure is absent: a container in a virtual machine
     /// must not hide all others.
     async fn take(&self) -> Result<Sample, StatsError> {
-        let mut sample = self.take_files().await?;
+        let mut sample = collect::take_within(SCRAPE_FILES_TIMEOUT, &self.reading, &self.source).await?;
         if sample.needs_runtime() {
             self.ask_runtime(&mut sample, SCRAPE_RUNTIME_TIMEOUT).await;
         }
         Ok(sample)
     }
 
-    /// Measures what can be read from files.
+    /// Measures what can be read from files, however long that takes.
     async fn take_files(&self) -> Result<Sample, StatsError> {
         let (source, snapshots) = (self.source.clone(), self.source.snapshots.all());
         let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots)).await;

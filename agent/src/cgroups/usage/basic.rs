@@ -5,11 +5,7 @@
 //!  v1  cpuacct.usage memory.{usage,limit}_in_bytes memory.stat memory.memsw.{usage,limit}_in_bytes pids.current
 //! ```
 
-use std::path::Path;
-
-use super::file::limit;
-use super::file::number;
-use super::file::table;
+use super::file::Folder;
 use super::place::CgroupPlace;
 use super::pressure::Pressure;
 
@@ -115,30 +111,30 @@ pub struct MemoryUsage {
 impl CgroupPlace {
     /// Reads the memory alone.
     pub fn read_memory(&self) -> Option<MemoryUsage> {
-        self.read_memory_into(&mut FileCounters::default())
+        self.memory_in(&Folder::open(self.memory.as_deref()?)?, &mut FileCounters::default())
     }
 
-    fn read_memory_into(&self, counters: &mut FileCounters) -> Option<MemoryUsage> {
-        let folder = self.memory.as_deref()?;
+    fn memory_in(&self, folder: &Folder, counters: &mut FileCounters) -> Option<MemoryUsage> {
         if self.v2 { memory_v2(folder, counters) } else { memory_v1(folder, counters) }
     }
 
     /// Reads the usage; nothing of a cgroup that was removed.
     pub fn read(&self) -> CgroupUsage {
+        let folders = self.open();
         let pressure = |file: &str| {
-            let folder = self.memory.as_ref().filter(|_| self.v2);
-            folder.map(|folder| Pressure::read(&folder.join(file))).unwrap_or_default()
+            let text = folders.memory.as_ref().filter(|_| self.v2).and_then(|folder| folder.text(file));
+            text.map(|text| Pressure::parse(&text)).unwrap_or_default()
         };
         let mut counters = FileCounters::default();
-        let cpu = |folder: &Path| if self.v2 { cpu_v2(folder, &mut counters) } else { cpu_v1(folder) };
-        let cpu = self.cpu.as_deref().and_then(cpu);
+        let cpu = |folder: &Folder| if self.v2 { cpu_v2(folder, &mut counters) } else { cpu_v1(folder) };
+        let cpu = folders.cpu.as_deref().and_then(cpu);
         CgroupUsage {
             cpu,
             cpu_pressure: pressure("cpu.pressure"),
-            memory: self.read_memory_into(&mut counters),
+            memory: folders.memory.as_deref().and_then(|folder| self.memory_in(folder, &mut counters)),
             memory_pressure: pressure("memory.pressure"),
             io_pressure: pressure("io.pressure"),
-            tasks: self.pids.as_deref().and_then(|folder| number(&folder.join("pids.current"))),
+            tasks: folders.pids.as_deref().and_then(|folder| folder.number("pids.current")),
             counters,
         }
     }
@@ -171,8 +167,8 @@ impl std::ops::Add for MemoryUsage {
     }
 }
 
-fn cpu_v2(folder: &Path, counters: &mut FileCounters) -> Option<u64> {
-    let stat = table(&folder.join("cpu.stat"));
+fn cpu_v2(folder: &Folder, counters: &mut FileCounters) -> Option<u64> {
+    let stat = folder.table("cpu.stat");
     let nanos = |name: &str| stat.get(name).map(|micros| micros.saturating_mul(1000));
     (counters.cpu_user, counters.cpu_system) = (nanos("user_usec"), nanos("system_usec"));
     counters.throttling = Throttling {
@@ -185,16 +181,16 @@ fn cpu_v2(folder: &Path, counters: &mut FileCounters) -> Option<u64> {
     nanos("usage_usec")
 }
 
-fn cpu_v1(folder: &Path) -> Option<u64> {
-    number(&folder.join("cpuacct.usage"))
+fn cpu_v1(folder: &Folder) -> Option<u64> {
+    folder.number("cpuacct.usage")
 }
 
-fn memory_v2(folder: &Path, counters: &mut FileCounters) -> Option<MemoryUsage> {
-    let stat = table(&folder.join("memory.stat"));
+fn memory_v2(folder: &Folder, counters: &mut FileCounters) -> Option<MemoryUsage> {
+    let stat = folder.table("memory.stat");
     let of = |name: &str| stat.get(name).unwrap_or(0);
     // The root has no memory.current.
     let of_root = || stat.get("anon")?.checked_add(stat.get("file")?);
-    let usage = number(&folder.join("memory.current")).or_else(of_root)?;
+    let usage = folder.number("memory.current").or_else(of_root)?;
     let (page_faults, major_page_faults) = (of("pgfault"), of("pgmajfault"));
     *counters = FileCounters {
         cache: of("file"),
@@ -220,20 +216,20 @@ fn memory_v2(folder: &Path, counters: &mut FileCounters) -> Option<MemoryUsage> 
         rss: of("anon"),
         page_faults,
         major_page_faults,
-        limit: limit(&folder.join("memory.max")),
-        swap: number(&folder.join("memory.swap.current")),
-        swap_limit: limit(&folder.join("memory.swap.max")),
+        limit: folder.limit("memory.max"),
+        swap: folder.number("memory.swap.current"),
+        swap_limit: folder.limit("memory.swap.max"),
     })
 }
 
-fn memory_v1(folder: &Path, counters: &mut FileCounters) -> Option<MemoryUsage> {
-    let stat = table(&folder.join("memory.stat"));
+fn memory_v1(folder: &Folder, counters: &mut FileCounters) -> Option<MemoryUsage> {
+    let stat = folder.table("memory.stat");
     let of = |name: &str| stat.get(name).unwrap_or(0);
-    let usage = number(&folder.join("memory.usage_in_bytes"))?;
+    let usage = folder.number("memory.usage_in_bytes")?;
     // These files count memory and swap together.
-    let both = number(&folder.join("memory.memsw.usage_in_bytes"));
-    let both_limit = limit(&folder.join("memory.memsw.limit_in_bytes"));
-    let memory_limit = limit(&folder.join("memory.limit_in_bytes"));
+    let both = folder.number("memory.memsw.usage_in_bytes");
+    let both_limit = folder.limit("memory.memsw.limit_in_bytes");
+    let memory_limit = folder.limit("memory.limit_in_bytes");
     *counters = FileCounters {
         cache: of("total_cache"),
         mapped_file: of("total_mapped_file"),
@@ -259,6 +255,7 @@ fn memory_v1(folder: &Path, counters: &mut FileCounters) -> Option<MemoryUsage> 
 #[cfg(test)]
 pub(super) mod tests {
     use std::fs;
+    use std::path::Path;
 
     use super::*;
     use crate::cgroups::Layout;

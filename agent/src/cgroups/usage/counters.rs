@@ -1,11 +1,7 @@
 //! Counters of a cgroup that an observer compares over time: stalls, kills, limits reached. Few and small files, so that
 //! hundreds of cgroups can be read every few seconds.
 
-use std::path::Path;
-
-use super::file::limit;
-use super::file::number;
-use super::file::table;
+use super::file::Folder;
 use super::place::CgroupPlace;
 use super::pressure::Pressure;
 
@@ -42,37 +38,38 @@ impl CgroupPlace {
 
     /// Processes killed by the OOM killer; absent if the cgroup was removed.
     pub fn oom_kills(&self) -> Option<u64> {
-        let folder = self.memory.as_deref()?;
-        table(&folder.join(if self.v2 { "memory.events" } else { "memory.oom_control" })).get("oom_kill")
+        let folder = Folder::open(self.memory.as_deref()?)?;
+        folder.table(if self.v2 { "memory.events" } else { "memory.oom_control" }).get("oom_kill")
     }
 
     fn counters_v2(&self) -> CgroupCounters {
-        let Some(folder) = self.memory.as_deref() else { return CgroupCounters::default() };
-        let (cpu, events) = (table(&folder.join("cpu.stat")), table(&folder.join("memory.events")));
+        let Some(folder) = self.open().memory else { return CgroupCounters::default() };
+        let (cpu, events) = (folder.table("cpu.stat"), folder.table("memory.events"));
         let event = |name: &str| events.get(name).unwrap_or(0);
         let nanos = |name: &str| cpu.get(name).map(|micros| micros.saturating_mul(1000));
         CgroupCounters {
             cpu: nanos("usage_usec"),
             throttled: nanos("throttled_usec").unwrap_or(0),
-            memory: number(&folder.join("memory.current")),
-            memory_limit: limit(&folder.join("memory.max")),
+            memory: folder.number("memory.current"),
+            memory_limit: folder.limit("memory.max"),
             limit_hits: event("max").saturating_add(event("high")),
             oom_kills: event("oom_kill"),
             io_bytes: self.traffic(),
-            cpu_pressure: pressure(&folder.join("cpu.pressure")),
-            memory_pressure: pressure(&folder.join("memory.pressure")),
-            io_pressure: pressure(&folder.join("io.pressure")),
+            cpu_pressure: pressure(&folder, "cpu.pressure"),
+            memory_pressure: pressure(&folder, "memory.pressure"),
+            io_pressure: pressure(&folder, "io.pressure"),
         }
     }
 
     fn counters_v1(&self) -> CgroupCounters {
-        let of_memory = |file: &str| number(&self.memory.as_deref()?.join(file));
-        let stat = self.cpu_shares.as_deref().map(|folder| table(&folder.join("cpu.stat")));
+        let folders = self.open();
+        let of_memory = |file: &str| folders.memory.as_ref()?.number(file);
+        let stat = folders.cpu_shares.as_deref().map(|folder| folder.table("cpu.stat"));
         CgroupCounters {
-            cpu: self.cpu.as_deref().and_then(|folder| number(&folder.join("cpuacct.usage"))),
+            cpu: folders.cpu.as_deref().and_then(|folder| folder.number("cpuacct.usage")),
             throttled: stat.and_then(|stat| stat.get("throttled_time")).unwrap_or(0),
             memory: of_memory("memory.usage_in_bytes"),
-            memory_limit: self.memory.as_deref().and_then(|folder| limit(&folder.join("memory.limit_in_bytes"))),
+            memory_limit: folders.memory.as_deref().and_then(|folder| folder.limit("memory.limit_in_bytes")),
             limit_hits: of_memory("memory.failcnt").unwrap_or(0),
             oom_kills: self.oom_kills().unwrap_or(0),
             io_bytes: self.traffic(),
@@ -86,8 +83,8 @@ impl CgroupPlace {
     }
 }
 
-fn pressure(file: &Path) -> Option<Pressure> {
-    std::fs::read_to_string(file).ok().map(|text| Pressure::parse(&text))
+fn pressure(folder: &Folder, name: &str) -> Option<Pressure> {
+    folder.text(name).map(|text| Pressure::parse(&text))
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use nix::unistd::SysconfVar;
 use nix::unistd::sysconf;
@@ -16,10 +15,7 @@ use nix::unistd::sysconf;
 use super::basic::CgroupUsage;
 use super::basic::FileCounters;
 use super::basic::Throttling;
-use super::file::limit;
-use super::file::number;
-use super::file::table;
-use super::file::text;
+use super::file::Folder;
 use super::place::CgroupPlace;
 use super::place::process_ids;
 use crate::cgroups::arithmetic;
@@ -94,83 +90,90 @@ impl DiskTraffic {
 impl CgroupPlace {
     /// Reads the values beside `usage`, which was read of the same cgroup; nothing of a cgroup that was removed.
     pub fn detail(&self, usage: &CgroupUsage) -> CgroupDetail {
+        let folders = self.open();
         let mut detail = CgroupDetail::default();
-        if let Some(folder) = &self.cpu {
+        if let Some(folder) = &folders.cpu {
             if self.v2 { cpu_v2(folder, &usage.counters, &mut detail) } else { cpu_times_v1(folder, &mut detail) }
         }
-        if let Some(folder) = self.cpu_shares.as_ref().filter(|_| !self.v2) {
+        if let Some(folder) = folders.cpu_shares.as_ref().filter(|_| !self.v2) {
             cpu_shares_v1(folder, &mut detail);
         }
-        if let Some(folder) = self.memory.as_ref().filter(|_| usage.memory.is_some()) {
+        if let Some(folder) = folders.memory.as_ref().filter(|_| usage.memory.is_some()) {
             let kernel = usage.counters.kernel;
             detail.memory = Some(if self.v2 { memory_v2(folder, kernel) } else { memory_v1(folder) });
         }
-        if let Some(folder) = &self.pids {
-            detail.processes = text(&folder.join("cgroup.procs")).map(|list| process_ids(&list));
-            detail.tasks_max = number(&folder.join("pids.max"));
+        if let Some(folder) = &folders.pids {
+            detail.processes = folder.text("cgroup.procs").map(|list| process_ids(&list));
+            detail.tasks_max = folder.number("pids.max");
         }
-        detail.disks = self.disks();
+        detail.disks = folders.io.map(|folder| self.disks_in(&folder)).unwrap_or_default();
         detail
     }
 
     /// Reads the traffic with disks.
     pub(super) fn disks(&self) -> Vec<DiskTraffic> {
-        let Some(folder) = &self.io else { return Vec::new() };
+        let folder = self.io.as_deref().and_then(Folder::open);
+        folder.map(|folder| self.disks_in(&folder)).unwrap_or_default()
+    }
+
+    fn disks_in(&self, folder: &Folder) -> Vec<DiskTraffic> {
         if self.v2 { disks_v2(folder) } else { disks_v1(folder) }
     }
 }
 
-fn cpu_v2(folder: &Path, counters: &FileCounters, detail: &mut CgroupDetail) {
+fn cpu_v2(folder: &Folder, counters: &FileCounters, detail: &mut CgroupDetail) {
     (detail.cpu_user, detail.cpu_system) = (counters.cpu_user, counters.cpu_system);
-    let max = text(&folder.join("cpu.max")).unwrap_or_default();
+    let max = folder.text("cpu.max").unwrap_or_default();
     let mut max = max.split_ascii_whitespace().map(|word| word.parse().ok());
     (detail.cpu_quota, detail.cpu_period) = (max.next().flatten(), max.next().flatten());
-    detail.cpu_shares = number(&folder.join("cpu.weight")).map(arithmetic::shares_of_weight);
+    detail.cpu_shares = folder.number("cpu.weight").map(arithmetic::shares_of_weight);
     detail.throttling = detail.cpu_quota.map(|_| counters.throttling);
 }
 
-fn cpu_times_v1(folder: &Path, detail: &mut CgroupDetail) {
+fn cpu_times_v1(folder: &Folder, detail: &mut CgroupDetail) {
     let ticks = sysconf(SysconfVar::CLK_TCK).ok().flatten().and_then(|ticks| u64::try_from(ticks).ok()).unwrap_or(100);
-    let stat = table(&folder.join("cpuacct.stat"));
+    let stat = folder.table("cpuacct.stat");
     let nanos = |name: &str| stat.get(name).map(|count| count.saturating_mul(1_000_000_000 / ticks.max(1)));
     (detail.cpu_user, detail.cpu_system) = (nanos("user"), nanos("system"));
 }
 
-fn cpu_shares_v1(folder: &Path, detail: &mut CgroupDetail) {
-    detail.cpu_shares = number(&folder.join("cpu.shares"));
-    detail.cpu_period = number(&folder.join("cpu.cfs_period_us"));
-    detail.cpu_quota = number(&folder.join("cpu.cfs_quota_us"));
-    let stat = table(&folder.join("cpu.stat"));
-    let of = |name: &str| stat.get(name).unwrap_or(0);
-    detail.throttling = detail.cpu_quota.map(|_| Throttling {
-        periods: of("nr_periods"),
-        throttled_periods: of("nr_throttled"),
-        throttled: of("throttled_time"),
-        burst_periods: of("nr_bursts"),
-        burst: of("burst_time"),
+fn cpu_shares_v1(folder: &Folder, detail: &mut CgroupDetail) {
+    detail.cpu_shares = folder.number("cpu.shares");
+    detail.cpu_period = folder.number("cpu.cfs_period_us");
+    detail.cpu_quota = folder.number("cpu.cfs_quota_us");
+    detail.throttling = detail.cpu_quota.map(|_| {
+        let stat = folder.table("cpu.stat");
+        let of = |name: &str| stat.get(name).unwrap_or(0);
+        Throttling {
+            periods: of("nr_periods"),
+            throttled_periods: of("nr_throttled"),
+            throttled: of("throttled_time"),
+            burst_periods: of("nr_bursts"),
+            burst: of("burst_time"),
+        }
     });
 }
 
-fn memory_v2(folder: &Path, kernel: Option<u64>) -> MemoryDetail {
-    let events = table(&folder.join("memory.events"));
+fn memory_v2(folder: &Folder, kernel: Option<u64>) -> MemoryDetail {
+    let events = folder.table("memory.events");
     MemoryDetail {
         kernel,
-        peak: number(&folder.join("memory.peak")),
-        reservation: limit(&folder.join("memory.min")),
+        peak: folder.number("memory.peak"),
+        reservation: folder.limit("memory.min"),
         limit_hits: events.get("max"),
         high_hits: events.get("high"),
         oom_kills: events.get("oom_kill"),
     }
 }
 
-fn memory_v1(folder: &Path) -> MemoryDetail {
+fn memory_v1(folder: &Folder) -> MemoryDetail {
     MemoryDetail {
-        kernel: number(&folder.join("memory.kmem.usage_in_bytes")),
-        peak: number(&folder.join("memory.max_usage_in_bytes")),
-        reservation: limit(&folder.join("memory.soft_limit_in_bytes")),
-        limit_hits: number(&folder.join("memory.failcnt")),
+        kernel: folder.number("memory.kmem.usage_in_bytes"),
+        peak: folder.number("memory.max_usage_in_bytes"),
+        reservation: folder.limit("memory.soft_limit_in_bytes"),
+        limit_hits: folder.number("memory.failcnt"),
         high_hits: None,
-        oom_kills: table(&folder.join("memory.oom_control")).get("oom_kill"),
+        oom_kills: folder.table("memory.oom_control").get("oom_kill"),
     }
 }
 
@@ -180,8 +183,8 @@ fn device(text: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-fn disks_v2(folder: &Path) -> Vec<DiskTraffic> {
-    let text = text(&folder.join("io.stat")).unwrap_or_default();
+fn disks_v2(folder: &Folder) -> Vec<DiskTraffic> {
+    let text = folder.text("io.stat").unwrap_or_default();
     let disk = |line: &str| {
         let (number, rest) = line.split_once(' ')?;
         let (major, minor) = device(number)?;
@@ -195,10 +198,10 @@ fn disks_v2(folder: &Path) -> Vec<DiskTraffic> {
     text.lines().filter_map(disk).collect()
 }
 
-fn disks_v1(folder: &Path) -> Vec<DiskTraffic> {
+fn disks_v1(folder: &Folder) -> Vec<DiskTraffic> {
     let read = |name: &str| {
-        let recursive = text(&folder.join(format!("{name}_recursive")));
-        recursive.or_else(|| text(&folder.join(name))).unwrap_or_default()
+        let recursive = folder.text(format!("{name}_recursive").as_str());
+        recursive.or_else(|| folder.text(name)).unwrap_or_default()
     };
     let mut disks: BTreeMap<(u32, u32), DiskTraffic> = BTreeMap::new();
     let mut each = |text: &str, add: fn(&mut DiskTraffic, &str, u64)| {

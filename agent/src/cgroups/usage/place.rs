@@ -5,8 +5,9 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
+use std::rc::Rc;
 
-use super::file::text;
+use super::file::Folder;
 use crate::cgroups::Layout;
 
 /// Cgroups below another one that are searched for processes, at most: a container can create any number.
@@ -26,6 +27,16 @@ pub struct CgroupPlace {
     pub(super) memory: Option<PathBuf>,
     pub(super) pids: Option<PathBuf>,
     pub(super) io: Option<PathBuf>,
+}
+
+/// The folders of a cgroup, opened; those that do not exist are absent.
+#[derive(Debug)]
+pub(super) struct Folders {
+    pub(super) cpu: Option<Rc<Folder>>,
+    pub(super) cpu_shares: Option<Rc<Folder>>,
+    pub(super) memory: Option<Rc<Folder>>,
+    pub(super) pids: Option<Rc<Folder>>,
+    pub(super) io: Option<Rc<Folder>>,
 }
 
 impl CgroupPlace {
@@ -89,6 +100,22 @@ impl CgroupPlace {
         self.cpu.iter().chain(&self.memory).any(|folder| folder.is_dir())
     }
 
+    /// Opens each folder once: with v2 all controllers have the same.
+    pub(super) fn open(&self) -> Folders {
+        let mut opened: Vec<(&Path, Rc<Folder>)> = Vec::new();
+        let paths = [&self.cpu, &self.cpu_shares, &self.memory, &self.pids, &self.io];
+        let [cpu, cpu_shares, memory, pids, io] = paths.map(|path| {
+            let path = path.as_deref()?;
+            if let Some((_, folder)) = opened.iter().find(|(known, _)| *known == path) {
+                return Some(folder.clone());
+            }
+            let folder = Rc::new(Folder::open(path)?);
+            opened.push((path, folder.clone()));
+            Some(folder)
+        });
+        Folders { cpu, cpu_shares, memory, pids, io }
+    }
+
     /// Ids of the processes in the cgroup itself. If there are none, of those below it: with v2 all processes of a container
     /// that has divided its cgroup are there. None if the cgroup was removed.
     pub fn processes(&self) -> Vec<u32> {
@@ -112,7 +139,8 @@ fn path_in<'a>(layout: &Layout, memberships: &'a str, controller: &str) -> Optio
 }
 
 fn processes_in(folder: &Path) -> Vec<u32> {
-    process_ids(&text(&folder.join("cgroup.procs")).unwrap_or_default())
+    let list = Folder::open(folder).and_then(|folder| folder.text("cgroup.procs"));
+    process_ids(&list.unwrap_or_default())
 }
 
 fn processes_below(folder: &Path) -> Vec<u32> {

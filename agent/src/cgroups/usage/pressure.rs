@@ -5,8 +5,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use super::file::number;
-use super::file::table;
+use super::file::Folder;
 use super::place::CgroupPlace;
 
 /// Children of a cgroup that are looked at, at most: a container may create many.
@@ -85,7 +84,8 @@ pub struct CgroupStalls {
 impl CgroupPlace {
     /// Reads why tasks wait; zero for a cgroup that was removed. Blocks.
     pub fn stalls(&self) -> CgroupStalls {
-        let memory = self.memory.as_deref().map(|folder| if self.v2 { memory_v2(folder) } else { memory_v1(folder) });
+        let folder = self.memory.as_deref().and_then(Folder::open);
+        let memory = folder.map(|folder| if self.v2 { memory_v2(&folder) } else { memory_v1(&folder) });
         CgroupStalls { throttled: self.throttled(), ..memory.unwrap_or_default() }
     }
 
@@ -93,9 +93,11 @@ impl CgroupPlace {
     /// if that is longer, since the kernel counts each for itself. Zero for a cgroup that was removed. Blocks.
     pub fn throttled(&self) -> Duration {
         let quotas = if self.v2 { &self.cpu } else { &self.cpu_shares };
-        let Some(folder) = quotas else { return Duration::ZERO };
-        let of = |folder: &Path| {
-            let stat = table(&folder.join("cpu.stat"));
+        let Some((path, folder)) = quotas.as_deref().and_then(|path| Some((path, Folder::open(path)?))) else {
+            return Duration::ZERO;
+        };
+        let of = |file: &Path| {
+            let stat = folder.table(file);
             let of = |name: &str| stat.get(name).unwrap_or(0);
             if self.v2 {
                 Duration::from_micros(of("throttled_usec"))
@@ -103,9 +105,10 @@ impl CgroupPlace {
                 Duration::from_nanos(of("throttled_time"))
             }
         };
-        let children = fs::read_dir(folder).into_iter().flatten().flatten();
+        let children = fs::read_dir(path).into_iter().flatten().flatten();
         let children = children.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).take(MAX_CHILDREN);
-        of(folder).max(children.map(|child| of(&child.path())).sum())
+        let of_children = children.map(|child| of(&Path::new(&child.file_name()).join("cpu.stat"))).sum();
+        of(Path::new("cpu.stat")).max(of_children)
     }
 
     /// The folder in the hierarchy of the memory controller.
@@ -114,11 +117,11 @@ impl CgroupPlace {
     }
 }
 
-fn memory_v2(folder: &Path) -> CgroupStalls {
-    let stat = table(&folder.join("memory.stat"));
-    let (events, own) = (table(&folder.join("memory.events")), table(&folder.join("memory.events.local")));
+fn memory_v2(folder: &Folder) -> CgroupStalls {
+    let stat = folder.table("memory.stat");
+    let (events, own) = (folder.table("memory.events"), folder.table("memory.events.local"));
     CgroupStalls {
-        memory: Pressure::try_read(&folder.join("memory.pressure")).ok(),
+        memory: folder.text("memory.pressure").map(|text| Pressure::parse(&text)),
         // Kernels before 5.9 do not distinguish pages of files from others.
         refaulted_pages: stat.sum_of("workingset_refault"),
         high_hits: events.get("high").unwrap_or(0),
@@ -128,9 +131,9 @@ fn memory_v2(folder: &Path) -> CgroupStalls {
     }
 }
 
-fn memory_v1(folder: &Path) -> CgroupStalls {
-    let stat = table(&folder.join("memory.stat"));
-    let hits = number(&folder.join("memory.failcnt")).unwrap_or(0);
+fn memory_v1(folder: &Folder) -> CgroupStalls {
+    let stat = folder.table("memory.stat");
+    let hits = folder.number("memory.failcnt").unwrap_or(0);
     CgroupStalls {
         refaulted_pages: stat.sum_of("total_workingset_refault"),
         max_hits: hits,
