@@ -30,6 +30,8 @@ use crate::model::OomRecord;
 
 /// How often counters are read: nothing announces them.
 const PERIOD: Duration = Duration::from_secs(10);
+/// How long after it was written a line of the log is read at the latest.
+const LONGEST_DELAY: Duration = Duration::from_secs(10);
 
 /// Where OOM kills are looked for.
 #[derive(Clone, Debug)]
@@ -143,7 +145,7 @@ impl Fallback {
     }
 
     fn on_entry(&mut self, entry: OomLogEntry) -> Option<OomRecord> {
-        let moment = moment(entry.at_micros);
+        let moment = just_read(moment(entry.at_micros), Instant::now());
         self.source.on_log(entry, moment)
     }
 
@@ -185,7 +187,13 @@ async fn next(log: &mut Option<KernelLog>) -> std::io::Result<String> {
     }
 }
 
-/// A time of the log, whose clock is close to the monotonic one.
+/// The time of a line that was read now. One that seems to be old was written now: the clock of the log has drifted.
+fn just_read(moment: KernelMoment, now: Instant) -> KernelMoment {
+    if moment.age(now) > LONGEST_DELAY { KernelMoment(now) } else { moment }
+}
+
+/// A time of the log, whose clock starts with the monotonic one and, unlike that, is not adjusted: after weeks they may be
+/// minutes apart.
 pub(super) fn moment(at_micros: u64) -> KernelMoment {
     let now = Instant::now();
     let since_boot = nix::time::clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
@@ -224,6 +232,20 @@ mod tests {
         fallback.walk();
         fallback.source.begin(&fallback.index);
         (fallback, count)
+    }
+
+    #[tokio::test]
+    async fn a_clock_of_the_log_that_has_drifted_makes_no_kill_old() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut fallback, _) = node(folder.path());
+        assert!(lines(41).iter().all(|line| fallback.on_line(line).is_none()));
+        let record = fallback.release().expect("a kill");
+        assert!(record.moment.age(Instant::now()) < LONGEST_DELAY, "its time is a millisecond after the boot");
+        let now = Instant::now() + Duration::from_secs(1000);
+        for (age, expected) in [(0, 0), (8, 8), (10, 10), (11, 0), (300, 0)] {
+            let moment = KernelMoment(now - Duration::from_secs(age));
+            assert_eq!(just_read(moment, now).age(now), Duration::from_secs(expected), "{age}");
+        }
     }
 
     #[tokio::test]

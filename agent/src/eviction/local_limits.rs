@@ -97,7 +97,8 @@ fn of_pod(pod: &Pod, usage: &PodUsage) -> Option<Excess> {
 fn of_containers(pod: &Pod, usage: &PodUsage, layout: DiskLayout) -> Option<Excess> {
     let is_above = |(name, limit): &(&str, Amount)| {
         usage.containers.get(*name).is_some_and(|container| {
-            let rootfs = container.rootfs.filter(|_| layout != DiskLayout::Dedicated).unwrap_or_default();
+            // As upstream, also not where writable layers are on the node's file system and only images are elsewhere.
+            let rootfs = container.rootfs.filter(|_| layout == DiskLayout::Shared).unwrap_or_default();
             bytes(rootfs + container.logs.unwrap_or_default()) > *limit
         })
     };

@@ -1,4 +1,5 @@
-//! The task: reads the signals, decides, acts. One pod at a time; after an eviction the signals are read again at once.
+//! The task: reads the signals, decides, acts. One pod at a time, but for those that exceed limits on files; after an eviction
+//! the signals are read again at once.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -6,6 +7,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -49,7 +51,7 @@ use crate::recorder::Recorder;
 use crate::workers::act::runtime_kill_limit;
 use crate::workers::state::Phase;
 
-/// How long the memory of an evicted pod is waited for, after nothing is left of its processes.
+/// How long the memory of evicted pods is waited for, after nothing is left of their processes.
 const MEMORY_RETURNS: Duration = Duration::from_secs(30);
 /// How long the processes of an evicted pod are suspended, if the runtime does not send the signal to stop before. On a node
 /// that is stalled it takes seconds for that.
@@ -236,8 +238,10 @@ impl<O: Observe> Manager<O> {
         let ends = [step.next_due, self.history.next_transition(self.parts.policy.transition, now)];
         let until = ends.into_iter().flatten().map(|end| end.saturating_duration_since(now)).min();
         // What is done for a disk ends at any moment, and memory may run short before.
-        let awaits_relief =
-            self.relief.is_running() && step.due.first().is_some_and(|first| Resource::of(first.signal).is_of_disk());
+        let awaits_relief = step.due.first().is_some_and(|first| {
+            let what = Reclaim::of(first.signal, readings.disks.unwrap_or_default());
+            Resource::of(first.signal).is_of_disk() && self.relief.is_running_for(what)
+        });
         let pause = match self.is_resuming() {
             true => pace::SHORTEST,
             false if awaits_relief => pace::pause(thresholds, readings, false),
@@ -325,6 +329,18 @@ impl<O: Observe> Manager<O> {
 
     /// Evicts a pod, and waits until nothing is left of it.
     pub(super) async fn evict(&mut self, victim: Victim, signal: &'static str, disruption: bool, cause: Cause) {
+        let decided = self.record(victim, signal, disruption, cause).await;
+        self.end(&[decided]).await;
+    }
+
+    /// Announces and records the eviction of a pod, which [`Self::end`] is to carry out.
+    pub(super) async fn record(
+        &mut self,
+        victim: Victim,
+        signal: &'static str,
+        disruption: bool,
+        cause: Cause,
+    ) -> (Pod, EvictionRecord) {
         let Victim { pod, grace, suspend, notice: Notice { message, annotations } } = victim;
         let parts = &self.parts;
         parts.metrics.eviction.decided(cause.name, cause.at.elapsed());
@@ -339,38 +355,48 @@ impl<O: Observe> Manager<O> {
         if suspend && self.parts.pods.phase(&pod_ref(&pod).uid) == Some(Phase::Syncing) {
             self.parts.observe.suspend(&pod, SUSPENSION);
         }
-        self.end(&pod, entry).await;
+        (pod, entry)
     }
 
-    /// Terminates a pod that is recorded, and waits until nothing is left of it. The record stays until its end is reported.
-    /// A runtime may be stalled by the same want of memory or process ids: it starts a program for each signal. What it has
-    /// not killed in time of a pod that is evicted at once is killed through the pod's cgroup.
-    pub(super) async fn end(&mut self, pod: &Pod, entry: EvictionRecord) {
-        self.evicted.insert(pod_ref(pod).uid);
-        let (begin, held) = (Instant::now(), self.parts.observe.held(pod).await);
+    /// Terminates pods that are recorded, all at once, and waits until nothing is left of them. A record stays until the end of
+    /// its pod is reported. A runtime may be stalled by the same want of memory or process ids: it starts a program for each
+    /// signal. What it has not killed in time of a pod that is evicted at once is killed through the pod's cgroup.
+    pub(super) async fn end(&mut self, recorded: &[(Pod, EvictionRecord)]) {
+        let (begin, mut held) = (Instant::now(), Vec::new());
+        for (pod, _) in recorded {
+            self.evicted.insert(pod_ref(pod).uid);
+            held.push(self.parts.observe.held(pod).await);
+        }
         let Parts { observe, pods, .. } = &mut self.parts;
+        let pods = &*pods;
+        let ended =
+            join_all(recorded.iter().map(|(pod, entry)| pods.evict(pod, entry.grace, entry.termination_reason())));
         let kill_late = async {
-            // With a longer grace period a pod must not be killed before it got the signal to stop, which waits for calls
-            // in progress.
-            if entry.grace == IMMEDIATE {
-                tokio::time::sleep(runtime_kill_limit(entry.grace)).await;
-                observe.kill(pod).await;
+            tokio::time::sleep(runtime_kill_limit(IMMEDIATE)).await;
+            for (pod, entry) in recorded {
+                // With a longer grace period a pod must not be killed before it got the signal to stop, which waits for calls
+                // in progress.
+                if entry.grace == IMMEDIATE {
+                    observe.kill(pod).await;
+                }
             }
             std::future::pending::<Infallible>().await
         };
         tokio::select! {
-            () = pods.evict(pod, entry.grace, entry.termination_reason()) => {}
+            _ = ended => {}
             never = kill_late => match never {},
         }
-        if let Some(held) = held {
-            self.await_memory(pod, held, begin).await;
+        let deadline = Instant::now() + MEMORY_RETURNS;
+        for ((pod, _), held) in recorded.iter().zip(held) {
+            if let Some(held) = held {
+                self.await_memory(pod, held, begin, deadline).await;
+            }
         }
         self.policies.restart();
     }
 
     /// Waits until the memory that the pod held is free: its cgroup is gone, or nearly nothing is charged to it.
-    async fn await_memory(&mut self, pod: &Pod, held: u64, begin: Instant) {
-        let deadline = Instant::now() + MEMORY_RETURNS;
+    async fn await_memory(&mut self, pod: &Pod, held: u64, begin: Instant, deadline: Instant) {
         while let Some(left) = self.parts.observe.held(pod).await.filter(|left| *left > held / 20) {
             if Instant::now() >= deadline {
                 let pod = pod_ref(pod).full_name();

@@ -4,9 +4,11 @@
 //! no eviction.
 
 use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use tokio::task::JoinError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -29,7 +31,7 @@ use crate::stats::Sizes;
 
 /// How often limits on files are checked.
 const LIMITS_PERIOD: Duration = Duration::from_secs(10);
-/// Pods whose files are counted again at a time. More wait for the next check.
+/// Pods whose files are counted again at a time. More wait for the end of a count.
 const MOST_RECOUNTS: usize = 2;
 /// The pause before the files of a pod are counted again that exceeded no limit, as a multiple of the time it took.
 const PAUSE: u32 = 50;
@@ -44,6 +46,8 @@ pub(super) struct Recounts {
     check_due: Option<Instant>,
     /// Pods that seemed to exceed a limit in the last check.
     suspects: Vec<(Pod, PodUsage)>,
+    /// Those of them whose files are not counted again yet.
+    waiting: VecDeque<(Pod, PodUsage)>,
     running: JoinSet<Recounted>,
     /// Pods that are counted, those whose result was not judged yet too; with the end of the pause, those that were judged.
     pods: HashMap<PodUid, Option<Instant>>,
@@ -67,16 +71,24 @@ impl Recounts {
     pub(super) async fn next(&mut self) {
         while self.suspects.is_empty() && self.ended.is_empty() {
             tokio::select! {
-                Some(checked) = self.check.join_next() => self.suspects = checked.unwrap_or_default(),
-                Some(recounted) = self.running.join_next() => match recounted {
-                    Ok(recounted) => self.ended.push(recounted),
-                    // It has panicked. Which pod it counted is not known, so that any may be counted again.
-                    Err(error) => {
-                        tracing::error!(%error, "the files of a pod that seems to exceed a limit were not counted");
-                        self.pods.clear();
-                    }
-                },
+                Some(checked) = self.check.join_next() => {
+                    // What no longer seems to exceed a limit waits no more.
+                    self.waiting.clear();
+                    self.suspects = checked.unwrap_or_default();
+                }
+                Some(recounted) = self.running.join_next() => self.keep(recounted),
                 else => std::future::pending().await,
+            }
+        }
+    }
+
+    fn keep(&mut self, recounted: Result<Recounted, JoinError>) {
+        match recounted {
+            Ok(recounted) => self.ended.push(recounted),
+            // It has panicked. Which pod it counted is not known, so that any may be counted again.
+            Err(error) => {
+                tracing::error!(%error, "the files of a pod that seems to exceed a limit were not counted");
+                self.pods.clear();
             }
         }
     }
@@ -111,10 +123,22 @@ impl Recounts {
     fn tidy(&mut self, pods: &[Pod], now: Instant) {
         let is_there = |uid: &PodUid| pods.iter().any(|pod| pod_ref(pod).uid == *uid);
         self.pods.retain(|uid, pause| is_there(uid) && pause.is_none_or(|end| now < end));
+        self.suspects.retain(|(pod, _)| is_there(&pod_ref(pod).uid));
+        self.waiting.retain(|(pod, _)| is_there(&pod_ref(pod).uid));
     }
 
-    fn may_start(&self, uid: &PodUid) -> bool {
-        self.running.len() < MOST_RECOUNTS && !self.pods.contains_key(uid)
+    /// The next pod whose files may be counted again.
+    fn next_suspect(&mut self) -> Option<(Pod, PodUsage)> {
+        self.waiting.extend(self.suspects.drain(..));
+        if self.running.len() >= MOST_RECOUNTS {
+            return None;
+        }
+        while let Some((pod, usage)) = self.waiting.pop_front() {
+            if !self.pods.contains_key(&pod_ref(&pod).uid) {
+                return Some((pod, usage));
+            }
+        }
+        None
     }
 
     fn start(&mut self, pod: Pod, mut usage: PodUsage, sizes: BoxFuture<'static, Sizes>) {
@@ -130,6 +154,9 @@ impl Recounts {
 
     /// Pods of these that exceed a limit by the count that decides. Each is returned once.
     fn take_exceeding(&mut self, pods: &[Pod], layout: DiskLayout, now: Instant) -> Vec<(Pod, Excess)> {
+        while let Some(recounted) = self.running.try_join_next() {
+            self.keep(recounted);
+        }
         let mut exceeding = Vec::new();
         for Recounted { pod, usage, took } in self.ended.drain(..) {
             let uid = pod_ref(&pod).uid;
@@ -154,16 +181,22 @@ impl<O: Observe> Manager<O> {
         let now = Instant::now();
         self.recounts.tidy(pods, now);
         let exceeding = self.recounts.take_exceeding(pods, layout, now);
-        for (pod, Excess { limit, message }) in &exceeding {
-            let notice = Notice { message: message.clone(), ..Notice::default() };
-            self.evict(Victim { pod: pod.clone(), grace: IMMEDIATE, suspend: false, notice }, limit, false, cause)
-                .await;
-        }
+        // Both go on while pods end.
         self.recount_suspects();
         if self.recounts.is_check_due(now) {
             self.check_limits(pods, layout);
         }
-        !exceeding.is_empty()
+        let mut recorded = Vec::new();
+        for (pod, Excess { limit, message }) in exceeding {
+            let notice = Notice { message, ..Notice::default() };
+            let victim = Victim { pod, grace: IMMEDIATE, suspend: false, notice };
+            recorded.push(self.record(victim, limit, false, cause).await);
+        }
+        if recorded.is_empty() {
+            return false;
+        }
+        self.end(&recorded).await;
+        true
     }
 
     fn check_limits(&mut self, pods: &[Pod], layout: DiskLayout) {
@@ -178,11 +211,55 @@ impl<O: Observe> Manager<O> {
 
     /// Starts to count the files of pods again that seem to exceed a limit.
     fn recount_suspects(&mut self) {
-        for (pod, usage) in std::mem::take(&mut self.recounts.suspects) {
-            if self.recounts.may_start(&pod_ref(&pod).uid) {
-                let sizes = self.parts.observe.recount(&pod);
-                self.recounts.start(pod, usage, sizes);
-            }
+        while let Some((pod, usage)) = self.recounts.next_suspect() {
+            let sizes = self.parts.observe.recount(&pod);
+            self.recounts.start(pod, usage, sizes);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn suspect(number: usize) -> (Pod, PodUsage) {
+        let metadata = json!({"name": format!("p{number}"), "namespace": "ns", "uid": format!("uid-{number}")});
+        let pod = serde_json::from_value(json!({"metadata": metadata})).expect("a pod");
+        (Arc::new(pod), PodUsage::default())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_pods_that_a_check_finds_are_counted_again_before_the_next_check() {
+        let suspects: Vec<_> = (0..5).map(suspect).collect();
+        let pods: Vec<Pod> = suspects.iter().map(|(pod, _)| pod.clone()).collect();
+        let mut recounts = Recounts { suspects, ..Recounts::default() };
+        let counting = async {
+            while recounts.pods.values().flatten().count() < pods.len() {
+                recounts.tidy(&pods, Instant::now());
+                while let Some((pod, usage)) = recounts.next_suspect() {
+                    let sizes = async {
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                        Sizes::new()
+                    };
+                    recounts.start(pod, usage, Box::pin(sizes));
+                }
+                assert!(recounts.running.len() <= MOST_RECOUNTS);
+                recounts.next().await;
+                assert!(recounts.take_exceeding(&pods, DiskLayout::Shared, Instant::now()).is_empty());
+            }
+        };
+        assert!(tokio::time::timeout(LIMITS_PERIOD, counting).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_the_next_check_does_not_find_is_not_counted_again() {
+        let mut recounts = Recounts { waiting: [suspect(0)].into(), ..Recounts::default() };
+        recounts.start_check(Vec::new(), Box::pin(async { Ok(HashMap::new()) }), DiskLayout::Shared);
+        assert!(tokio::time::timeout(LIMITS_PERIOD, recounts.next()).await.is_err(), "nothing was found");
+        assert!(recounts.next_suspect().is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! What precedes the eviction of a pod for a disk: what no pod needs is removed, and if that is not enough, the files of all
 //! pods are measured. Both need the runtime and the disk, which may hang. What takes long goes on beside the passes of the
-//! manager and delays no eviction for memory or process ids; an eviction for a disk waits for it, but for each
-//! step no longer than [`LIMIT`]. While files cannot be measured, no pod is evicted for a disk.
+//! manager and delays no eviction for memory, process ids or another disk; an eviction for this disk waits for it, but
+//! for each step no longer than [`LIMIT`]. While files cannot be measured, no pod is evicted for a disk.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -48,8 +48,10 @@ enum Step {
 /// The steps to relieve a disk.
 #[derive(Debug, Default)]
 pub(super) struct Relief {
-    /// At most one, with what is removed from the node.
+    /// At most one for each disk, with what is removed from that.
     running: JoinSet<(Reclaim, Step)>,
+    /// For what they run.
+    awaited: Vec<Reclaim>,
     /// The last one, until the next one follows from it.
     ended: Option<(Reclaim, Step)>,
     containers: Removal,
@@ -91,15 +93,27 @@ impl Removal {
 
 impl Relief {
     /// A step runs beside the passes.
-    pub(super) fn is_running(&self) -> bool {
+    fn is_running(&self) -> bool {
         !self.running.is_empty()
     }
 
-    /// Waits until the step that runs has ended; forever if none does. Can be cancelled without a loss.
+    /// A step for the disk from which `what` is removed runs beside the passes.
+    pub(super) fn is_running_for(&self, what: Reclaim) -> bool {
+        self.awaited.contains(&what)
+    }
+
+    /// Waits until a step that runs has ended; forever if none does. Can be cancelled without a loss.
     pub(super) async fn next(&mut self) {
         match self.running.join_next().await {
-            Some(Ok(step)) => self.ended = Some(step),
-            Some(Err(error)) => tracing::error!(%error, "a disk that runs short was not relieved"),
+            Some(Ok((what, step))) => {
+                self.awaited.retain(|of| *of != what);
+                self.ended = Some((what, step));
+            }
+            // It has panicked. For what it ran is not known, so that any may be begun again.
+            Some(Err(error)) => {
+                tracing::error!(%error, "a disk that runs short was not relieved");
+                self.awaited.clear();
+            }
             None => std::future::pending().await,
         }
     }
@@ -180,10 +194,16 @@ impl Relief {
 
     /// Begins a step. Returns it if it ends soon.
     async fn begin(&mut self, of: Reclaim, step: impl Future<Output = Step> + Send + 'static) -> Option<Step> {
+        self.awaited.push(of);
         self.running.spawn(async move { (of, step.await) });
+        let ending = async {
+            while self.is_running_for(of) {
+                self.next().await;
+            }
+        };
         // If it takes longer, a later pass goes on from it.
-        let _ = tokio::time::timeout(PATIENCE, self.next()).await;
-        self.ended.take().map(|(_, step)| step)
+        let _ = tokio::time::timeout(PATIENCE, ending).await;
+        self.take(of)
     }
 }
 
@@ -197,7 +217,7 @@ impl<O: Observe> Manager<O> {
         thresholds: &[Threshold],
         mut pods: Vec<Pod>,
     ) -> Option<(Vec<Pod>, Usage)> {
-        if self.relief.is_running() {
+        if self.relief.is_running_for(what) {
             return None;
         }
         let mut ended = self.relief.take(what);
@@ -215,6 +235,10 @@ impl<O: Observe> Manager<O> {
                     }
                     let of: HashSet<PodUid> = pods.iter().map(|pod| pod_ref(pod).uid).collect();
                     let Some(step) = self.relief.measurement(of, || self.parts.observe.usage(&pods, true)) else {
+                        // Most likely the step for another disk measures.
+                        if self.relief.is_running() {
+                            return None;
+                        }
                         return Some((pods, Err("the last measurement has not ended".to_owned())));
                     };
                     self.relief.begin(what, step).await?
@@ -333,6 +357,20 @@ mod tests {
         let nothing: Usage = Ok(HashMap::new());
         let next = relief.measurement(HashSet::new(), || Box::pin(std::future::ready(nothing)));
         assert!(matches!(next.unwrap().await, Step::Measured { usage: Ok(_), .. }));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_for_one_disk_does_not_keep_another_disk_waiting() {
+        let (mut relief, begin) = (Relief::default(), Instant::now());
+        assert!(relief.begin(IMAGES, std::future::pending()).await.is_none());
+        assert!(relief.is_running_for(IMAGES) && !relief.is_running_for(CONTAINERS));
+        let short = async {
+            tokio::time::sleep(PATIENCE / 2).await;
+            Step::Reclaimed
+        };
+        assert!(matches!(relief.begin(CONTAINERS, short).await, Some(Step::Reclaimed)));
+        assert_eq!(begin.elapsed(), PATIENCE + PATIENCE / 2);
+        assert!(relief.is_running_for(IMAGES) && relief.take(IMAGES).is_none());
     }
 
     #[tokio::test(start_paused = true)]

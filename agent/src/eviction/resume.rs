@@ -68,7 +68,7 @@ impl<O: Observe> Manager<O> {
             // What this agent has created of the pod since its start does not count if the next one resumes.
             let entry = EvictionRecord { decided_at: self.parts.clock.wall_nanos(), ..entry };
             self.parts.journal.add(entry.clone()).await;
-            self.end(pod, entry).await;
+            self.end(&[(pod.clone(), entry)]).await;
         }
         Ok(still_holds)
     }

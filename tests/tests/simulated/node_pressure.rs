@@ -349,6 +349,47 @@ async fn a_volume_above_its_limit_evicts_its_pod() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn all_pods_above_their_limits_are_evicted_at_once() {
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![with_limit("full"), with_limit("fuller")]);
+    until(&sim, "both run", |l| l.live_count() == 2).await;
+    for name in ["full", "fuller"] {
+        let volumes = [("data".to_owned(), Used { bytes: 2 * MIB, inodes: 2 })].into();
+        shown.state().usage.insert(uid(name), PodUsage { volumes, ..PodUsage::default() });
+    }
+    sim.faults(|faults| faults.add(CallFault::on(Method::StopContainer, FaultKind::Hang)));
+    let _manager = agent.evict_by(policy(json!({})), shown.clone());
+    // Their files are counted for 20 s, and neither pod ends within 30 s.
+    sleep(secs(30)).await;
+    assert!(is_evicted(&agent, "full") && is_evicted(&agent, "fuller"));
+    let mut killed: Vec<_> = shown.state().killed.iter().map(|(pod, _)| pod.clone()).collect();
+    killed.sort();
+    assert_eq!(killed, [uid("full"), uid("fuller")], "the runtime has not stopped them in time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_memory_of_pods_that_are_evicted_together_is_waited_for_at_the_same_time() {
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let pods = vec![with_limit("full"), with_limit("fuller"), requesting("batch", "run", None)];
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
+    until(&sim, "all run", |l| l.live_count() == 3).await;
+    for name in ["full", "fuller"] {
+        let volumes = [("data".to_owned(), Used { bytes: 2 * MIB, inodes: 2 })].into();
+        shown.state().usage.insert(uid(name), PodUsage { volumes, ..PodUsage::default() });
+        shown.state().held.insert(uid(name), MIB);
+    }
+    let _manager = agent.evict_by(hard_memory(), shown.clone());
+    until(&sim, "both have ended", |l| l.live_count() == 1).await;
+    shown.uses("batch", 50);
+    shown.set_available(Signal::MemoryAvailable, 50);
+    let begin = Instant::now();
+    until_true("evicted", || is_evicted(&agent, "batch")).await;
+    assert!((secs(25)..secs(45)).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_pod_is_evicted_at_a_time() {
     let (sim, folder) = node();
     let shown = Shown::default();

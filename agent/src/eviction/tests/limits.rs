@@ -72,8 +72,10 @@ fn one_container() {
     let message = "Container main exceeded its local ephemeral storage limit \"10Mi\". ".to_owned();
     let expected = Some(("ephemeralcontainerfs.limit", message));
     assert_eq!(found(&pod, &disks("8Mi", "3Mi", "0"), DiskLayout::Shared), expected);
-    assert_eq!(found(&pod, &disks("8Mi", "3Mi", "0"), DiskLayout::Dedicated), None, "writable layers are elsewhere");
-    assert_eq!(found(&pod, &disks("8Mi", "11Mi", "0"), DiskLayout::Dedicated), expected);
+    for layout in [DiskLayout::Dedicated, DiskLayout::Split] {
+        assert_eq!(found(&pod, &disks("8Mi", "3Mi", "0"), layout), None, "{layout:?}: writable layers do not count");
+        assert_eq!(found(&pod, &disks("8Mi", "11Mi", "0"), layout), expected, "{layout:?}");
+    }
 }
 
 #[test]
