@@ -10,10 +10,10 @@ use keblet_proto::cri::v1 as cri;
 use super::ActContext;
 use super::Cause;
 use super::NodeFiles;
-use super::PassContext;
 use super::env_objects;
 use super::image_volumes::ImageVolumes;
 use super::sandbox::Sandbox;
+use super::start::StartContext;
 use crate::filesystem;
 use crate::model::ContainerId;
 use crate::model::PodSnapshot;
@@ -54,22 +54,21 @@ pub(super) fn log_dir(settings: &NodeSettings, pod: &Pod) -> PathBuf {
     settings.pod_logs_dir.join(names::log_dir_name(pod))
 }
 
-/// The configuration to create the instance with.
+/// The configuration to create the instance with. The API server is not waited for once the pod is terminated.
 ///
 /// # Errors
 /// The cause of `CreateContainerConfigError`.
 pub(super) async fn configure(
-    ctx: &ActContext,
-    pass: &PassContext,
+    context: StartContext<'_>,
     spec: &ContainerSpec<'_>,
-    sandbox: &Sandbox,
     image: &ResolvedImage,
-    image_volumes: &ImageVolumes,
     restarts: u32,
 ) -> Result<cri::ContainerConfig, Cause> {
+    let StartContext { ctx, pass, sandbox, image_volumes, terminated, .. } = context;
     let pod = &pass.pod;
     let target = target(spec, &pass.snapshot)?;
-    let objects = env_objects::look_up(&ctx.objects, &ctx.volumes, pod, &spec.container, &ctx.settings).await?;
+    let reading = env_objects::look_up(&ctx.objects, &ctx.volumes, pod, &spec.container, &ctx.settings);
+    let objects = terminated.run_until_cancelled(reading).await.ok_or(Cause::Terminated)??;
     let environment = container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings)?;
     make_log_dir(log_dir(&ctx.settings, pod).join(&spec.container.name)).await?;
     let volumes = PodVolumes::of(pod);

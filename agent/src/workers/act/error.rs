@@ -155,6 +155,9 @@ pub enum Cause {
     /// The container that an ephemeral container targets has no instance.
     #[error("unable to find target container {0}")]
     NoTargetContainer(String),
+    /// The pod was terminated meanwhile. The text is that of a kubelet, whose calls end.
+    #[error("context canceled")]
+    Terminated,
 }
 
 impl From<GenerateError> for Cause {

@@ -18,6 +18,7 @@ use super::pull_secrets;
 use super::report;
 use crate::images::Credential;
 use crate::images::ImageInfo;
+use crate::images::PullError;
 use crate::images::is_latest;
 use crate::images::with_default_tag;
 use crate::model::Clock;
@@ -163,7 +164,7 @@ pub(super) struct ImageLookup<'a> {
     pub(super) sandbox: &'a cri::PodSandboxConfig,
     /// Called before an image is pulled.
     pub(super) before_pull: &'a (dyn Fn() + Sync),
-    /// The pod is terminated meanwhile: no pull is waited for.
+    /// The pod is terminated meanwhile: neither a pull nor credentials are waited for.
     pub(super) terminated: &'a CancellationToken,
 }
 
@@ -283,13 +284,22 @@ impl Request<'_> {
     }
 
     async fn credentials(&self) -> Result<&[Credential], PodError> {
-        let ImageLookup { ctx, pod, .. } = self.of;
+        let ImageLookup { ctx, pod, terminated, .. } = self.of;
         let look_up = async || {
             let secrets = pull_secrets::look_up(ctx, pod).await.found;
             let matching = ctx.images.credentials().matching(self.wanted.image, pod, &secrets).await;
             matching.map_err(|source| PodError::ImageCredentials { source })
         };
-        Ok(self.credentials.get_or_try_init(look_up).await?)
+        // A plugin may hang, and the API server may not answer.
+        match terminated.run_until_cancelled(self.credentials.get_or_try_init(look_up)).await {
+            Some(found) => Ok(found?),
+            None => Err(self.pull_failed(PullError::Cancelled { asked: None })),
+        }
+    }
+
+    fn pull_failed(&self, source: PullError) -> PodError {
+        let recheck_at = self.of.ctx.clock.wall() + BACK_OFF_SHOWN_AFTER;
+        PodError::PullImage { image: self.wanted.image.to_owned(), source, recheck_at }
     }
 
     fn use_present(&self, name: String, info: ImageInfo, origin: Origin) -> FoundImage {
@@ -320,8 +330,7 @@ impl Request<'_> {
         ctx.startups.pulled(uid, began, ctx.clock.wall());
         ctx.images.record_pull(stated, pulled.as_ref()).await;
         let pulled = pulled.map_err(|source| {
-            let recheck_at = ctx.clock.wall() + BACK_OFF_SHOWN_AFTER;
-            let error = PodError::PullImage { image: stated.to_owned(), source, recheck_at };
+            let error = self.pull_failed(source);
             ctx.pulls().record(&key, &error);
             error
         })?;

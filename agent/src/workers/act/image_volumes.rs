@@ -31,11 +31,15 @@ struct MountedImage {
     reference: String,
 }
 
-/// Finds or pulls the images of all image volumes of the pod. Events are on the pod.
+/// Finds or pulls the images of all image volumes of the pod, unless it is terminated meanwhile: then no container starts
+/// that would need them. Events are on the pod.
 pub(super) async fn ensure(images: ImageLookup<'_>) -> ImageVolumes {
     let mut all = BTreeMap::new();
     for volume in images.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         let Some(source) = &volume.image else { continue };
+        if images.terminated.is_cancelled() {
+            break;
+        }
         let reference = source.reference.as_deref().unwrap_or_default();
         let wanted = Wanted { image: reference, policy: source.pull_policy.as_deref(), field_path: String::new() };
         let found = images.ensure(wanted).await.map_err(|error| StartFailure::from(&error));

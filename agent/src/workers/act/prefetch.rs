@@ -14,9 +14,10 @@ use crate::model::ContainerClass;
 use crate::model::StartContainer;
 use crate::model::spec;
 
-/// Begins to pull what the containers after this one need. Waits for no pull.
+/// Begins to pull what the containers after this one need. Waits for no pull. Does nothing if the pod is terminated before
+/// its pull secrets are read.
 pub(super) async fn after(context: StartContext<'_>, started: &StartContainer) {
-    let StartContext { ctx, pass, sandbox, .. } = context;
+    let StartContext { ctx, pass, sandbox, terminated, .. } = context;
     if !ctx.images.prefetches() || started.class != ContainerClass::Init {
         return;
     }
@@ -24,11 +25,12 @@ pub(super) async fn after(context: StartContext<'_>, started: &StartContainer) {
     if wanted.is_empty() {
         return;
     }
-    let secrets = pull_secrets::look_up(ctx, &pass.pod).await.found;
+    let reading = pull_secrets::look_up(ctx, &pass.pod);
+    let Some(secrets) = terminated.run_until_cancelled(reading).await else { return };
     for image in wanted {
         // One that is no name is reported at its container's turn.
         let Ok(name) = with_default_tag(image) else { continue };
-        let (image, secrets, sandbox) = (image.to_owned(), secrets.clone(), sandbox.config.clone());
+        let (image, secrets, sandbox) = (image.to_owned(), secrets.found.clone(), sandbox.config.clone());
         ctx.images.prefetch(PrefetchRequest { pod: pass.pod.clone(), image, name, sandbox, secrets });
     }
 }

@@ -41,8 +41,9 @@ pub async fn execute(ctx: &ActContext, pass: &PassContext, actions: &PodActions)
 
 /// [`execute`], with `before_pull` called before an image is pulled into a sandbox that the plan has created: pulls may take
 /// minutes, and the pod's status shows the sandbox meanwhile (KEP-3085). When `terminated` is ready nothing waits for
-/// volumes, pulls and postStart hooks any longer, and a sandbox that cannot be created is no failure; the pod is to be looked
-/// at again. Pulls that are given up fail, as a kubelet's do; the outcome has no other error then.
+/// volumes, objects, credentials, pulls and postStart hooks any longer, and a sandbox that cannot be created is no failure;
+/// the pod is to be looked at again. A start whose pull is given up fails, as a kubelet's does, and so does one whose
+/// configuration is; the outcome has no other error then.
 pub async fn execute_observed(
     ctx: &ActContext,
     pass: &PassContext,
@@ -247,6 +248,8 @@ async fn start_all(context: StartContext<'_>, actions: &PodActions, outcome: &mu
     }
     let failed = |start: &StartOutcome| start.result.as_ref().is_err_and(|failure| failure.token == "ErrImagePull");
     if outcome.starts.iter().any(failed) {
-        pull_secrets::report_missing(context.ctx, &context.pass.pod).await;
+        let report = pull_secrets::report_missing(context.ctx, &context.pass.pod);
+        // The secrets of a terminated pod are not waited for.
+        context.terminated.run_until_cancelled(report).await;
     }
 }

@@ -164,7 +164,7 @@ impl StartContext<'_> {
     ) -> Result<ContainerId, PodError> {
         let Self { ctx, pass, sandbox, .. } = self;
         let container = || spec.container.name.clone();
-        let config = config::configure(ctx, pass, spec, sandbox, &found.image, self.image_volumes, restarts)
+        let config = config::configure(self, spec, &found.image, restarts)
             .await
             .map_err(|source| PodError::ConfigureContainer { container: container(), source })?;
         resize::record_start(ctx, pass, &spec.container).await;

@@ -141,7 +141,12 @@ impl Provider {
             return Ok(known);
         }
         let question = (image.to_owned(), AccountKey { token: hash, ..key.clone() });
-        let run = lock(&self.running).entry(question.clone()).or_default().clone();
+        let run = {
+            let mut running = lock(&self.running);
+            // Callers that were dropped, with their pods, have removed nothing.
+            running.retain(|_, run| Arc::strong_count(run) > 1);
+            running.entry(question.clone()).or_default().clone()
+        };
         let result = run.get_or_init(|| self.run(image, account, key, metrics)).await.clone();
         let mut running = lock(&self.running);
         if running.get(&question).is_some_and(|current| Arc::ptr_eq(current, &run)) {

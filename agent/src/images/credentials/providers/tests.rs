@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use futures_util::FutureExt as _;
 use serde_json::Value;
 use serde_json::json;
 
@@ -122,6 +123,28 @@ async fn concurrent_requests_for_an_image_share_a_run() {
     assert_eq!(fixture.requests().len(), 2, "not cached");
     let expected = json!({"kind": "CredentialProviderRequest", "apiVersion": V1, "image": "a.io/x"});
     assert_eq!(fixture.requests()[0], expected);
+}
+
+#[tokio::test]
+async fn a_caller_that_is_dropped_leaves_the_others_their_response() {
+    let fixture = Fixture::new(json!({}));
+    fixture.answers(json!({"auth": {"a.io": {"username": "u", "password": "p"}}}));
+    let [mut runs, mut waits] = ["a.io/x"; 2].map(|image| Box::pin(fixture.found(image, "")));
+    assert!(runs.as_mut().now_or_never().is_none() && waits.as_mut().now_or_never().is_none());
+    fixture.found("a.io/other", "").await;
+    assert_eq!(lock(&fixture.providers.all[0].running).len(), 1, "callers wait for it");
+    drop(runs);
+    assert_eq!(waits.await, [("p".to_owned(), CredentialSource::Node)]);
+    assert!(lock(&fixture.providers.all[0].running).is_empty());
+}
+
+#[tokio::test]
+async fn a_run_whose_callers_were_dropped_is_not_kept() {
+    let fixture = Fixture::new(json!({"args": ["-c", "exec sleep 600"]}));
+    for image in ["a.io/x", "a.io/y", "a.io/z"] {
+        assert!(fixture.found(image, "").now_or_never().is_none(), "it does not end");
+    }
+    assert_eq!(lock(&fixture.providers.all[0].running).len(), 1, "until the next one begins");
 }
 
 fn attributes(changes: Value) -> Value {

@@ -16,8 +16,7 @@ const IMAGE: &str = "r.io/app:1";
 
 /// Secrets by name, each with a user for `r.io`. A user that is empty makes a secret without valid content.
 fn give_secrets(node: &mut Node, pod: &Pod, secrets: &[(&str, &str)]) -> Registration {
-    let clock = node.ctx.clock;
-    let api = Api::new(clock);
+    let api = Api::new(node.ctx.clock);
     for (name, user) in secrets {
         let config = json!({"auths": {"r.io": {"username": user, "password": "p"}}}).to_string();
         let config = if user.is_empty() { "hunter2" } else { config.as_str() };
@@ -27,12 +26,26 @@ fn give_secrets(node: &mut Node, pod: &Pod, secrets: &[(&str, &str)]) -> Registr
                 "data": {".dockerconfigjson": STANDARD.encode(config)}}),
         );
     }
-    let (strategy, recovered) = (Strategy::Get, Recovered::default());
+    register(node, pod, &api)
+}
+
+/// The pod's secrets are read from this API server.
+fn register(node: &mut Node, pod: &Pod, api: &Api) -> Registration {
+    let (clock, strategy, recovered) = (node.ctx.clock, Strategy::Get, Recovered::default());
     let config = ObjectsConfig { strategy, recovered, sync_frequency: Duration::from_secs(60), clock, node: None };
     node.ctx.objects = Objects::new(&api.client(), config);
     let mut registration = Registration::new("uid".into());
     node.ctx.objects.register(pod, &mut registration);
     registration
+}
+
+/// An API server that the pod's objects are to be read from and that does not answer, except for services.
+pub(super) async fn unanswered(node: &mut Node, pod: &Pod) -> (Api, Registration) {
+    let api = Api::new(node.ctx.clock);
+    let registration = register(node, pod, &api);
+    node.ctx.objects.service_variables("ns", true, true).await.expect("listed");
+    api.state().delay = Duration::from_secs(600);
+    (api, registration)
 }
 
 /// A pod with these pull secrets.
@@ -116,6 +129,23 @@ async fn an_image_whose_pod_was_terminated_during_the_pull_is_verified() {
     started(&node, &owner).await.expect("its credentials are accepted");
     assert_eq!(pulls(&node), ["PullImage r.io/app:1 as one"]);
     assert_eq!(std::fs::read_dir(node.path("image_manager/pulling")).expect("listed").count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_terminated_does_not_wait_for_its_credentials() {
+    // Before the pull, and after one that failed without them, to report those that cannot be read.
+    for (seconds, reads, pulled) in [(3, 1, 0), (13, 2, 1)] {
+        let mut node = Node::new();
+        let pod = with_secrets("uid", "IfNotPresent", &["s1"]);
+        let (api, _registration) = unanswered(&mut node, &pod).await;
+        let plan = actions(keep(), vec![regular(0, "c")]);
+        let (since, terminated) = (Instant::now(), tokio::time::sleep(Duration::from_secs(seconds)));
+        let outcome = execute_observed(&node.ctx, &pass(&pod, &running(&[])), &plan, &|_| {}, terminated).await;
+        assert_eq!(since.elapsed().as_secs(), seconds);
+        assert_eq!(api.take_requests(), vec!["GET /api/v1/namespaces/ns/secrets/s1?"; reads]);
+        assert_eq!(tokens(&outcome), [("c", "ErrImagePull")]);
+        assert_eq!(pulls(&node).len(), pulled);
+    }
 }
 
 #[tokio::test(start_paused = true)]

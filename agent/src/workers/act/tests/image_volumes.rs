@@ -93,6 +93,24 @@ async fn a_pod_that_is_terminated_does_not_wait_for_the_image_of_a_volume() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_is_terminated_pulls_no_further_image_of_a_volume() {
+    let (mut node, _metrics) = node();
+    node.runtime.state().registry.insert("r.io/data:1".into(), image("sha256:data"));
+    node.runtime.state().pulls.insert("r.io/data:1".into(), Duration::from_secs(600));
+    let volume = |name: &str| {
+        let reference = format!("r.io/{name}:1");
+        json!({"name": name, "image": {"reference": reference, "pullPolicy": "IfNotPresent"}})
+    };
+    let pod = pod(json!({"volumes": [volume("data"), volume("more")]}));
+    let (plan, terminated) = (actions(keep(), vec![regular(0, "c")]), tokio::time::sleep(Duration::from_secs(3)));
+    let outcome = execute_observed(&node.ctx, &pass(&pod, &running(&[])), &plan, &|_| {}, terminated).await;
+    assert!(outcome.is_ok() && outcome.starts.is_empty(), "{outcome:?}");
+    assert_eq!(node.runtime.take_calls(), ["ImageStatus r.io/data:1", "PullImage r.io/data:1"]);
+    let events = node.events.take();
+    assert!(events.len() == 2 && events.iter().all(|event| event.contains("r.io/data:1")), "{events:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_sub_path_stays_in_its_image() {
     for (sub_path, expected) in [
         ("/etc", "error SubPath `/etc` must not be an absolute path"),

@@ -1,5 +1,7 @@
 //! Images that are pulled ahead, while an init container runs.
 
+use k8s_openapi::api::core::v1::LocalObjectReference;
+
 use super::*;
 
 fn prefetching() -> Node {
@@ -93,6 +95,20 @@ async fn a_pull_ahead_ends_with_its_pod() {
     let near = node.ctx.images.pull("near:1", &cri::PodSandboxConfig::default(), &[]).await;
     assert_eq!(near.expect("pulled").image_ref, "sha256:near");
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_terminated_does_not_wait_for_the_secrets_of_later_images() {
+    let (mut node, mut pod) = (prefetching(), with_init());
+    let secret = LocalObjectReference { name: "s".into() };
+    pod.spec.as_mut().expect("a spec").image_pull_secrets = Some(vec![secret]);
+    let (api, _registration) = image_access::unanswered(&mut node, &pod).await;
+    let plan = actions(keep(), vec![start(ContainerClass::Init, 0, "i", None)]);
+    let (since, terminated) = (Instant::now(), tokio::time::sleep(Duration::from_secs(3)));
+    let outcome = execute_observed(&node.ctx, &pass(&pod, &running(&[])), &plan, &|_| {}, terminated).await;
+    assert_eq!(since.elapsed().as_secs(), 3);
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!(api.take_requests(), ["GET /api/v1/namespaces/ns/secrets/s?"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -82,6 +82,23 @@ async fn a_terminated_pod_does_not_wait_for_its_volumes() {
     assert!(node.ctx.volumes.is_torn_down("uid"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_terminated_pod_does_not_wait_for_objects_of_its_environment() {
+    let mut node = Node::new();
+    node.has_image("app:1", "sha256:1");
+    let mut fields = container("c");
+    fields["envFrom"] = json!([{"configMapRef": {"name": "m"}}, {"secretRef": {"name": "s"}}]);
+    let pod = pod(json!({"containers": [fields]}));
+    let (_api, _registration) = image_access::unanswered(&mut node, &pod).await;
+    let plan = actions(keep(), vec![regular(0, "c")]);
+    let (since, terminated) = (Instant::now(), tokio::time::sleep(Duration::from_secs(3)));
+    let outcome = execute_observed(&node.ctx, &pass(&pod, &running(&[])), &plan, &|_| {}, terminated).await;
+    assert_eq!(since.elapsed().as_secs(), 3);
+    let failure = outcome.starts[0].result.as_ref().expect_err("given up");
+    assert_eq!((failure.token.as_str(), failure.message.as_str()), ("CreateContainerConfigError", "context canceled"));
+    assert_eq!(node.runtime.take_calls(), ["ImageStatus app:1"]);
+}
+
 /// Objects of an API server that answers for single RuntimeClasses only.
 fn with_class(name: &'static str, handler: &'static str) -> Objects {
     let service = tower::service_fn(move |request: http::Request<kube::client::Body>| async move {
