@@ -15,9 +15,9 @@ use super::needs::EPHEMERAL_STORAGE;
 use super::needs::MEMORY;
 use super::needs::PODS;
 use super::needs::Quantities;
-use super::needs::is_extended;
 use super::node_affinity;
 use super::taints;
+use crate::model::resources::is_extended;
 use crate::model::spec;
 
 /// Reason of pods that may not run on a node with these labels.

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::host_ports::HostPort;
 use super::host_ports::host_ports;
 use crate::model::Amount;
+use crate::model::resources::is_extended;
 
 /// The count of pods, as a resource.
 pub(super) const PODS: &str = "pods";
@@ -137,11 +138,6 @@ impl<'a> FromIterator<&'a Needs> for Held {
     }
 }
 
-/// A resource of devices or of a cluster (`example.com/gpu`): its name has a domain, which is not Kubernetes' own.
-pub(super) fn is_extended(name: &str) -> bool {
-    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
-}
-
 /// Counted by name, beside cpu, memory, ephemeral storage and pods.
 fn is_scalar(name: &str) -> bool {
     let is_native = name.contains("kubernetes.io/") || name.starts_with("attachable-volumes-");
@@ -188,18 +184,5 @@ mod tests {
         let most = Needs { request: Quantities::unlimited(), ..Needs::default() };
         let held: Held = [&most, &needs].into_iter().collect();
         assert_eq!(held.requested.memory, i64::MAX);
-    }
-
-    #[test]
-    fn extended_resources_have_a_domain() {
-        for (name, extended) in [
-            ("cpu", false),
-            ("hugepages-2Mi", false),
-            ("kubernetes.io/x", false),
-            ("requests.example.com/gpu", false),
-            ("example.com/gpu", true),
-        ] {
-            assert_eq!(is_extended(name), extended, "{name}");
-        }
     }
 }

@@ -197,4 +197,16 @@ impl Layout {
             Self::V1 { controllers, .. } => controllers.contains_key(controller),
         }
     }
+
+    /// True if CPU limits can be enforced: the kernel has quotas (`CONFIG_CFS_BANDWIDTH`). As upstream, v2 is not checked. Looks
+    /// for files of the kernel.
+    pub fn limits_cpu(&self) -> bool {
+        match self {
+            Self::V2 { .. } => true,
+            Self::V1 { controllers, .. } => {
+                let exists = |file: &str| controllers.get("cpu").is_some_and(|mount| mount.join(file).exists());
+                exists("cpu.cfs_period_us") && exists("cpu.cfs_quota_us")
+            }
+        }
+    }
 }

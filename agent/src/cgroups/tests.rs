@@ -169,6 +169,18 @@ async fn a_v1_machine_without_the_memory_controller_has_no_tree() {
     assert_eq!(error, "system validation failed - Following Cgroup subsystem not mounted: [memory]");
 }
 
+#[test]
+fn cpu_limits_need_the_files_of_quotas_on_v1() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mount = dir.path().to_owned();
+    let layout = Layout::V1 { controllers: [("cpu".to_owned(), mount.clone())].into(), unified: None };
+    for (file, expected) in [("cpu.shares", false), ("cpu.cfs_period_us", false), ("cpu.cfs_quota_us", true)] {
+        std::fs::write(mount.join(file), "").expect("a file");
+        assert_eq!(layout.limits_cpu(), expected, "with {file}");
+    }
+    assert!(Layout::V2 { mount }.limits_cpu());
+}
+
 #[tokio::test]
 async fn a_missing_root_is_reported() {
     let layout = detected();

@@ -89,7 +89,7 @@ pub(super) fn victim(
 /// suspended. A preStop hook needs all of its short grace period, and what it talks to. The processes of a RuntimeClass may be
 /// those of a sandbox, which has to answer the runtime.
 pub(super) fn suspends(pod: &Pod) -> bool {
-    if pod.spec.as_ref().is_some_and(|spec| spec.runtime_class_name.is_some()) {
+    if spec::runtime_class(pod).is_some() {
         return false;
     }
     let hooks = |container: &Container| container.lifecycle.as_ref().is_some_and(|hooks| hooks.pre_stop.is_some());

@@ -20,6 +20,11 @@ pub const MIN_CPU_LIMIT: i64 = 10;
 /// Smallest CPU request that a cgroup can express, thousandths of a CPU.
 pub const MIN_CPU_REQUEST: i64 = 2;
 
+/// A resource of devices or of a cluster (`example.com/gpu`): its name has a domain, which is not Kubernetes' own.
+pub fn is_extended(name: &str) -> bool {
+    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
+}
+
 /// Quantities by resource name.
 pub type Quantities = BTreeMap<String, Quantity>;
 

@@ -13,6 +13,20 @@ fn pod(containers: Value, resources: Value) -> Pod {
 }
 
 #[test]
+fn extended_resources_have_a_domain() {
+    for (name, extended) in [
+        ("cpu", false),
+        ("hugepages-2Mi", false),
+        ("kubernetes.io/x", false),
+        ("batch.kubernetes.io/x", false),
+        ("requests.example.com/gpu", false),
+        ("example.com/gpu", true),
+    ] {
+        assert_eq!(is_extended(name), extended, "{name}");
+    }
+}
+
+#[test]
 fn notation_makes_no_difference() {
     let one = requirements(json!({ "requests": { "cpu": "1000m" }, "limits": {} }));
     assert!(are_same(&one, &requirements(json!({ "requests": { "cpu": "1" } }))));

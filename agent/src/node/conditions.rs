@@ -42,6 +42,8 @@ pub(super) struct Readiness<'a> {
     pub(super) shutting_down: bool,
     /// `localStorageCapacityIsolation`.
     pub(super) local_storage: bool,
+    /// What the machine lacks although the node may be ready.
+    pub(super) warning: Option<&'static str>,
 }
 
 /// Sets the three pressure conditions. Reason and message are written only when the status changes.
@@ -63,10 +65,13 @@ pub(super) fn set_pressures(status: &mut NodeStatus, pressures: Pressures, now: 
 /// Sets all fields of Ready.
 pub(super) fn set_ready(status: &mut NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: Instant, now: &Time) {
     let errors = errors(status, runtime, rest, at);
-    let (value, reason, message) = match aggregate(errors) {
+    let (value, reason, mut message) = match aggregate(errors) {
         None => (condition_status(true), "KubeletReady", "kubelet is posting ready status".to_owned()),
         Some(message) => (condition_status(false), "KubeletNotReady", message),
     };
+    if let Some(warning) = rest.warning {
+        message = format!("{message}. WARNING: {warning}");
+    }
     let condition = entry(status, READY);
     let turned = condition.status != value;
     *condition = NodeCondition {
@@ -184,7 +189,7 @@ mod tests {
             ),
             (
                 ready_runtime(Some("n")),
-                Readiness { shutting_down: true, health: &health, local_storage: true },
+                Readiness { shutting_down: true, health: &health, local_storage: true, ..fine.clone() },
                 "[PLEG is not healthy: pleg has yet to be successful, n, node is shutting down, missing node capacity \
                  for resources: ephemeral-storage]",
             ),
@@ -195,6 +200,19 @@ mod tests {
             let is_fine = message == "kubelet is posting ready status";
             let expected = if is_fine { ("True", "KubeletReady") } else { ("False", "KubeletNotReady") };
             assert_eq!(ready(&status), (expected.0, expected.1, message));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_warning_ends_the_message_whether_the_node_is_ready_or_not() {
+        let rest = Readiness { warning: Some("w"), ..Readiness::default() };
+        for (network_error, expected) in [
+            (None, ("True", "KubeletReady", "kubelet is posting ready status. WARNING: w")),
+            (Some("n"), ("False", "KubeletNotReady", "n. WARNING: w")),
+        ] {
+            let mut status = status();
+            set_ready(&mut status, &ready_runtime(network_error), &rest, Instant::now(), &time(5));
+            assert_eq!(ready(&status), expected);
         }
     }
 

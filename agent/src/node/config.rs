@@ -45,6 +45,8 @@ pub struct NodeConfig {
     pub report_period: Duration,
     /// `nodeLeaseDurationSeconds`.
     pub lease_seconds: i32,
+    /// What the machine lacks: ends the message of condition Ready.
+    pub warning: Option<&'static str>,
 }
 
 impl NodeConfig {
@@ -74,6 +76,7 @@ impl NodeConfig {
             update_period: kubelet.node_status_update_frequency.std(),
             report_period: kubelet.node_status_report_frequency.std(),
             lease_seconds: kubelet.node_lease_duration_seconds,
+            warning: None,
         }
     }
 }

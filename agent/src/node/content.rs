@@ -97,9 +97,7 @@ fn set_info(status: &mut NodeStatus, node_info: &NodeInfo<'_>) -> Result<(), Str
         info.machine_id.clone_from(&machine.machine_id);
         info.system_uuid.clone_from(&machine.system_uuid);
         info.boot_id.clone_from(&machine.boot_id);
-        if machine.swap > 0 {
-            info.swap = Some(NodeSwapStatus { capacity: Some(machine.swap) });
-        }
+        info.swap = (machine.swap > 0).then_some(NodeSwapStatus { capacity: Some(machine.swap) });
     }
     "linux".clone_into(&mut info.operating_system);
     machine::architecture().clone_into(&mut info.architecture);

@@ -10,8 +10,8 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::reconcile::is_extended;
 use crate::filesystem;
+use crate::model::resources::is_extended;
 
 /// The checkpoint, below the root directory.
 pub(super) const CHECKPOINT: &str = "device-plugins/kubelet_internal_checkpoint";

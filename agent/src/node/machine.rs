@@ -129,7 +129,7 @@ fn os_image(os_release: &str) -> String {
 }
 
 /// The processor architecture as Go names it.
-pub(super) fn architecture() -> &'static str {
+pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::initial;
 use crate::model::Amount;
+use crate::model::resources::is_extended;
 
 /// Labels of an existing Node that are corrected, if the initial one has them.
 const CORRECTED: [&str; 11] = [
@@ -81,11 +82,6 @@ fn reset(status: &mut NodeStatus) {
             map.get_or_insert_default().insert(name.clone(), Quantity("0".to_owned()));
         }
     }
-}
-
-/// `domain/name` of a domain that is not Kubernetes' own.
-pub(super) fn is_extended(name: &str) -> bool {
-    name.split_once('/').is_some_and(|(domain, _)| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
 }
 
 fn correct_hugepages(status: &mut NodeStatus, wanted: &NodeStatus) {

@@ -15,6 +15,7 @@ use crate::config::kubelet::StringMap;
 use crate::config::parse_cpus;
 use crate::model::Amount;
 use crate::model::qos::Amounts;
+use crate::model::resources::is_extended;
 
 const HUGEPAGES: &str = "hugepages-";
 /// Thresholds that count as reserved, with the resource they are taken from.
@@ -202,7 +203,8 @@ fn of_capacity(capacity: &Amounts, config: &ResourceConfig) -> Amounts {
     allocatable
 }
 
-/// Sets capacity and allocatable of a status. Extended resources of others than device plugins are kept.
+/// Sets capacity and allocatable of a status. Extended resources of others than device plugins are kept. An allocatable
+/// amount without a capacity is kept as with upstream, unless it is one of an extended resource.
 pub(super) fn apply(machine: &Machine, config: &ResourceConfig, status: &mut NodeStatus) {
     let known = status.capacity.take().unwrap_or_default();
     let mut all: Amounts =
@@ -218,7 +220,11 @@ pub(super) fn apply(machine: &Machine, config: &ResourceConfig, status: &mut Nod
     let allocatable = of_capacity(&all, config);
     status.capacity = Some(quantities(&all, &known));
     let known = status.allocatable.take().unwrap_or_default();
-    status.allocatable = Some(quantities(&allocatable, &known));
+    let allocatable = quantities(&allocatable, &known);
+    let mut amounts = known;
+    amounts.retain(|name, _| !is_extended(name));
+    amounts.extend(allocatable);
+    status.allocatable = Some(amounts);
 }
 
 /// As quantities; a known text of the same amount is kept in its notation.

@@ -94,7 +94,9 @@ fn extended_resources_are_kept() {
     let mut status = NodeStatus {
         capacity: Some([("example.com/gpu".to_owned(), Quantity("2".to_owned()))].into()),
         allocatable: Some(
-            [("example.com/gpu", "1"), ("gone.io/x", "1")].map(|(k, v)| (k.to_owned(), Quantity(v.to_owned()))).into(),
+            [("example.com/gpu", "1"), ("gone.io/x", "1"), ("kubernetes.io/batch-cpu", "900"), ("cpu", "1")]
+                .map(|(k, v)| (k.to_owned(), Quantity(v.to_owned())))
+                .into(),
         ),
         ..NodeStatus::default()
     };
@@ -106,6 +108,8 @@ fn extended_resources_are_kept() {
     assert_eq!(value(&status.capacity, "example.com/gpu").as_deref(), Some("2"));
     assert_eq!(value(&status.allocatable, "example.com/gpu").as_deref(), Some("2"), "all of it");
     assert_eq!(value(&status.allocatable, "gone.io/x"), None, "no longer in capacity");
+    assert_eq!(value(&status.allocatable, "kubernetes.io/batch-cpu").as_deref(), Some("900"), "not extended");
+    assert_eq!(value(&status.allocatable, "cpu").as_deref(), Some("4"));
     assert_eq!(value(&status.capacity, "memory").as_deref(), Some("8Gi"));
 }
 

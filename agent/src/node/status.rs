@@ -384,6 +384,7 @@ impl<H: Host> StatusLoop<H> {
                     health: &health,
                     shutting_down: *self.inputs.shutting_down.borrow_and_update(),
                     local_storage: self.inputs.config.resources.local_storage,
+                    warning: self.inputs.config.warning,
                 },
                 at: Instant::now(),
                 now: &now,

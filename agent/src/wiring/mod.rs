@@ -235,7 +235,7 @@ impl Bootstrap {
         cgroups::resume_pods(&settings, &hierarchies.layout).await;
         let metrics = Metrics::new();
         let observers = Arc::new(Observers(metrics.clone()));
-        let node = node::describe(&settings)?;
+        let node = node::describe(&settings, &hierarchies.layout)?;
         host::check_reservations(&settings)?;
         secure::check_tls(&settings)?;
         let allocations = resizes::open(&settings)?;

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use tokio::sync::watch;
 
 use crate::cgroups::Hierarchies;
+use crate::cgroups::Layout;
 use crate::cgroups::arithmetic::page_size;
 use crate::cli::host;
 use crate::cli::version::KUBERNETES;
@@ -54,11 +55,12 @@ pub(super) struct Node {
 }
 
 /// Reads the node's name and what another kubelet has left, and makes the agent's directories.
-pub(super) fn describe(settings: &Settings) -> anyhow::Result<Node> {
+pub(super) fn describe(settings: &Settings, layout: &Layout) -> anyhow::Result<Node> {
     let name = host::node_name(&settings.flags.hostname_override)?;
     make_directories(settings)?;
     let mut config = NodeConfig::new(settings, &name, KUBERNETES);
     config.resources.devices = device_resources(&settings.flags.root_dir);
+    config.warning = (!layout.limits_cpu()).then_some("CPU hardcapping unsupported");
     let configz = Configz::new(settings.configz());
     Ok(Node { name, config: Arc::new(config), root_fs: RootFs::default(), configz })
 }

@@ -21,6 +21,7 @@ use crate::model::ContainerClass;
 use crate::model::LifecycleEvent;
 use crate::model::Pod;
 use crate::model::spec;
+use crate::node::architecture;
 use crate::pleg::PlegObserver;
 use crate::recorder::Loss;
 use crate::recorder::RecorderObserver;
@@ -172,12 +173,7 @@ pub(super) fn announce(metrics: &Metrics, node: &str, cgroup_version: i64, gates
     }
     let mut numbers = KUBERNETES.trim_start_matches('v').split('.');
     let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
-    let architecture = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
-    let platform = format!("{}/{architecture}", std::env::consts::OS);
+    let platform = format!("{}/{}", std::env::consts::OS, architecture());
     metrics.node.build(&BuildInfo { git_version: KUBERNETES, major, minor, platform: &platform, compiler: "rustc" });
 }
 

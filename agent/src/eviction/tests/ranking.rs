@@ -172,6 +172,7 @@ fn pods_evicted_at_once_for_memory_are_suspended_unless_they_have_hooks() {
         (&memory, json!({}), true),
         (&memory, hooked, false),
         (&memory, json!({"runtimeClassName": "kata"}), false),
+        (&memory, json!({"runtimeClassName": ""}), true),
         (&disk, json!({}), false),
         (&soft, json!({}), false),
     ] {

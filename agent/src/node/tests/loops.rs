@@ -128,6 +128,18 @@ async fn a_node_of_a_kubelet_offers_no_devices_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn swap_that_was_turned_off_is_not_reported_any_more() {
+    let mut bench = Bench::new(|_| {});
+    let info = json!({ "swap": { "capacity": 8192 } });
+    bench.server.put(NODE, json!({ "metadata": { "name": "n" }, "status": { "nodeInfo": info } }));
+    bench.runtime.send_replace(ready());
+    bench.start();
+    pass(seconds(1)).await;
+    let info = bench.server.get(NODE)["status"]["nodeInfo"].clone();
+    assert_eq!((&info["bootID"], &info["swap"]), (&json!("b00t"), &json!(null)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_restart_of_the_agent_does_not_change_readiness() {
     for (within, expected) in [(seconds(2), "True"), (seconds(60), "False")] {
         let mut bench = Bench::new(|_| {});
