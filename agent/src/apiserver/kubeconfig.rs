@@ -93,7 +93,7 @@ impl CertificatePair {
 }
 
 /// The `Authorization` of requests. The first of these is used: basic, token file, token, plugin; basic together with a
-/// token is refused, as by client-go.
+/// token is refused, and beside a client certificate no plugin is run, as by client-go.
 #[derive(Clone, Debug)]
 pub enum Credentials {
     /// None: anonymous, or authenticated by the client certificate.
@@ -216,6 +216,11 @@ impl Reader<'_> {
         let server = server_uri(server, tls).map_err(|problem| self.wrong(format!("{place}.server"), problem))?;
         let proxy = set(&cluster.proxy_url)
             .map(|url| proxy_uri(url).map_err(|problem| self.wrong(format!("{place}.proxy-url"), problem)));
+        let credentials = match self.credentials(user, user_place, cluster)? {
+            // As in client-go. The certificate of the plugin would replace it.
+            Credentials::Exec(_) if certificate.is_some() => Credentials::None,
+            credentials => credentials,
+        };
         Ok(Access {
             server,
             authority,
@@ -223,7 +228,7 @@ impl Reader<'_> {
             server_name: set(&cluster.tls_server_name).cloned(),
             proxy: proxy.transpose()?,
             certificate,
-            credentials: self.credentials(user, user_place, cluster)?,
+            credentials,
         })
     }
 

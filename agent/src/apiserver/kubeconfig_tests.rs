@@ -63,6 +63,9 @@ fn the_first_kind_of_credentials_counts() {
     let version = "apiVersion: client.authentication.k8s.io/v1";
     assert_eq!(kind(&format!("exec: {{command: bin/x, {version}}}")), "exec /etc/kubernetes/bin/x");
     assert_eq!(kind(&format!("exec: {{command: x, {version}}}")), "exec x");
+    let certificate = "client-certificate: c, client-key: k";
+    assert_eq!(kind(&format!("{certificate}, exec: {{command: x, {version}}}")), "none", "the certificate is enough");
+    assert_eq!(kind(&format!("{certificate}, token: t, exec: {{command: x, {version}}}")), "token t");
 }
 
 #[test]

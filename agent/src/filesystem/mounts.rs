@@ -72,7 +72,9 @@ pub fn unmount(target: &Path) -> io::Result<()> {
 /// True if the server of a mounted file system is gone or has forgotten it, by the error of an access: nothing works but
 /// unmounting it. As upstream's `IsCorruptedMnt`.
 pub fn is_disconnected(error: &io::Error) -> bool {
-    let errors = [Errno::ENOTCONN, Errno::ESTALE, Errno::EIO, Errno::EACCES, Errno::EHOSTDOWN];
+    // EAGAIN is EWOULDBLOCK.
+    let errors =
+        [Errno::ENOTCONN, Errno::ESTALE, Errno::EIO, Errno::EACCES, Errno::EHOSTDOWN, Errno::EAGAIN, Errno::ENODEV];
     error.raw_os_error().is_some_and(|code| errors.contains(&Errno::from_raw(code)))
 }
 
@@ -103,4 +105,19 @@ pub fn force_unmount_at(dir: impl AsFd, name: &CStr) -> io::Result<()> {
 fn unmount_with(dir: impl AsFd, name: &CStr, flags: MntFlags) -> io::Result<()> {
     let path = PathBuf::from(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
     Ok(umount2(&path.join(OsStr::from_bytes(name.to_bytes())), flags | MntFlags::UMOUNT_NOFOLLOW)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_a_mount_whose_server_is_gone() {
+        let of = |errno: Errno| is_disconnected(&io::Error::from(errno));
+        for errno in [Errno::ENOTCONN, Errno::ESTALE, Errno::EIO, Errno::EACCES, Errno::EHOSTDOWN] {
+            assert!(of(errno), "{errno}");
+        }
+        assert!(of(Errno::ENODEV) && of(Errno::EWOULDBLOCK), "the device is gone, or does not answer");
+        assert!(!of(Errno::ENOENT) && !of(Errno::ENOTDIR), "nothing is there");
+    }
 }

@@ -76,6 +76,11 @@ impl Amount {
         narrow(divide_away(self.nanos, NANOS_PER_MILLI))
     }
 
+    /// The same amount in whole thousandths, rounded away from zero.
+    pub fn rounded_to_millis(self) -> Self {
+        Self::capped(divide_away(self.nanos, NANOS_PER_MILLI) * NANOS_PER_MILLI, self.notation)
+    }
+
     /// True if the amount is exactly zero.
     pub fn is_zero(self) -> bool {
         self.nanos == 0

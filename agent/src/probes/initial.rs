@@ -16,16 +16,18 @@ const OLDER: Duration = Duration::from_secs(10);
 /// What the last status of a pod has of its containers.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    instances: HashMap<ContainerId, Instance>,
+    /// By name of the container.
+    instances: HashMap<String, Instance>,
     pod_ready: bool,
     /// The Ready condition has a reason: an agent set it to False. The node controller sets it to False on the pods of a
     /// lost node without one, and leaves `ready` of their containers, which is outdated then.
     has_reason: bool,
 }
 
-/// Fields of one instance.
-#[derive(Clone, Copy, Debug)]
+/// Fields of one instance. The container may have another instance since.
+#[derive(Debug)]
 struct Instance {
+    id: Option<ContainerId>,
     started: Option<bool>,
     ready: bool,
 }
@@ -33,9 +35,10 @@ struct Instance {
 impl Record {
     pub(super) fn of(status: &PodStatus) -> Self {
         let lists = [&status.container_statuses, &status.init_container_statuses];
-        let instances = lists.into_iter().flatten().flatten().filter_map(|container| {
-            let (_, id) = container.container_id.as_deref()?.split_once("://")?;
-            Some((ContainerId::from(id), Instance { started: container.started, ready: container.ready }))
+        let instances = lists.into_iter().flatten().flatten().map(|container| {
+            let id = container.container_id.as_deref().and_then(|id| id.split_once("://"));
+            let id = id.map(|(_, id)| ContainerId::from(id));
+            (container.name.clone(), Instance { id, started: container.started, ready: container.ready })
         });
         let ready = status.conditions.iter().flatten().find(|condition| condition.type_ == "Ready");
         Self {
@@ -50,27 +53,36 @@ impl Record {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Known {
     /// It was started well before the agent, or an earlier agent's status has it, whatever the clock says: it may have been
-    /// set back since.
+    /// set back since. Not if that status has another instance: no probe is known to have succeeded for this one.
     pub(super) older: bool,
     /// `started` in the last status of this very instance.
     pub(super) started: Option<bool>,
     /// The pod was Ready; or this very instance was, in a pod that an agent found not Ready for another container or a
-    /// readiness gate. Upstream uses the condition of the pod alone.
+    /// readiness gate. Upstream uses the condition of the pod alone. Not if the last status has another instance: an
+    /// earlier agent has replaced it and could not report that.
     pub(super) ready: bool,
 }
 
 impl Known {
-    /// Of an instance that was started `started_at` nanoseconds after the Unix epoch; the agent started at `agent`. `None`: it is
-    /// known to have started before the instance.
-    pub(super) fn of(record: &Record, id: &ContainerId, started_at: i64, agent: Option<SystemTime>) -> Self {
+    /// Of the instance `id` of the container `name`, which was started `started_at` nanoseconds after the Unix epoch; the
+    /// agent started at `agent`. `None`: it is known to have started before the instance.
+    pub(super) fn of(
+        record: &Record,
+        name: &str,
+        id: &ContainerId,
+        started_at: i64,
+        agent: Option<SystemTime>,
+    ) -> Self {
         let started = u64::try_from(started_at).ok().filter(|nanos| *nanos > 0);
         let started = started.and_then(|nanos| SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos)));
-        let of_instance = record.instances.get(id);
+        let recorded = record.instances.get(name);
+        let of_instance = recorded.filter(|instance| instance.id.as_ref() == Some(id));
+        let has_replaced = recorded.is_some() && of_instance.is_none();
         let was_ready = of_instance.is_some_and(|instance| instance.ready) && record.has_reason;
         Self {
-            older: is_older(started, agent) || (agent.is_some() && of_instance.is_some()),
+            older: !has_replaced && (is_older(started, agent) || (agent.is_some() && of_instance.is_some())),
             started: of_instance.and_then(|instance| instance.started),
-            ready: record.pod_ready || was_ready,
+            ready: !has_replaced && (record.pod_ready || was_ready),
         }
     }
 
@@ -123,7 +135,7 @@ mod tests {
     #[test]
     fn a_restart_of_the_agent_keeps_the_readiness_of_containers_of_an_unready_pod() {
         use ProbeResult::{Failure, Success};
-        let initial = |reason: Option<&str>, id: &str| {
+        let initial = |reason: Option<&str>, name: &str, id: &str| {
             let container = |name: &str, ready: bool| {
                 json!({ "name": name, "containerID": format!("containerd://{name}"), "started": true, "image": "",
                     "imageID": "", "ready": ready, "restartCount": 0 })
@@ -134,17 +146,17 @@ mod tests {
             }))
             .expect("a status");
             let agent = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
-            let known = Known::of(&Record::of(&status), &ContainerId::from(id), 700_000_000_000, agent);
+            let known = Known::of(&Record::of(&status), name, &ContainerId::from(id), 700_000_000_000, agent);
             known.initial(ProbeKind::Readiness)
         };
-        for (reason, id, expected) in [
-            (Some("ContainersNotReady"), "a", Success),
-            (Some("ReadinessGatesNotReady"), "a", Success),
-            (Some("ContainersNotReady"), "b", Failure),
-            (Some("ContainersNotReady"), "new", Failure),
-            (None, "a", Failure),
+        for (reason, name, id, expected) in [
+            (Some("ContainersNotReady"), "a", "a", Success),
+            (Some("ReadinessGatesNotReady"), "a", "a", Success),
+            (Some("ContainersNotReady"), "b", "b", Failure),
+            (Some("ContainersNotReady"), "a", "new", Failure),
+            (None, "a", "a", Failure),
         ] {
-            assert_eq!(initial(reason, id), expected, "{reason:?} {id}");
+            assert_eq!(initial(reason, name, id), expected, "{reason:?} {name} {id}");
         }
     }
 
@@ -159,23 +171,38 @@ mod tests {
         let record = Record::of(&status);
         let agent = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
         let at = |seconds: i64| seconds * 1_000_000_000;
-        for (id, started_at, expected) in [
-            ("a", at(700), Known { older: true, started: Some(true), ready: true }),
-            ("b", at(700), Known { older: true, started: None, ready: true }),
-            ("a", at(990), Known { older: true, started: Some(true), ready: true }),
-            ("b", at(990), Known { older: false, started: None, ready: true }),
-            ("a", at(2000), Known { older: true, started: Some(true), ready: true }),
-            ("b", at(2000), Known { older: false, started: None, ready: true }),
-            ("a", 0, Known { older: true, started: Some(true), ready: true }),
-            ("b", 0, Known { older: false, started: None, ready: true }),
-        ] {
-            assert_eq!(Known::of(&record, &ContainerId::from(id), started_at, agent), expected, "{id} {started_at}");
+        let of = |record: &Record, id: &str, started_at: i64, agent: Option<SystemTime>| {
+            Known::of(record, "c", &ContainerId::from(id), started_at, agent)
+        };
+        let same = Known { older: true, started: Some(true), ready: true };
+        // It has replaced the instance while the agent before this one could not report it.
+        let other = Known { older: false, started: None, ready: false };
+        for started_at in [at(700), at(990), at(2000), 0] {
+            assert_eq!(of(&record, "a", started_at, agent), same, "{started_at}");
+            assert_eq!(of(&record, "b", started_at, agent), other, "{started_at}");
         }
         let new = Known { older: false, started: Some(true), ready: true };
-        assert_eq!(Known::of(&record, &ContainerId::from("a"), at(700), None), new);
+        assert_eq!(of(&record, "a", at(700), None), new);
         let unknown = Known { older: true, started: None, ready: false };
         let nothing = Record::default();
-        assert_eq!(Known::of(&nothing, &ContainerId::from("a"), at(1), agent), unknown);
-        assert_eq!(Known::of(&nothing, &ContainerId::from("a"), at(1), None), Known { older: false, ..unknown });
+        assert_eq!(of(&nothing, "a", at(1), agent), unknown);
+        assert_eq!(of(&nothing, "a", at(1), None), Known { older: false, ..unknown });
+    }
+
+    #[test]
+    fn an_instance_that_replaced_the_recorded_one_is_neither_started_nor_ready() {
+        use ProbeKind::{Readiness, Startup};
+        use ProbeResult::{Failure, Unknown};
+        let agent = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
+        for id in [Some("containerd://a"), None] {
+            let container = json!({ "name": "c", "containerID": id, "started": true, "image": "", "imageID": "",
+                "ready": true, "restartCount": 0 });
+            let status: PodStatus = serde_json::from_value(json!({
+                "conditions": [{ "type": "Ready", "status": "True" }], "initContainerStatuses": [container],
+            }))
+            .expect("a status");
+            let known = Known::of(&Record::of(&status), "c", &ContainerId::from("b"), 700_000_000_000, agent);
+            assert_eq!([Readiness, Startup].map(|kind| known.initial(kind)), [Failure, Unknown], "{id:?}");
+        }
     }
 }

@@ -142,7 +142,7 @@ impl Table {
             self.observe_probe(id, &newest, &moment_of, &mut |instance| {
                 let of_last_status = || last_status().as_ref().map(Record::of).unwrap_or_default();
                 let record = record.get_or_insert_with(of_last_status);
-                Known::of(record, &instance.id, instance.started_at, moment_of(&instance.id).agent)
+                Known::of(record, &instance.name, &instance.id, instance.started_at, moment_of(&instance.id).agent)
             });
             self.requeue(id);
         }

@@ -49,8 +49,9 @@ pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Largest head of a request, and what is buffered for one connection, in bytes. A kubelet accepts 1 MiB; here the path has
 /// 64 KiB at most, and up to 1024 connections without an authorized request may each hold such a head.
 pub(super) const MAX_HEAD: usize = 256 << 10;
-/// An HTTP/1.1 connection, also an upgraded one, whose client reads nothing of what is sent is closed after this.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
+/// An HTTP/1.1 connection, also an upgraded one, whose client reads nothing of what is sent is closed after this. An answer on
+/// HTTP/2 may take at least as long.
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 /// TCP keep-alive probes on connections without traffic.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Time for requests in progress to end at shutdown.

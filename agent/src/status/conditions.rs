@@ -37,6 +37,9 @@ const OWNED: [&str; 8] = [
     ALL_CONTAINERS_RESTARTING,
 ];
 
+/// Conditions that readiness gates cannot name: upstream determines Ready before them.
+const NO_GATES: [&str; 4] = [READY, CONTAINERS_READY, POD_SCHEDULED, ALL_CONTAINERS_RESTARTING];
+
 /// True for conditions only the agent writes.
 pub(super) fn is_owned(type_: &str) -> bool {
     OWNED.contains(&type_)
@@ -66,15 +69,11 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
     let resizes = if input.is_terminal { &[] } else { input.resize.conditions };
     let mut conditions: Vec<PodCondition> =
         api.iter().filter(foreign).chain(resizes).chain(disrupted).cloned().collect();
-    let (containers_ready, ready) = readiness(input.pod, status, &conditions);
-    let values = [
-        (READY_TO_START, ready_to_start_containers(input)),
-        (INITIALIZED, initialized(input, status)),
-        (READY, ready),
-        (CONTAINERS_READY, containers_ready),
-        (POD_SCHEDULED, ConditionValue::yes()),
-    ];
     let generation = input.pod.metadata.generation;
+    conditions.push(ready_to_start_containers(input).condition(READY_TO_START, generation));
+    conditions.push(initialized(input, status).condition(INITIALIZED, generation));
+    let (containers_ready, ready) = readiness(input.pod, status, &conditions);
+    let values = [(READY, ready), (CONTAINERS_READY, containers_ready), (POD_SCHEDULED, ConditionValue::yes())];
     conditions.extend(values.into_iter().map(|(type_, value)| value.condition(type_, generation)));
     conditions.extend(restarting_all(input, status).map(|value| value.condition(ALL_CONTAINERS_RESTARTING, None)));
     conditions
@@ -83,8 +82,8 @@ pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodConditi
 /// Sets the conditions that depend on the readiness of containers. The status cache fills in transition times.
 pub(super) fn update_readiness(pod: &Pod, status: &mut PodStatus) {
     let mut conditions = status.conditions.take().unwrap_or_default();
-    let foreign: Vec<PodCondition> = conditions.iter().filter(|c| !is_owned(&c.type_)).cloned().collect();
-    let (containers_ready, ready) = readiness(pod, status, &foreign);
+    let gates = conditions.iter().filter(|c| !NO_GATES.contains(&c.type_.as_str())).cloned().collect::<Vec<_>>();
+    let (containers_ready, ready) = readiness(pod, status, &gates);
     for (type_, value) in [(READY, ready), (CONTAINERS_READY, containers_ready)] {
         if let Some(condition) = conditions.iter_mut().find(|c| c.type_ == type_) {
             *condition = value.condition(type_, pod.metadata.generation);
@@ -93,10 +92,10 @@ pub(super) fn update_readiness(pod: &Pod, status: &mut PodStatus) {
     status.conditions = Some(conditions);
 }
 
-/// ContainersReady and Ready.
-fn readiness(pod: &Pod, status: &PodStatus, foreign: &[PodCondition]) -> (ConditionValue, ConditionValue) {
+/// ContainersReady and Ready; `known` are the conditions that gates can name.
+fn readiness(pod: &Pod, status: &PodStatus, known: &[PodCondition]) -> (ConditionValue, ConditionValue) {
     let containers_ready = containers_ready(pod, status);
-    let ready = if containers_ready.is_true { readiness_gates(pod, foreign) } else { containers_ready.clone() };
+    let ready = if containers_ready.is_true { readiness_gates(pod, known) } else { containers_ready.clone() };
     (containers_ready, ready)
 }
 
@@ -207,13 +206,13 @@ fn problems(unknown: &[&str], unsatisfied: &[&str], what: &str) -> Vec<String> {
     [describe(unknown, "unknown"), describe(unsatisfied, what)].into_iter().flatten().collect()
 }
 
-/// `spec.readinessGates` (KEP-580): conditions written by others.
-fn readiness_gates(pod: &Pod, foreign: &[PodCondition]) -> ConditionValue {
+/// `spec.readinessGates` (KEP-580).
+fn readiness_gates(pod: &Pod, known: &[PodCondition]) -> ConditionValue {
     let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
     let problems: Vec<String> = gates
         .filter_map(|gate| {
             let name = &gate.condition_type;
-            match foreign.iter().find(|c| &c.type_ == name) {
+            match known.iter().find(|c| &c.type_ == name) {
                 None => Some(format!(r#"corresponding condition of pod readiness gate "{name}" does not exist."#)),
                 Some(c) if c.status != "True" => {
                     Some(format!(r#"the status of pod readiness gate "{name}" is not "True", but {}"#, c.status))

@@ -34,6 +34,7 @@ use crate::model::PodUid;
 use crate::model::ProbeResults;
 use crate::model::StartFailure;
 use crate::model::pod_ref;
+use crate::model::qos;
 use crate::model::restart::RestartGates;
 use crate::model::spec;
 
@@ -157,7 +158,7 @@ impl Statuses {
     /// Publishes that the pod was rejected at admission. The runtime has nothing of it.
     pub fn reject(&self, pod: &Pod, reason: &str, message: &str, now: SystemTime) {
         let status = PodStatus {
-            qos_class: pod.status.as_ref().and_then(|status| status.qos_class.clone()),
+            qos_class: qos::qos_class(pod).ok().map(|class| class.as_str().to_owned()),
             observed_generation: pod.metadata.generation,
             ..rejection::rejected(PodStatus::default(), reason, message)
         };

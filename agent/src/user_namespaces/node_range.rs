@@ -1,5 +1,5 @@
-//! Which of the node's ids pods get: what `getsubids` prints for the user `kubelet`, or else all ids above those of the node
-//! itself.
+//! Which of the node's ids pods get: what `getsubids` prints for the user `kubelet`, or, without that user or program, all
+//! ids above those of the node itself.
 
 use std::io;
 use std::process::Stdio;
@@ -79,36 +79,44 @@ impl IdRange {
     }
 }
 
-/// The ids of this node for pods that get `per_pod` each. Runs `getsubids` if there is a user `kubelet`.
+/// The ids of this node for pods that get `per_pod` each. Runs `getsubids`, if installed, if there is a user `kubelet`.
 ///
 /// # Errors
-/// The user cannot be looked up; `getsubids` is missing, fails, does not end within 30 s or prints something else than one
-/// range for users and groups; the range is of no use.
+/// The user cannot be looked up; `getsubids` fails, does not end within 30 s or prints something else than one range for
+/// users and groups; the range is of no use.
 pub async fn node_range(per_pod: i64, max_pods: i32) -> Result<IdRange, StartError> {
     let per_pod = u64::try_from(per_pod).unwrap_or_default();
     // The look-up may ask a directory service.
     let user = tokio::task::spawn_blocking(|| User::from_name(USER)).await;
     let user = user.map_err(|error| StartError::Mappings(error.to_string()))?;
     let user = user.map_err(|error| StartError::Mappings(format!("user: lookup {USER}: {error}")))?;
-    let (first, length) = match user {
-        None => (per_pod, ALL_IDS.saturating_sub(per_pod)),
+    let configured = match user {
+        None => None,
         Some(_) => subordinate_ids(PROGRAM).await.map_err(StartError::Mappings)?,
     };
+    let (first, length) = configured.unwrap_or((per_pod, ALL_IDS.saturating_sub(per_pod)));
     IdRange::new(first, length, per_pod, max_pods)
 }
 
-/// First id and number of the user's ids, by this program.
-pub(super) async fn subordinate_ids(program: &str) -> Result<(u64, u64), String> {
-    let users = run(program, &[USER]).await.map_err(|failure| match failure {
-        Failure::Missing => format!("exec: {PROGRAM:?}: executable file not found in $PATH"),
-        Failure::Failed(cause) => format!("error retrieving additional uids for user {USER:?}: {cause}"),
-    })?;
+/// First id and number of the user's ids, by this program; `None` if it is not installed. Upstream means pods to have the
+/// default range then, but the kubelets 1.36 and 1.37 do not start.
+pub(super) async fn subordinate_ids(program: &str) -> Result<Option<(u64, u64)>, String> {
+    let users = match run(program, &[USER]).await {
+        Ok(users) => users,
+        Err(Failure::Missing) => {
+            tracing::warn!(user = USER, program, "not installed: pods get ids of the default range");
+            return Ok(None);
+        }
+        Err(Failure::Failed(cause)) => {
+            return Err(format!("error retrieving additional uids for user {USER:?}: {cause}"));
+        }
+    };
     let groups = run(program, &["-g", USER]).await;
     let groups = groups.map_err(|_| format!("error retrieving additional gids for user {USER:?}"))?;
     if users != groups {
         return Err(format!("mismatched subuids and subgids for user {USER:?}"));
     }
-    parse(&String::from_utf8_lossy(&users))
+    parse(&String::from_utf8_lossy(&users)).map(Some)
 }
 
 enum Failure {

@@ -90,8 +90,11 @@ fn is_image_pattern(pattern: &str) -> bool {
 }
 
 fn logs(config: &KubeletConfiguration, problems: &mut Problems) {
-    if let Err(error) = config.container_log_max_size.parse::<Amount>() {
-        problems.add("containerLogMaxSize", error.to_string());
+    let size = &config.container_log_max_size;
+    match size.parse::<Amount>() {
+        Err(error) => problems.add("containerLogMaxSize", error.to_string()),
+        Ok(bytes) => problems
+            .require(bytes.is_whole(), "containerLogMaxSize", || format!("{size:?} is not a whole number of bytes")),
     }
     problems.at_least("containerLogMaxFiles", config.container_log_max_files, 2);
     problems.at_least("containerLogMaxWorkers", config.container_log_max_workers, 1);

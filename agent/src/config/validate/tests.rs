@@ -101,6 +101,7 @@ fn each_rule() {
         ("imageGCHighThresholdPercent", json!({"imageGCHighThresholdPercent": 101})),
         ("imageGCLowThresholdPercent", json!({"imageGCLowThresholdPercent": 85})),
         ("containerLogMaxSize", json!({"containerLogMaxSize": "10MB"})),
+        ("containerLogMaxSize", json!({"containerLogMaxSize": "1500m"})),
         ("containerLogMaxFiles", json!({"containerLogMaxFiles": 1})),
         ("containerLogMaxWorkers", json!({"containerLogMaxWorkers": 0})),
         ("containerLogMonitorInterval", json!({"containerLogMonitorInterval": "2s"})),

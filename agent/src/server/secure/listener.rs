@@ -13,11 +13,12 @@ use hyper_util::rt::TokioIo;
 use hyper_util::rt::TokioTimer;
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
+use tokio::io::AsyncRead;
+use tokio::io::AsyncWrite;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::client_ca::Bundle;
@@ -31,6 +32,7 @@ use crate::server::dispatch::Dispatcher;
 use crate::server::listen;
 use crate::server::listen::KEEP_ALIVE;
 use crate::server::listen::MAX_HEAD;
+use crate::server::listen::WRITE_TIMEOUT;
 
 /// A handshake that takes longer is aborted.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -149,7 +151,14 @@ impl Connection {
     }
 }
 
-async fn http2<S>(stream: TlsStream<TcpStream>, service: S, shutdown: &CancellationToken) -> Result<(), String>
+/// Serves HTTP/2 on one connection. A client that answers pings may still take no more of an answer, which only the connection
+/// knows: after a while the client is asked to open another one, and later this one is closed with what is left on it.
+/// Upstream, which knows it, resets an answer after 4 h.
+async fn http2<S>(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    service: S,
+    shutdown: &CancellationToken,
+) -> Result<(), String>
 where
     S: hyper::service::Service<
             hyper::Request<Incoming>,
@@ -165,14 +174,43 @@ where
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
-        () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
+        () = shutdown.cancelled() => {}
+        () = tokio::time::sleep(WRITE_TIMEOUT) => {}
     }
-    connection.await.map_err(|error| error.to_string())
+    connection.as_mut().graceful_shutdown();
+    let ended = tokio::time::timeout(WRITE_TIMEOUT, connection).await;
+    ended.map_err(|_| "an answer takes too long")?.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use tokio::time::Instant;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_answers_pings_and_takes_no_answer_is_disconnected() {
+        let (client, server) = tokio::io::duplex(1 << 16);
+        tokio::spawn(async move {
+            let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+            let handshake = builder.initial_stream_window_size(1024).handshake(TokioIo::new(client));
+            let (mut sender, connection) = handshake.await.expect("HTTP/2");
+            tokio::spawn(connection);
+            let request = hyper::Request::get("https://localhost/").body(Body::empty()).expect("a request");
+            let answer = sender.send_request(request).await.expect("an answer");
+            std::future::pending::<()>().await;
+            drop(answer);
+        });
+        let service = service_fn(|_: hyper::Request<Incoming>| async {
+            Ok::<_, Infallible>(hyper::Response::new(Body::from(vec![0; 1 << 20])))
+        });
+        let (began, shutdown) = (Instant::now(), CancellationToken::new());
+        let ended = tokio::time::timeout(3 * WRITE_TIMEOUT, http2(server, service, &shutdown)).await;
+        assert!(matches!(ended, Ok(Err(_))), "{ended:?}");
+        assert!(began.elapsed() >= WRITE_TIMEOUT, "{:?}", began.elapsed());
+    }
 
     /// The change falls between any two instructions of the check.
     #[test]

@@ -30,6 +30,7 @@ pub(super) fn apply(pod: &mut Pod) {
 
     resources::requests_from_limits(spec);
     resources::pod_level(spec);
+    resources::round_up(spec);
     if spec.host_network == Some(true) {
         spec.init_containers.iter_mut().flatten().chain(&mut spec.containers).for_each(host_ports);
     }

@@ -51,6 +51,20 @@ pub(super) fn pod_level(spec: &mut PodSpec) {
     }
 }
 
+/// Every amount of the containers, the pod and its overhead, rounded up to thousandths.
+pub(super) fn round_up(spec: &mut PodSpec) {
+    let containers = spec.init_containers.iter_mut().flatten().chain(&mut spec.containers);
+    let all = containers.filter_map(|container| container.resources.as_mut()).chain(spec.resources.as_mut());
+    let lists = all.flat_map(|resources| [&mut resources.limits, &mut resources.requests]).chain([&mut spec.overhead]);
+    for quantity in lists.flatten().flat_map(BTreeMap::values_mut) {
+        let Ok(amount) = Amount::try_from(&*quantity) else { continue };
+        let rounded = amount.rounded_to_millis();
+        if rounded != amount {
+            *quantity = written(rounded);
+        }
+    }
+}
+
 fn written(amount: Amount) -> Quantity {
     Quantity(amount.to_string())
 }

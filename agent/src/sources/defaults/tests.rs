@@ -79,6 +79,22 @@ fn requests_follow_limits() {
 }
 
 #[test]
+fn amounts_are_rounded_up_to_thousandths() {
+    let amounts = json!({"cpu": "1500u", "memory": "1.0001Ki", "example.com/a": "0.5"});
+    let rounded = json!({"cpu": "2m", "memory": "1024103m", "example.com/a": "0.5"});
+    let container = || json!({"name": "c", "resources": {"limits": amounts}});
+    let spec = defaulted(json!({
+        "containers": [container()], "initContainers": [container()], "overhead": {"cpu": "1n"},
+        "resources": {"limits": {"cpu": "1e-6"}, "requests": {"cpu": "700n"}},
+    }));
+    for list in ["containers", "initContainers"] {
+        assert_eq!(spec[list][0]["resources"], json!({"limits": rounded, "requests": rounded}));
+    }
+    assert_eq!(spec["overhead"], json!({"cpu": "1m"}));
+    assert_eq!(spec["resources"], json!({"limits": {"cpu": "1e-3"}, "requests": {"cpu": "1m", "memory": "1024103m"}}));
+}
+
+#[test]
 fn probes_hooks_and_env() {
     let container = with_container(json!({
         "livenessProbe": {"httpGet": {"port": 80}},

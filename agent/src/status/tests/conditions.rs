@@ -7,6 +7,7 @@ use super::Situation;
 use super::condition;
 use super::describe;
 use crate::model::testing::*;
+use crate::status::conditions::update_readiness;
 
 fn foreign(type_: &str, status: &str) -> PodCondition {
     PodCondition { type_: type_.into(), status: status.into(), ..PodCondition::default() }
@@ -96,6 +97,26 @@ fn readiness_gates_keep_ready_false() {
             Some(["x", "y", "z"].map(|name| foreign(name, "True")).to_vec());
     });
     assert_eq!(describe(&open.generate(), "Ready"), "True");
+}
+
+#[test]
+fn readiness_gates_may_name_what_the_agent_determines_before_ready() {
+    let gated = |gate: &str| {
+        Situation::new(pod("Always", &["one"], &["a"]), vec![running("a", 0), exited("one", 0, 0)]).with(|s| {
+            let gates = vec![PodReadinessGate { condition_type: gate.into() }];
+            s.pod.spec.as_mut().expect("a spec").readiness_gates = Some(gates);
+        })
+    };
+    for gate in ["Initialized", "PodReadyToStartContainers"] {
+        let situation = gated(gate);
+        let mut status = situation.generate();
+        assert_eq!(describe(&status, "Ready"), "True", "{gate}");
+        update_readiness(&situation.pod, &mut status);
+        assert_eq!(describe(&status, "Ready"), "True", "{gate}, after a probe");
+    }
+    for gate in ["ContainersReady", "PodScheduled", "Ready"] {
+        assert!(describe(&gated(gate).generate(), "Ready").starts_with("False ReadinessGatesNotReady"), "{gate}");
+    }
 }
 
 #[test]

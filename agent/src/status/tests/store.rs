@@ -209,6 +209,22 @@ fn an_unmanaged_static_pod_keeps_the_status_of_its_mirror_pod() {
     assert_eq!((kept.phase, kept.start_time), (known.phase, known.start_time));
 }
 
+/// The source of a static pod gives it no QoS class.
+#[test]
+fn a_rejected_pod_has_its_qos_class() {
+    let node = tokio::sync::watch::channel(NodeAddresses::default()).1;
+    let statuses = Statuses::new("test".into(), node, RestartGates::default());
+    let class_of = |pod: &Pod| {
+        statuses.reject(pod, "OutOfcpu", "why", at(0));
+        statuses.get(&crate::model::pod_ref(pod).uid).and_then(|status| status.qos_class)
+    };
+    let mut pod = testing::into_static(testing::pod("Always", &[], &["a"]));
+    assert_eq!(class_of(&pod).as_deref(), Some("BestEffort"));
+    let reported = PodStatus { qos_class: Some("Guaranteed".into()), ..PodStatus::default() };
+    (pod.status, pod.metadata.uid) = (Some(reported), Some("other".into()));
+    assert_eq!(class_of(&pod).as_deref(), Some("Guaranteed"), "kept as it is");
+}
+
 #[test]
 fn the_generation_never_falls() {
     let pod = testing::pod("Always", &[], &["a"]);

@@ -13,7 +13,7 @@ const BLOCK: &str = "Block";
 
 /// Why a claim cannot be used; the volume is not set up at all.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("error processing PVC {namespace}/{claim}: {problem}")]
+#[error("{}{problem}", prefix(.namespace, .claim, .problem))]
 pub struct ClaimError {
     /// Namespace of claim and pod.
     pub namespace: String,
@@ -45,6 +45,14 @@ pub enum ClaimProblem {
     OtherClaim { name: String, found: String, wanted: String },
     #[error("volume {volume} has volumeMode {mode}, but is specified in {list}")]
     Mode { volume: String, mode: String, list: &'static str },
+}
+
+/// The claim in front of a problem. As upstream, it is not in front of one that names its object itself.
+fn prefix(namespace: &str, claim: &str, problem: &ClaimProblem) -> String {
+    match problem {
+        ClaimProblem::NotOwned { .. } | ClaimProblem::Mode { .. } => String::new(),
+        _ => format!("error processing PVC {namespace}/{claim}: "),
+    }
 }
 
 /// The claim that a volume of the pod names; that of a generic ephemeral volume (KEP-1698) is named after both.
@@ -208,6 +216,16 @@ mod tests {
             let found = volume_of(&claim, &wanted, &pod()).map_err(|problem| problem.to_string());
             assert_eq!(found, expected.map_err(str::to_owned), "{claim:?}");
         }
+    }
+
+    #[test]
+    fn problems_that_name_their_object_are_reported_without_the_claim() {
+        let text = |problem| ClaimError { namespace: "ns".to_owned(), claim: "c".to_owned(), problem }.to_string();
+        assert_eq!(text(ClaimProblem::NotBound), "error processing PVC ns/c: PVC is not bound");
+        let not_owned = ClaimProblem::NotOwned { claim: "ns/c".to_owned(), pod: "ns/p".to_owned() };
+        assert_eq!(text(not_owned), "PVC ns/c was not created for pod ns/p (pod is not owner)");
+        let mode = ClaimProblem::Mode { volume: "v".to_owned(), mode: BLOCK.to_owned(), list: "volumeMounts" };
+        assert_eq!(text(mode), "volume v has volumeMode Block, but is specified in volumeMounts");
     }
 
     #[test]

@@ -160,8 +160,7 @@ fn a_raw_device_is_mapped_for_each_pod_and_kept_in_use() {
         fixture.binds(json!({"local": {"path": device.0}, "volumeMode": "Block"}));
         let using = |uid: &str, read_only: bool| using_device(pod(uid, Some(77), read_only));
         let error = fixture.set_up(&pod("u-0", None, false)).expect_err("it has no files");
-        let wrong = "volume v has volumeMode Block, but is specified in volumeMounts";
-        assert_eq!(error, format!("error processing PVC ns/data: {wrong}"));
+        assert_eq!(error, "volume v has volumeMode Block, but is specified in volumeMounts");
 
         let one = using("u-1", false);
         fixture.set_up(&one).expect("mapped");
@@ -450,7 +449,7 @@ fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
         ),
         (
             json!({"local": {"path": "/"}, "volumeMode": "Block"}),
-            "error processing PVC ns/data: volume v has volumeMode Block, but is specified in volumeMounts",
+            "volume v has volumeMode Block, but is specified in volumeMounts",
         ),
     ] {
         fixture.binds(spec);

@@ -1,5 +1,7 @@
 //! A pod's resolver configuration by `dnsPolicy` and `dnsConfig`. Pure: the node's file is passed as text.
 
+use std::net::Ipv6Addr;
+
 use indexmap::IndexMap;
 use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -8,6 +10,7 @@ use keblet_proto::cri::v1::DnsConfig;
 use super::DnsSettings;
 use super::GenerateError;
 use super::names;
+use crate::model::spec;
 
 /// Limits of common resolvers.
 const MAX_NAMESERVERS: usize = 3;
@@ -40,10 +43,13 @@ enum Base {
 /// # Errors
 /// The node's file is not valid.
 pub fn pod_dns(pod: &Pod, settings: &DnsSettings, node_file: Option<&str>) -> Result<PodDns, GenerateError> {
-    let host = match node_file {
+    let mut host = match node_file {
         Some(text) => parse_resolv_conf(text)?,
         None => own_loopback(&settings.node_ips.now()),
     };
+    if !spec::host_network(pod) {
+        host.servers.retain(|server| !is_scoped(server));
+    }
     let mut dns = PodDns::default();
     dns.config = match base(pod) {
         Base::Nothing => DnsConfig::default(),
@@ -62,14 +68,20 @@ pub fn pod_dns(pod: &Pod, settings: &DnsSettings, node_file: Option<&str>) -> Re
 }
 
 fn base(pod: &Pod) -> Base {
-    let Some(spec) = &pod.spec else { return Base::Host };
-    let host_network = spec.host_network.unwrap_or(false);
-    match spec.dns_policy.as_deref() {
+    let Some(pod_spec) = &pod.spec else { return Base::Host };
+    match pod_spec.dns_policy.as_deref() {
         Some("None") => Base::Nothing,
         Some("Default") => Base::Host,
-        Some("ClusterFirst") if host_network => Base::Host,
+        Some("ClusterFirst") if spec::host_network(pod) => Base::Host,
         _ => Base::Cluster,
     }
+}
+
+/// A link-local IPv6 address with an interface of the node (`fe80::1%eth0`), which a network namespace of its own does not
+/// have. A resolver that selects this server fails. Upstream 1.36 and 1.37 pass it on.
+fn is_scoped(server: &str) -> bool {
+    let address = server.split_once('%').and_then(|(address, _)| address.parse::<Ipv6Addr>().ok());
+    address.is_some_and(|address| address.is_unicast_link_local())
 }
 
 fn cluster(pod: &Pod, settings: &DnsSettings, host: Option<&DnsConfig>) -> DnsConfig {
@@ -274,6 +286,27 @@ mod tests {
         assert_eq!(joined(&dns.config), "192.0.2.1 |  | ");
         assert_eq!(dns.warnings[0].0, "MissingClusterDNS");
         assert!(dns.warnings[0].1.starts_with("pod: \"p_ns(u)\". kubelet does not have ClusterDNS IP configured"));
+    }
+
+    #[test]
+    fn servers_behind_an_interface_of_the_node_are_for_its_own_network() {
+        let file = "nameserver fe80::1%3\nnameserver 192.0.2.1\nnameserver fe80::2%eth0\nnameserver fe80::3\n\
+            nameserver 2001:db8::1%3\n";
+        let servers = |spec: serde_json::Value, settings: &DnsSettings| {
+            pod_dns(&pod(spec), settings, Some(file)).expect("valid").config.servers.join(" ")
+        };
+        let without_cluster_dns = DnsSettings { cluster_dns: Vec::new(), ..settings() };
+        let own = json!({"dnsPolicy": "Default", "dnsConfig": {"nameservers": ["fe80::9%eth0"]}});
+        for (spec, settings, expected) in [
+            (json!({"dnsPolicy": "Default"}), settings(), "192.0.2.1 fe80::3 2001:db8::1%3"),
+            (json!({}), without_cluster_dns, "192.0.2.1 fe80::3 2001:db8::1%3"),
+            (json!({"dnsPolicy": "Default", "hostNetwork": true}), settings(), "fe80::1%3 192.0.2.1 fe80::2%eth0"),
+            (json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}), settings(), "fe80::1%3 192.0.2.1 fe80::2%eth0"),
+        ] {
+            assert_eq!(servers(spec.clone(), &settings), expected, "{spec}");
+        }
+        let few = pod_dns(&pod(own), &settings(), Some("nameserver fe80::1%3\nnameserver 192.0.2.1\n")).expect("valid");
+        assert_eq!(few.config.servers, ["192.0.2.1", "fe80::9%eth0"], "the pod's own are its author's");
     }
 
     #[test]

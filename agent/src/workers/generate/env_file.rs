@@ -1,6 +1,7 @@
 //! Files of environment variables (KEP-3721): `KEY='value'` in lines. Pure.
 //!
-//! A value is in single quotes, may span lines and is taken as it is. Blank lines and comments (`#`) are skipped.
+//! A value is in single quotes, may span lines and is taken as it is, except that a line ending of two characters becomes a
+//! line feed, as with upstream. Blank lines and comments (`#`) are skipped.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -31,7 +32,7 @@ pub fn file_values(content: &[u8], keys: BTreeSet<String>) -> FileValues {
         return keys.into_iter().map(|key| (key, Err(GenerateError::EnvFile))).collect();
     };
     let owned = |value: Value<'_>| match value {
-        Ok(value) => Ok(value.map(str::to_owned)),
+        Ok(value) => Ok(value.map(|value| value.replace("\r\n", "\n"))),
         Err(_) => Err(GenerateError::EnvFile),
     };
     values_of(Assignments::new(text), keys).into_iter().map(|(key, value)| (key, owned(value))).collect()
@@ -149,6 +150,13 @@ mod tests {
             assert_eq!(value(file, key), Ok(expected), "{key}");
         }
         assert_eq!(value("", "A"), Ok(None));
+    }
+
+    #[test]
+    fn lines_of_a_value_end_with_a_line_feed() {
+        let values = file_values(b"A='1\r\n2\r3\r\n'\r\nB='\r'\r\n", BTreeSet::from(["A".to_owned(), "B".to_owned()]));
+        assert_eq!(values["A"].as_ref().expect("valid").as_deref(), Some("1\n2\r3\n"));
+        assert_eq!(values["B"].as_ref().expect("valid").as_deref(), Some("\r"));
     }
 
     #[test]

@@ -252,14 +252,12 @@ fn problem(provider: &ProviderConfig, tokens: bool) -> Option<String> {
     token_problem(provider.token_attributes.as_ref()?, api_version, tokens)
 }
 
-/// A registry or a path of one, with wildcards in the host. Upstream parses it as a URL without its scheme.
+/// A registry or a path of one, with wildcards in the host. Upstream parses it as a URL behind a scheme of its own: a scheme
+/// in front is a host with an empty port, and a path may have spaces. Such a pattern, or an empty one, matches nothing.
 fn is_pattern(image: &str) -> bool {
     let is_escape = |rest: &str| rest.len() >= 2 && rest.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
-    !image.is_empty()
-        && !image.contains("://")
-        && image.bytes().all(|byte| byte > b' ' && byte != 0x7f)
-        && image.split('%').skip(1).all(is_escape)
-        && is_registry(image)
+    let host = image.split('/').next().unwrap_or(image);
+    !image.bytes().any(|byte| byte.is_ascii_control()) && image.split('%').skip(1).all(is_escape) && is_registry(host)
 }
 
 fn token_problem(attributes: &TokenAttributes, api_version: &str, tokens: bool) -> Option<String> {
@@ -386,6 +384,7 @@ mod tests {
             json!({"env": [{"name": "A", "value": ""}], "args": ["x"], "defaultCacheDuration": "0s"}),
             json!({"env": [{"name": "A", "value": null}, {"name": "B"}], "args": null, "tokenAttributes": null}),
             json!({"env": null}),
+            json!({"matchImages": ["https://r.io", "https://r.io:port/a", "r.io/a b", ""]}),
         ] {
             place.write("c", "v1", &[provider(good.clone())]);
             place.read("c").unwrap_or_else(|error| panic!("{good}: {error}"));
@@ -396,7 +395,8 @@ mod tests {
             (json!({"name": "absent"}), "plugin binary executable "),
             (json!({"apiVersion": "v1"}), "apiVersion: "),
             (json!({"matchImages": []}), "matchImages: "),
-            (json!({"matchImages": ["https://r.io"]}), "matchImages: "),
+            (json!({"matchImages": ["r .io/a"]}), "matchImages: "),
+            (json!({"matchImages": ["r.io/\t"]}), "matchImages: "),
             (json!({"matchImages": ["*.io", "%invalid%"]}), "matchImages: match image is invalid: \"%invalid%\""),
             (json!({"matchImages": ["r.io:port/a"]}), "matchImages: "),
             (json!({"defaultCacheDuration": null}), "defaultCacheDuration: is required"),
