@@ -328,7 +328,7 @@ impl StandaloneNode {
         let shown = |line: Value| {
             let kind = if line["level"] == "WARN" { "W" } else { "N" };
             let text = |field: &str| line[field].as_str().unwrap_or_default().to_owned();
-            format!("{kind} {}: {}", text("reason"), text("message"))
+            format!("{kind} {}: {}", text("reason"), text("msg"))
         };
         self.log().into_iter().filter(matches).map(shown).collect()
     }

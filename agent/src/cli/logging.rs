@@ -20,6 +20,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use super::json_lines::JsonLine;
 use super::lines::Lines;
 use crate::config::kubelet_sections::Logging;
 use crate::telemetry::SpanLayer;
@@ -79,7 +80,7 @@ where
     // Complaints about a line that cannot be written would go to stderr, which cannot be written either: a panic.
     let lines = lines.log_internal_errors(false);
     if json {
-        return lines.json().flatten_event(true).with_span_list(false).with_filter(filter).boxed();
+        return lines.event_format(JsonLine).with_filter(filter).boxed();
     }
     lines.with_filter(filter).boxed()
 }
@@ -150,11 +151,13 @@ mod tests {
     use std::io::Write;
     use std::sync::Arc;
     use std::sync::Mutex;
+    use std::time::Duration;
 
     use k8s_openapi::api::core::v1::Secret;
     use kube::client::Body;
 
     use super::*;
+    use crate::model::Clock;
 
     #[derive(Clone, Default)]
     struct Buffer(Arc<Mutex<Vec<u8>>>);
@@ -227,8 +230,29 @@ mod tests {
     fn json_lines_are_json() {
         let lines = written("json", 0);
         let line: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
-        assert_eq!((line["pod"].as_str(), line["message"].as_str()), (Some("a/b"), Some("seen")));
-        assert_eq!(line["level"], "INFO");
+        assert_eq!((line["pod"].as_str(), line["msg"].as_str()), (Some("a/b"), Some("seen")));
+        assert_eq!((line["level"].as_str(), line["v"].as_u64()), (Some("INFO"), Some(0)));
+        assert_eq!(line["target"], "keblet::pleg");
+        let age = Duration::from_nanos(Clock::System.wall_nanos().unsigned_abs()).as_secs_f64()
+            - line["ts"].as_f64().unwrap() / 1e3;
+        assert!(age.abs() < 60.0, "{line}");
+        let warning: serde_json::Value = serde_json::from_str(&lines[1]).unwrap();
+        assert!(warning["err"].as_str().is_some_and(|error| error.starts_with("said:\n")), "{warning}");
+    }
+
+    #[test]
+    fn each_key_of_a_json_line_occurs_once() {
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let logging = Logging { format: "json".to_owned(), ..Logging::default() };
+        let (lines, _) = lines(&logging, move || writer.clone(), false);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
+            tracing::warn!(target: "keblet::retry", level = "high", target = "a/b", "operation failed");
+        });
+        let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
+        assert_eq!((text.matches("\"level\":").count(), text.matches("\"target\":").count()), (1, 1), "{text}");
+        let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((line["target"].as_str(), line["fields.target"].as_str()), (Some("keblet::retry"), Some("a/b")));
     }
 
     #[test]
@@ -251,7 +275,7 @@ mod tests {
         let lines = warned(Output::Records);
         let [line] = &lines[..] else { panic!("{lines:?}") };
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
-        assert_eq!((line["level"].as_str(), line["message"].as_str()), (Some("WARN"), Some("kernel records lost")));
+        assert_eq!((line["level"].as_str(), line["msg"].as_str()), (Some("WARN"), Some("kernel records lost")));
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod docs;
 pub mod doctor;
 pub mod endpoints;
 pub mod host;
+mod json_lines;
 mod lines;
 pub mod logging;
 pub mod observe;

@@ -87,7 +87,7 @@ fn is_logged(bytes: &[u8]) -> bool {
     struct Logged {
         #[serde(rename = "level")]
         _level: String,
-        #[serde(rename = "message")]
+        #[serde(rename = "msg")]
         _message: String,
         schema: Option<serde::de::IgnoredAny>,
     }
@@ -110,7 +110,7 @@ mod tests {
     /// As `kubectl logs` has them.
     #[test]
     fn lines_of_the_log_between_records_are_skipped() {
-        let logged = r#"{"timestamp":"2026-01-01T00:00:00Z","level":"WARN","message":"no runtime","target":"keblet"}"#;
+        let logged = r#"{"ts":1767225600000.5,"level":"WARN","v":0,"target":"keblet","msg":"no runtime"}"#;
         let node = read(format!("{logged}\n{START}\n{logged}\n").as_bytes()).unwrap();
         assert_eq!(node.start.node, "n");
         assert!(matches!(read(logged.as_bytes()), Err(ReplayError::Empty)));

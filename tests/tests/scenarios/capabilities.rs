@@ -40,7 +40,7 @@ fn exits_are_handled_under(wrapper: &[&str]) -> Result<String> {
     let warnings = node
         .log()
         .into_iter()
-        .filter(|line| line["level"] == "WARN" && line["message"].as_str().is_some_and(|text| text.contains("probes")));
+        .filter(|line| line["level"] == "WARN" && line["msg"].as_str().is_some_and(|text| text.contains("probes")));
     ensure!(warnings.count() <= 1, "logged more than once");
     node.stop()?;
     Ok(sensors)

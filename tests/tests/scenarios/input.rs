@@ -214,7 +214,7 @@ fn agent_starts_on_a_full_disk() -> Result<()> {
     let unkept = ["serving certificate that cannot be stored", "No space left on device"];
     node.until_true("a log line about the certificate", |node| Ok(node.log_contains(&unkept)))?;
     let address = node.until("the main port", |node| {
-        let main = |line: &&Value| line["message"] == "listening" && line["server"] == "main";
+        let main = |line: &&Value| line["msg"] == "listening" && line["server"] == "main";
         Ok(node.log().iter().find(main).and_then(|line| line["address"].as_str().map(str::to_owned)))
     })?;
     let client = reqwest::Client::builder().no_proxy().tls_danger_accept_invalid_certs(true).build()?;

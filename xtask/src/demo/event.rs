@@ -79,7 +79,7 @@ mod tests {
         };
         let fields = r#""pod":"default/crash-demo","container":"main","event":"ContainerDied","source":"kernel","latency_ms":0.7,"exit_code":3"#;
         let nested = format!(r#"{{"level":"INFO","target":"keblet::events","fields":{{"message":"x",{fields}}}}}"#);
-        let flat = format!(r#"{{"level":"INFO","target":"keblet::events","message":"x",{fields}}}"#);
+        let flat = format!(r#"{{"level":"INFO","target":"keblet::events","msg":"x",{fields}}}"#);
         assert_eq!(Event::parse(&nested), Some(expected.clone()));
         assert_eq!(Event::parse(&flat), Some(expected.clone()));
         assert_eq!(expected.pod_name(), "crash");
