@@ -97,6 +97,8 @@ pub struct SandboxStatus {
     pub shares_pid_namespace: bool,
     /// Runtime handler, empty for the default one.
     pub runtime_handler: String,
+    /// The pod is a static one, as the sandbox's annotations say.
+    pub is_static: bool,
 }
 
 /// CRI `ContainerStatus`, with the agent's own annotations read back.

@@ -1,6 +1,7 @@
 //! Reading a pod's spec: its container lists, their restart policies and what makes a container a sidecar. Only
 //! accessors; an absent spec reads as an empty one.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::Container;
@@ -116,8 +117,12 @@ pub fn deletion_requested(pod: &Pod) -> bool {
 
 /// A pod that came from a file or URL (annotation `kubernetes.io/config.source`).
 pub fn is_static(pod: &Pod) -> bool {
-    let source = pod.metadata.annotations.as_ref().and_then(|all| all.get("kubernetes.io/config.source"));
-    source.is_some_and(|source| source != "api")
+    pod.metadata.annotations.as_ref().is_some_and(are_static)
+}
+
+/// These annotations are of a static pod, or of a sandbox of one: sandboxes have those of their pod.
+pub fn are_static(annotations: &BTreeMap<String, String>) -> bool {
+    annotations.get("kubernetes.io/config.source").is_some_and(|source| source != "api")
 }
 
 /// A pod that the node needs, which is neither evicted nor rejected under pressure: static, a mirror pod, or of a priority
@@ -127,6 +132,19 @@ pub fn is_critical(pod: &Pod) -> bool {
         pod.metadata.annotations.as_ref().is_some_and(|all| all.contains_key("kubernetes.io/config.mirror"));
     let priority = pod.spec.as_ref().and_then(|spec| spec.priority);
     is_static(pod) || is_mirror || priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
+}
+
+/// The absolute form of a path inside a container: from `/`, without `.`, `..` and empty parts. The API admits others.
+pub fn absolute_path(path: &str) -> String {
+    let mut kept: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(kept.pop()),
+            other => kept.push(other),
+        }
+    }
+    format!("/{}", kept.join("/"))
 }
 
 /// The dot-separated form of a sysctl's name. `net/ipv4/conf/eth0.1/x` means `net.ipv4.conf.eth0/1.x`: where the first

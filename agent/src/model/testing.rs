@@ -71,6 +71,7 @@ pub fn sandbox(attempt: u32) -> SandboxStatus {
         host_network: false,
         shares_pid_namespace: false,
         runtime_handler: String::new(),
+        is_static: false,
     }
 }
 

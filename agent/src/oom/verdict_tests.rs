@@ -61,6 +61,7 @@ fn snapshot(main: Option<u32>, shares_pid_namespace: bool) -> PodSnapshot {
         host_network: false,
         shares_pid_namespace,
         runtime_handler: String::new(),
+        is_static: false,
     };
     PodSnapshot { containers: vec![container], sandboxes: vec![sandbox], ..PodSnapshot::empty(pod, Instant::now()) }
 }

@@ -11,6 +11,7 @@ use crate::model::SandboxId;
 use crate::model::SandboxStatus;
 use crate::model::TerminationFile;
 use crate::model::runtime_keys;
+use crate::model::spec;
 
 /// CRI state number to the model's state.
 pub(super) fn state(raw: i32) -> ContainerState {
@@ -29,10 +30,11 @@ pub(super) fn container(status: v1::ContainerStatus, pid: Option<u32>, sandbox_i
     let meta = status.metadata.unwrap_or_default();
     let annotations = &status.annotations;
     let termination_path = annotations.get(runtime_keys::TERMINATION_PATH).cloned().unwrap_or_default();
+    let mounted_at = spec::absolute_path(&termination_path);
     let host_path = status
         .mounts
         .iter()
-        .find(|m| !termination_path.is_empty() && m.container_path == termination_path)
+        .find(|m| !termination_path.is_empty() && spec::absolute_path(&m.container_path) == mounted_at)
         .map(|m| m.host_path.clone());
     ContainerStatus {
         id: ContainerId::from(status.id),
@@ -109,6 +111,7 @@ pub(super) fn sandbox(status: v1::PodSandboxStatus, listed_handler: &str) -> San
         host_network: namespaces.network == v1::NamespaceMode::Node as i32,
         shares_pid_namespace: namespaces.pid != v1::NamespaceMode::Container as i32,
         runtime_handler: handler.unwrap_or_else(|| listed_handler.to_owned()),
+        is_static: spec::are_static(&status.annotations),
     }
 }
 
@@ -139,6 +142,29 @@ mod tests {
         let c = container(status, Some(42), SandboxId::from("s"));
         assert_eq!((c.hash, c.restart_count, c.exit_code, c.pid), (255, 7, Some(3), Some(42)));
         assert_eq!(c.termination.host_path.as_deref(), Some("/pods/x"));
+    }
+
+    /// The annotation has the path of the spec; the mount is absolute, also that of a container of a kubelet.
+    #[test]
+    fn the_termination_file_is_found_by_any_form_of_its_path() {
+        let found = |stated: &str, mounted: &str| {
+            let mount = |container_path: &str, host_path: &str| v1::Mount {
+                container_path: container_path.into(),
+                host_path: host_path.into(),
+                ..Default::default()
+            };
+            let status = v1::ContainerStatus {
+                annotations: [(runtime_keys::TERMINATION_PATH.to_owned(), stated.to_owned())].into(),
+                mounts: vec![mount("/etc/hosts", "/pods/hosts"), mount(mounted, "/pods/x")],
+                ..Default::default()
+            };
+            container(status, None, SandboxId::from("s")).termination.host_path
+        };
+        for (stated, mounted) in [("log", "/log"), ("/dev//log/", "/dev/log"), ("log", "log")] {
+            assert_eq!(found(stated, mounted).as_deref(), Some("/pods/x"), "{stated} {mounted}");
+        }
+        assert_eq!(found("log", "/dev/log"), None);
+        assert_eq!(found("", "/"), None, "no path, no file");
     }
 
     #[test]

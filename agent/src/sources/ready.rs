@@ -1,4 +1,4 @@
-//! Which sources are ready: housekeeping waits until all of them are.
+//! Which sources are ready: until all of them are, no pod is known to be undesired.
 
 use std::sync::Arc;
 use std::sync::Mutex;

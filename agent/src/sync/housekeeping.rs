@@ -15,15 +15,17 @@ use crate::model::spec;
 use crate::workers::state::Request;
 
 impl SyncLoop {
-    /// Terminates pods that no source desires, starts desired ones without worker, sweeps leftovers. Does nothing before
-    /// all sources are ready: until then no pod is known to be undesired.
+    /// Terminates pods that no source desires, starts desired ones without worker, sweeps leftovers. Before all sources are
+    /// ready no pod is known to be undesired, but for static pods that were replaced. Static pods do not wait for the API
+    /// server, which may be one of them.
     pub(super) fn housekeeping_pass(&mut self) {
         self.housekeeping = None;
-        if !self.sources.all_ready() {
-            return;
-        }
+        let are_ready = self.sources.all_ready();
         let pods = self.pods.all();
         let mut desired: HashSet<PodUid> = pods.iter().map(|pod| pod_ref(pod).uid).collect();
+        if !are_ready {
+            desired.extend(self.workers.uids());
+        }
         let known = self.workers.sync_known(&desired);
         for pod in pods {
             let id = pod_ref(&pod);
@@ -32,15 +34,31 @@ impl SyncLoop {
                 self.workers.request(&id, Request::Create(pod));
             }
         }
-        self.settle_all_rejected();
         // They run on, and what they have is not left over.
         desired.extend(self.undecodable.iter().cloned());
+        if !are_ready {
+            self.terminate_replaced_static_pods(&desired);
+            return self.reconcile_mirrors(None);
+        }
+        self.settle_all_rejected();
         self.allocations.retain_allocated(&desired);
         for snapshot in self.pleg.all() {
             self.terminate_undesired(&desired, &snapshot);
         }
         self.reconcile_mirrors(None);
         self.remove_leftovers(desired);
+    }
+
+    /// Terminates static pods that have another UID by now: the manifest was changed while no agent ran. A pod of the API
+    /// server may have the name of a static pod.
+    fn terminate_replaced_static_pods(&mut self, desired: &HashSet<PodUid>) {
+        for snapshot in self.pleg.all() {
+            let is_static = snapshot.sandboxes.first().is_some_and(|sandbox| sandbox.is_static);
+            let (successor, _) = self.pods.named(&snapshot.pod.full_name());
+            if is_static && successor.is_some_and(|pod| spec::is_static(&pod)) {
+                self.terminate_undesired(desired, &snapshot);
+            }
+        }
     }
 
     /// Removes what is left of pods that are gone. Not while it is unknown which pods the runtime has. It may have pods that

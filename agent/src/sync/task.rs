@@ -176,16 +176,19 @@ impl SyncLoop {
     }
 
     fn mark_seen(&mut self, source: ConfigSource) {
-        let before = self.sources.all_ready();
+        let were_ready = self.sources.all_ready();
         let first_of_api = source == ConfigSource::Api && self.sources.waiting_for().contains(&source);
         self.sources.mark_seen(source);
         self.on_source_seen();
         if first_of_api {
             self.reconcile_mirrors(None);
         }
-        if !before && self.sources.all_ready() {
+        if !were_ready && self.sources.all_ready() {
             self.pods.set_sources_ready();
             self.retry_resizes(Trigger::PodsAdded);
+        }
+        // Static pods may replace others, or come back, before all sources are ready.
+        if first_of_api || (!were_ready && source != ConfigSource::Api) {
             self.housekeep_soon(HOUSEKEEPING_DELAY);
         }
     }

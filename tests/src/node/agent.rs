@@ -11,6 +11,7 @@ use keblet::admission::NodeOffer;
 use keblet::allocation::Allocations;
 use keblet::allocation::ResizeGates;
 use keblet::allocation::ResizePolicy;
+use keblet::apiserver::recovery::Recovered;
 use keblet::cgroups::Cgroups;
 use keblet::images::GcPolicy;
 use keblet::metrics::Metrics;
@@ -36,6 +37,7 @@ use keblet::runtime::RuntimeOptions;
 use keblet::runtime::RuntimeState;
 use keblet::runtime::watch_runtime;
 use keblet::sources;
+use keblet::sources::ApiPods;
 use keblet::sources::SourcesConfig;
 use keblet::sources::adoption::Adoptions;
 use keblet::startup::Startups;
@@ -58,6 +60,7 @@ use keblet::workers::generate::SecuritySettings;
 use keblet::workers::state::KillOptions;
 use keblet::workers::worker::NoWorkerObserver;
 use keblet::workers::worker::WorkerObserver;
+use kube::client::Body;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -118,6 +121,10 @@ struct Listeners {
     read_node: Option<ReadNode>,
     /// The folder of static pods: the first set of pods is then the API server's.
     static_pods: Option<PathBuf>,
+    /// There is an API server, which never answers.
+    unreachable_api: bool,
+    /// Static pods have mirror pods.
+    mirrors: bool,
     resizes: ResizePolicy,
     /// Volumes of pods, which get ranges of ids then.
     volumes: Option<Volumes>,
@@ -149,6 +156,8 @@ impl Default for Listeners {
             offer,
             read_node,
             static_pods: None,
+            unreachable_api: false,
+            mirrors: false,
             resizes,
             volumes: None,
             objects: Objects::standalone(),
@@ -173,6 +182,8 @@ impl Agent {
             offer,
             read_node,
             static_pods,
+            unreachable_api,
+            mirrors,
             resizes,
             volumes,
             objects,
@@ -193,8 +204,8 @@ impl Agent {
         // The first set of pods is in the channel before the loop begins.
         let first = if static_pods.is_some() { ConfigSource::Api } else { ConfigSource::File };
         let _ = updates.try_send(PodUpdate::Add(first, pods));
-        let (delivered, sources) =
-            sources::start(only(static_pods), clock(sim), Recorder::default(), &mut tasks, aside.clone());
+        let config = SourcesConfig { api: unreachable_api.then(no_answer), ..only(static_pods) };
+        let (delivered, sources) = sources::start(config, clock(sim), Recorder::default(), &mut tasks, aside.clone());
         let (closed, pressures) = (watch::Sender::new(false), watch::Sender::new(Pressures::default()));
         let security =
             SecuritySettings { handlers: HandlerFeatures::new(state.clone()), ..SecuritySettings::default() };
@@ -210,6 +221,7 @@ impl Agent {
             resize_policy: resizes,
             files: NodeFiles { resolv_conf: None, hosts: root.join("hosts"), log_links: Some(root.join("links")) },
             api: api.map(|api| Arc::new(api) as Arc<dyn PodApi>),
+            mirrors_of: mirrors.then(|| watch::channel(Some(Arc::default())).1),
             pods: shared,
             recorder,
             observer,
@@ -315,7 +327,8 @@ impl Agent {
         assert!(ended.is_none_or(|ended| ended.is_ok()), "the sync loop panicked");
     }
 
-    async fn send(&self, update: PodUpdate) {
+    /// Delivers an update of any source.
+    pub async fn send(&self, update: PodUpdate) {
         // A loop that has ended receives no updates.
         let _ = self.updates.send(update).await;
     }
@@ -334,6 +347,13 @@ fn only(static_pod_path: Option<PathBuf>) -> SourcesConfig {
         adoptions: Adoptions::default(),
         api: None,
     }
+}
+
+/// An API server that never answers.
+fn no_answer() -> ApiPods {
+    let pending = |_: http::Request<Body>| std::future::pending::<Result<http::Response<Body>, http::Error>>();
+    let client = kube::Client::new(tower::service_fn(pending), "default");
+    ApiPods { client, recovered: Recovered::default(), node_known: watch::channel(true).1 }
 }
 
 /// Ranges of ids for pods below this root.

@@ -207,6 +207,7 @@ fn sandbox(sandbox: cri::PodSandbox) -> SandboxStatus {
         host_network: false,
         shares_pid_namespace: false,
         runtime_handler: String::new(),
+        is_static: false,
     }
 }
 

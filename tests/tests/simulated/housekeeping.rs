@@ -1,5 +1,6 @@
 //! Housekeeping beside mounts that another kubelet left: the whole agent, real mounts, a simulated runtime.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -16,7 +17,12 @@ use keblet::cgroups::CgroupName;
 use keblet::cgroups::Cgroups;
 use keblet::cgroups::Driver;
 use keblet::cgroups::Layout;
+use keblet::model::ConfigSource;
 use keblet::model::Pod;
+use keblet::model::PodUpdate;
+use keblet::sources::static_pod::CONFIG_HASH;
+use keblet::sources::static_pod::CONFIG_MIRROR;
+use keblet::sources::static_pod::CONFIG_SOURCE;
 use keblet::workers::generate::ResourceSettings;
 use keblet_skip::mounts::bind;
 use keblet_skip::mounts::detach;
@@ -27,9 +33,11 @@ use keblet_tests::cri::Faults;
 use keblet_tests::cri::Method;
 use keblet_tests::cri::Trace;
 use keblet_tests::node::Agent;
+use keblet_tests::node::Api;
 use keblet_tests::node::SensorSet;
 use keblet_tests::node::node;
 use keblet_tests::node::pod;
+use keblet_tests::node::until;
 use tokio::time::sleep;
 
 /// Runs a test with paused time in a mount namespace of its own.
@@ -261,6 +269,81 @@ async fn a_running_pod_that_cannot_be_decoded_outlives_a_restart_of_the_agent() 
     agent.keep_undecodable(&[]).await;
     let ended = sim.until("web/main has ended", minute, |l| l.live("web", "main").is_none());
     ended.await.expect("the API server does not have it any more");
+}
+
+/// Naive: before it is known which pods are desired there is nothing to do. An administrator restarts a static pod by moving
+/// its manifest away and back, and what does not answer may be that very pod.
+#[tokio::test(start_paused = true)]
+async fn a_static_pod_that_comes_back_is_started_again_while_the_api_server_does_not_answer() {
+    let (sim, folder) = node();
+    let agent = Agent::start_without_answers(&sim, folder.path());
+    let web = pod("web").running("main", "run").build();
+    let starts = |log: &Trace| log.history("web", "main").filter(|instance| instance.started.is_some()).count();
+    agent.add(web.clone()).await;
+    until(&sim, "it runs", |log| starts(log) == 1).await;
+    // Back while it ends, and long after its end.
+    for (before, pause) in [(1, 0), (2, 60)] {
+        agent.remove(web.clone()).await;
+        sleep(Duration::from_secs(pause)).await;
+        agent.add(web.clone()).await;
+        until(&sim, "it runs again", |log| starts(log) > before).await;
+    }
+    assert!(sim.trace(|log| log.duplicates().is_empty()), "{}", sim.trace(Trace::to_string));
+}
+
+/// Naive: before the API server has told which pods are desired none is ended. It may not answer because of the static pod
+/// that still has the ports of its successor.
+#[tokio::test(start_paused = true)]
+async fn a_static_pod_whose_manifest_was_changed_is_replaced_while_the_api_server_does_not_answer() {
+    let (sim, folder) = node();
+    let pods = [pod("web").uid("old"), pod("gone"), pod("app").from_api()];
+    let pods = pods.map(|pod| pod.running("main", "run").build());
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods.into());
+    until(&sim, "all run", |log| live(log).len() == 3).await;
+    drop(agent);
+
+    let agent = Agent::start_without_answers(&sim, folder.path());
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(sim.trace(live).len(), 3, "no source has delivered");
+    for (name, uid) in [("web", "new"), ("app", "static-app")] {
+        agent.add(pod(name).uid(uid).running("main", "run").build()).await;
+    }
+    sleep(Duration::from_secs(60)).await;
+    let expected = ["app-uid", "gone-uid", "new", "static-app"].map(str::to_owned);
+    assert_eq!(sim.trace(live), BTreeSet::from(expected), "no source is known not to have the others");
+    agent.add(pod("gone").uid("back").running("main", "run").build()).await;
+    sleep(Duration::from_secs(60)).await;
+    let expected = ["app-uid", "back", "new", "static-app"].map(str::to_owned);
+    assert_eq!(sim.trace(live), BTreeSet::from(expected), "a manifest that was added later");
+}
+
+/// UIDs of pods that run.
+fn live(log: &Trace) -> BTreeSet<String> {
+    log.instances().iter().filter(|instance| instance.is_live()).map(|instance| instance.pod_uid.clone()).collect()
+}
+
+/// The mirror pod stays until the containers of the previous manifest have ended, and nothing else reconciles it then.
+#[tokio::test(start_paused = true)]
+async fn a_mirror_pod_is_replaced_with_its_static_pod_while_another_source_does_not_answer() {
+    let (sim, folder) = node();
+    let web = |uid: &str, annotations: &[(&str, &str)]| {
+        let mut pod = ApiPod::clone(&pod("web").uid(uid).running("main", "run").build());
+        let added = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        pod.metadata.annotations.get_or_insert_default().extend(added);
+        Arc::new(pod)
+    };
+    let [old, new] = ["old", "new"].map(|uid| web(uid, &[(CONFIG_HASH, uid)]));
+    let mirror = web("mirror", &[(CONFIG_SOURCE, "api"), (CONFIG_HASH, "old"), (CONFIG_MIRROR, "old")]);
+    let api = Api::default();
+    let agent = Agent::start_with_mirrors(&sim, folder.path(), vec![api.put(&mirror)], &api);
+    agent.send(PodUpdate::Add(ConfigSource::Http, vec![old.clone()])).await;
+    until(&sim, "it runs", |log| live(log).contains("old")).await;
+    assert!(api.deleted().is_empty(), "it is of this manifest");
+    agent.send(PodUpdate::Remove(ConfigSource::Http, vec![old])).await;
+    agent.send(PodUpdate::Add(ConfigSource::Http, vec![new])).await;
+    until(&sim, "its successor runs", |log| live(log).contains("new")).await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(api.deleted().len(), 1, "it is of the previous manifest");
 }
 
 /// A leftover that is made again whenever housekeeping has removed it.

@@ -47,6 +47,7 @@ impl Sandbox {
             host_network: spec::host_network(pod),
             shares_pid_namespace: spec::shares_pid_namespace(pod),
             runtime_handler: self.runtime_handler.clone(),
+            is_static: spec::is_static(pod),
         }
     }
 }

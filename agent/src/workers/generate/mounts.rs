@@ -9,6 +9,7 @@ use keblet_proto::cri::v1 as cri;
 
 use super::GenerateError;
 use crate::model::recursive_read_only;
+use crate::model::spec;
 
 /// Where the hosts file is mounted.
 pub const HOSTS_FILE: &str = "/etc/hosts";
@@ -41,7 +42,7 @@ pub fn volume_mount(
     };
     let path = &mount.mount_path;
     Ok(cri::Mount {
-        container_path: if path.starts_with('/') { path.clone() } else { format!("/{path}") },
+        container_path: if path.starts_with('/') { path.clone() } else { spec::absolute_path(path) },
         host_path: source.host_path,
         readonly: mount.read_only.unwrap_or(false) || source.read_only,
         selinux_relabel: source.selinux_relabel,
@@ -71,7 +72,8 @@ pub fn device(wanted: &VolumeDevice, on_host: &Path, read_only: bool) -> cri::De
 
 /// A writable file that the agent makes for the container. `selinux`: SELinux is enabled on the node.
 pub fn agent_file(container_path: &str, host_path: String, selinux: bool) -> cri::Mount {
-    cri::Mount { container_path: container_path.to_owned(), host_path, selinux_relabel: selinux, ..Default::default() }
+    let container_path = spec::absolute_path(container_path);
+    cri::Mount { container_path, host_path, selinux_relabel: selinux, ..Default::default() }
 }
 
 #[cfg(test)]
@@ -95,6 +97,19 @@ mod tests {
         assert!(relabelled.selinux_relabel);
         let slave = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "HostToContainer"}));
         assert_eq!(volume_mount(&slave, source(), false).expect("valid").propagation, 1);
+    }
+
+    #[test]
+    fn files_of_the_agent_are_mounted_at_absolute_paths() {
+        for (path, expected) in [
+            ("/dev/termination-log", "/dev/termination-log"),
+            ("log", "/log"),
+            ("./log/", "/log"),
+            ("/dev//./shm/../log", "/dev/log"),
+            ("../log", "/log"),
+        ] {
+            assert_eq!(agent_file(path, "/host".to_owned(), false).container_path, expected, "{path}");
+        }
     }
 
     #[test]

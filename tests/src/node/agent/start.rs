@@ -169,6 +169,21 @@ impl Agent {
         Self::begin(sim, SensorSet::ALL, root, pods, Listeners { offer, static_pods, ..Listeners::default() })
     }
 
+    /// As [`Agent::start_before_static_pods`], with mirror pods at this API server.
+    pub fn start_with_mirrors(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, api: &Api) -> Self {
+        let static_pods = Some(root.join("manifests"));
+        let listeners = Listeners { static_pods, mirrors: true, api: Some(api.clone()), ..Listeners::default() };
+        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
+    }
+
+    /// As [`Agent::start`], with an API server that never answers. Static pods are expected until [`Agent::add`] delivers
+    /// some.
+    pub fn start_without_answers(sim: &SimRuntime, root: &Path) -> Self {
+        let static_pods = Some(root.join("manifests"));
+        let listeners = Listeners { static_pods, unreachable_api: true, ..Listeners::default() };
+        Self::begin(sim, SensorSet::ALL, root, Vec::new(), listeners)
+    }
+
     /// As [`Agent::start`], on a node that offers this to pods, has these cgroups and settings, and rules out these resizes.
     /// Returns the metrics of the pipeline.
     pub fn start_resizing(
