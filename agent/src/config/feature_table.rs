@@ -96,7 +96,7 @@ gates! {
     CPUManagerPolicyOptions on GA locked [];
     CRDObservedGenerationTracking on Beta free [];
     CRDValidationRatcheting on GA locked [];
-    CRIListStreaming off Alpha free always [];
+    CRIListStreaming off Alpha free read [];
     CrossNamespaceVolumeDataSource off Alpha free [];
     CSIServiceAccountTokenSecrets on GA locked [];
     CSIVolumeHealth off Alpha free [];

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use keblet_proto::cri::v1::image_service_client::ImageServiceClient;
@@ -17,6 +16,7 @@ use super::Operation;
 use super::RuntimeEndpoint;
 use super::call::Call;
 use super::events::EventSupportCell;
+use super::features::Streams;
 use super::transport;
 
 /// Largest message either way, as upstream has it.
@@ -33,6 +33,8 @@ pub struct Runtime {
 pub struct RuntimeOptions {
     /// `runtimeRequestTimeout`: the deadline of every call that has no longer one.
     pub request_timeout: Duration,
+    /// The feature gate `CRIListStreaming`: lists are streamed in portions, so that they may exceed the limit of a message.
+    pub streams_lists: bool,
     /// Observes every call.
     pub observer: Arc<dyn CallObserver>,
 }
@@ -40,7 +42,7 @@ pub struct RuntimeOptions {
 impl Default for RuntimeOptions {
     /// Upstream's default of 2 minutes, without observer.
     fn default() -> Self {
-        Self { request_timeout: Duration::from_secs(120), observer: Arc::new(()) }
+        Self { request_timeout: Duration::from_secs(120), streams_lists: false, observer: Arc::new(()) }
     }
 }
 
@@ -51,7 +53,8 @@ pub(super) struct Inner {
     runtime_endpoint: String,
     image_endpoint: String,
     options: RuntimeOptions,
-    pub(super) streaming_lists: AtomicBool,
+    /// Whether lists are streamed, by service: until one does not know the call.
+    pub(super) streams: Streams,
     pub(super) events: EventSupportCell,
 }
 
@@ -93,8 +96,8 @@ impl Runtime {
                 .max_encoding_message_size(MESSAGE_LIMIT),
             runtime_endpoint,
             image_endpoint,
+            streams: Streams::new(options.streams_lists),
             options,
-            streaming_lists: AtomicBool::new(false),
             events: EventSupportCell::default(),
         };
         Self { inner: Arc::new(inner) }

@@ -111,10 +111,13 @@ impl Runtime {
     /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn list_containers(&self, filter: cri::ContainerFilter) -> Result<Vec<cri::Container>, RuntimeError> {
         let call = self.call(Operation::ListContainers, "");
-        if self.streams_lists() {
-            let message = cri::StreamContainersRequest { filter: Some(filter) };
+        let streams = &self.inner.streams.runtime;
+        if streams.is_on() {
+            let message = cri::StreamContainersRequest { filter: Some(filter.clone()) };
             let stream = async |r| read_all(self.runtime().stream_containers(r).await?, |m| m.containers).await;
-            return call.send(message, stream).await;
+            if let Some(listed) = streams.known(call.send(message, stream).await) {
+                return listed;
+            }
         }
         let message = cri::ListContainersRequest { filter: Some(filter) };
         Ok(call.send(message, async |r| self.runtime().list_containers(r).await).await?.containers)

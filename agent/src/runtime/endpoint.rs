@@ -42,9 +42,9 @@ fn is_socket(path: &Path) -> bool {
 impl FromStr for RuntimeEndpoint {
     type Err = EndpointError;
 
-    /// Takes `unix:///path`, and the bare path as older configurations have it.
+    /// Takes `unix:///path`, `unix:/path`, and the bare path as older configurations have it.
     fn from_str(text: &str) -> Result<Self, EndpointError> {
-        let path = text.strip_prefix("unix://").unwrap_or(text);
+        let path = text.strip_prefix("unix:").map_or(text, |path| path.strip_prefix("//").unwrap_or(path));
         if path.len() < 2 || !path.starts_with('/') || path.contains('\0') {
             return Err(EndpointError(text.to_owned()));
         }
@@ -66,12 +66,13 @@ mod tests {
 
     #[test]
     fn endpoints() {
-        for (text, path) in [("unix:///run/a.sock", "/run/a.sock"), ("/run/a.sock", "/run/a.sock")] {
+        for text in ["unix:///run/a.sock", "unix:/run/a.sock", "/run/a.sock"] {
             let endpoint: RuntimeEndpoint = text.parse().unwrap();
-            assert_eq!(endpoint.path(), Path::new(path));
+            assert_eq!(endpoint.path(), Path::new("/run/a.sock"), "{text}");
             assert_eq!(endpoint.to_string(), "unix:///run/a.sock");
         }
-        for text in ["", "/", "unix://", "unix://run/a.sock", "tcp://127.0.0.1:1", "run/a.sock", "unix:///a\0b"] {
+        let relative = ["unix://run/a.sock", "unix:run/a.sock", "run/a.sock"];
+        for text in ["", "/", "unix://", "unix:", "tcp://127.0.0.1:1", "unix:///a\0b"].into_iter().chain(relative) {
             let error = text.parse::<RuntimeEndpoint>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")), "{error}");
         }

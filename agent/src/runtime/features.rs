@@ -1,5 +1,6 @@
 //! Identity and features of the runtime, found by probing.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use futures_util::TryStreamExt;
@@ -31,7 +32,7 @@ pub struct Features {
     pub runtime_api_version: String,
     /// The cgroup driver the runtime uses; `None` if unknown: the configuration decides.
     pub cgroup_driver: Option<cri::CgroupDriver>,
-    /// Lists can be streamed in chunks, and are from now on.
+    /// Lists can be streamed in portions.
     pub streaming_lists: bool,
     /// Whether the event stream works, as far as anybody subscribed. It is not tried for this: containerd before 2.0
     /// has one queue for all readers, so that every subscription given up costs the real one an event.
@@ -63,11 +64,18 @@ impl Runtime {
     /// The cgroup driver of the runtime; `None` if it does not implement the call or does not report one.
     ///
     /// # Errors
-    /// The runtime does not answer within the deadline, or answers with an error.
+    /// The runtime does not answer within the deadline, answers with an error, or has a driver that is not known here.
     pub async fn runtime_config(&self) -> Result<Option<cri::CgroupDriver>, RuntimeError> {
         let call = self.call(Operation::RuntimeConfig, "");
         match call.send(cri::RuntimeConfigRequest {}, async |r| self.runtime().runtime_config(r).await).await {
-            Ok(answer) => Ok(answer.linux.map(|linux| linux.cgroup_driver())),
+            // The default of an unknown value would be `systemd`.
+            Ok(answer) => answer
+                .linux
+                .map(|linux| {
+                    let known = cri::CgroupDriver::try_from(linux.cgroup_driver).ok();
+                    call.required("a known cgroup driver", known)
+                })
+                .transpose(),
             Err(error) if error.is_unimplemented() => Ok(None),
             Err(error) => Err(error),
         }
@@ -93,7 +101,6 @@ impl Runtime {
         let version = self.version().await?;
         let cgroup_driver = self.runtime_config().await?;
         let streaming_lists = self.try_streaming_lists().await?;
-        self.inner.streaming_lists.store(streaming_lists, Relaxed);
         Ok(Features {
             runtime_name: version.runtime_name,
             runtime_version: version.runtime_version,
@@ -140,10 +147,40 @@ impl Runtime {
             Err(error) => Err(error),
         }
     }
+}
 
-    /// Whether lists are known to be streamed.
-    pub(super) fn streams_lists(&self) -> bool {
-        self.inner.streaming_lists.load(Relaxed)
+/// Whether lists are streamed, by service.
+#[derive(Debug)]
+pub(super) struct Streams {
+    pub(super) runtime: Streamed,
+    pub(super) images: Streamed,
+}
+
+impl Streams {
+    pub(super) fn new(wanted: bool) -> Self {
+        let service = || Streamed(AtomicBool::new(wanted));
+        Self { runtime: service(), images: service() }
+    }
+}
+
+/// Whether lists of one service are streamed.
+#[derive(Debug)]
+pub(super) struct Streamed(AtomicBool);
+
+impl Streamed {
+    pub(super) fn is_on(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+
+    /// The result of a streamed list; `None` if the service does not know the call, and from then on streaming is off.
+    pub(super) fn known<T>(&self, listed: Result<T, RuntimeError>) -> Option<Result<T, RuntimeError>> {
+        match listed {
+            Err(error) if error.is_unimplemented() => {
+                self.0.store(false, Relaxed);
+                None
+            }
+            listed => Some(listed),
+        }
     }
 }
 

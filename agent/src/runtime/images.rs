@@ -26,10 +26,13 @@ impl Runtime {
     pub async fn list_images(&self, image: Option<cri::ImageSpec>) -> Result<Vec<cri::Image>, RuntimeError> {
         let call = self.image_call(Operation::ListImages, "");
         let filter = image.map(|image| cri::ImageFilter { image: Some(image) });
-        if self.streams_lists() {
-            let message = cri::StreamImagesRequest { filter };
+        let streams = &self.inner.streams.images;
+        if streams.is_on() {
+            let message = cri::StreamImagesRequest { filter: filter.clone() };
             let stream = async |r| read_all(self.images().stream_images(r).await?, |m| m.images).await;
-            return call.send(message, stream).await;
+            if let Some(listed) = streams.known(call.send(message, stream).await) {
+                return listed;
+            }
         }
         let message = cri::ListImagesRequest { filter };
         Ok(call.send(message, async |r| self.images().list_images(r).await).await?.images)

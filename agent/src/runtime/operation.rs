@@ -50,7 +50,6 @@ operations! {
     PortForward "port_forward" "PortForward"
     CheckpointContainer "checkpoint_container" "CheckpointContainer"
     ListContainerStats "list_container_stats" "ListContainerStats"
-    ListPodSandboxStats "list_podsandbox_stats" "ListPodSandboxStats"
     GetContainerEvents "get_container_events" "GetContainerEvents"
     RuntimeConfig "runtime_config" "RuntimeConfig"
     UpdateRuntimeConfig "update_runtime_config" "UpdateRuntimeConfig"
@@ -86,7 +85,7 @@ mod tests {
     /// Upstream's values of the label, without those of calls that keblet does not make.
     const UPSTREAM: &str = "version, status, create_container, start_container, stop_container, remove_container, \
         list_containers, container_status, update_container, reopen_container_log, exec_sync, exec, attach, \
-        port_forward, checkpoint_container, list_container_stats, list_podsandbox_stats, run_podsandbox, \
+        port_forward, checkpoint_container, list_container_stats, run_podsandbox, \
         stop_podsandbox, remove_podsandbox, podsandbox_status, list_podsandbox, update_podsandbox_resources, \
         list_images, image_status, pull_image, remove_image, image_fs_info, get_container_events, runtime_config, update_runtime_config";
 

@@ -87,10 +87,13 @@ impl Runtime {
         filter: cri::PodSandboxFilter,
     ) -> Result<Vec<cri::PodSandbox>, RuntimeError> {
         let call = self.call(Operation::ListPodSandbox, "");
-        if self.streams_lists() {
-            let message = cri::StreamPodSandboxesRequest { filter: Some(filter) };
+        let streams = &self.inner.streams.runtime;
+        if streams.is_on() {
+            let message = cri::StreamPodSandboxesRequest { filter: Some(filter.clone()) };
             let stream = async |r| read_all(self.runtime().stream_pod_sandboxes(r).await?, |m| m.pod_sandboxes).await;
-            return call.send(message, stream).await;
+            if let Some(listed) = streams.known(call.send(message, stream).await) {
+                return listed;
+            }
         }
         let message = cri::ListPodSandboxRequest { filter: Some(filter) };
         Ok(call.send(message, async |r| self.runtime().list_pod_sandbox(r).await).await?.items)

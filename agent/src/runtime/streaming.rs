@@ -1,4 +1,4 @@
-//! Calls for what flows: URLs of interactive streams, checkpoints, usage of containers and pods.
+//! Calls for what flows: URLs of interactive streams, checkpoints, usage of containers.
 
 use std::time::Duration;
 
@@ -65,33 +65,17 @@ impl Runtime {
         filter: cri::ContainerStatsFilter,
     ) -> Result<Vec<cri::ContainerStats>, RuntimeError> {
         let call = self.call(Operation::ListContainerStats, "");
-        if self.streams_lists() {
-            let message = cri::StreamContainerStatsRequest { filter: Some(filter) };
+        let streams = &self.inner.streams.runtime;
+        if streams.is_on() {
+            let message = cri::StreamContainerStatsRequest { filter: Some(filter.clone()) };
             let stream =
                 async |r| read_all(self.runtime().stream_container_stats(r).await?, |m| m.container_stats).await;
-            return call.send(message, stream).await;
+            if let Some(listed) = streams.known(call.send(message, stream).await) {
+                return listed;
+            }
         }
         let message = cri::ListContainerStatsRequest { filter: Some(filter) };
         Ok(call.send(message, async |r| self.runtime().list_container_stats(r).await).await?.stats)
-    }
-
-    /// Usage of the pods that meet all conditions of `filter`, their containers included; of all ready ones by default.
-    ///
-    /// # Errors
-    /// The runtime does not answer within the deadline, or answers with an error.
-    pub async fn list_pod_sandbox_stats(
-        &self,
-        filter: cri::PodSandboxStatsFilter,
-    ) -> Result<Vec<cri::PodSandboxStats>, RuntimeError> {
-        let call = self.call(Operation::ListPodSandboxStats, "");
-        if self.streams_lists() {
-            let message = cri::StreamPodSandboxStatsRequest { filter: Some(filter) };
-            let stream =
-                async |r| read_all(self.runtime().stream_pod_sandbox_stats(r).await?, |m| m.pod_sandbox_stats).await;
-            return call.send(message, stream).await;
-        }
-        let message = cri::ListPodSandboxStatsRequest { filter: Some(filter) };
-        Ok(call.send(message, async |r| self.runtime().list_pod_sandbox_stats(r).await).await?.stats)
     }
 
     /// `runtimeRequestTimeout`.

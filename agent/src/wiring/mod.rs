@@ -20,6 +20,7 @@ mod objects;
 mod observers;
 mod oom_score;
 mod open_files;
+mod pod_sources;
 mod pods;
 mod policies;
 mod pressure;
@@ -397,7 +398,7 @@ impl Bootstrap {
         let api = self.api.as_ref();
         let node_known = prepared.offered.node_known;
         let pods = api.map(|api| ApiPods { client: api.main.clone(), recovered: api.recovered(), node_known });
-        let config = SourcesConfig { adoptions, api: pods, ..sources_config(settings, &self.node.name) };
+        let config = SourcesConfig { adoptions, api: pods, ..pod_sources::config(settings, &self.node.name) };
         let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), tasks, shutdown.clone());
         let node = self.node.settings(settings, &self.hierarchies, own_node.addresses.clone(), state.clone());
         let services = Services {
@@ -476,24 +477,10 @@ impl Bootstrap {
 
 fn connect(settings: &Settings, observers: &Arc<Observers>) -> anyhow::Result<Runtime> {
     let endpoints = Endpoints::choose(settings, Path::new("/"))?;
-    let options =
-        RuntimeOptions { request_timeout: settings.kubelet.runtime_request_timeout.std(), observer: observers.clone() };
+    let options = RuntimeOptions {
+        request_timeout: settings.kubelet.runtime_request_timeout.std(),
+        streams_lists: settings.gates.enabled(Feature::CRIListStreaming),
+        observer: observers.clone(),
+    };
     Ok(Runtime::new(&endpoints.runtime, endpoints.images.as_ref(), options))
-}
-
-/// Without the pods of an API server.
-fn sources_config(settings: &Settings, node_name: &str) -> SourcesConfig {
-    let kubelet = &settings.kubelet;
-    let set = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-    SourcesConfig {
-        static_pod_path: set(&kubelet.static_pod_path).map(Into::into),
-        file_check_frequency: kubelet.file_check_frequency.std(),
-        static_pod_url: set(&kubelet.static_pod_url),
-        static_pod_url_headers: kubelet.static_pod_url_header.clone().into_iter().collect(),
-        http_check_frequency: kubelet.http_check_frequency.std(),
-        node_name: node_name.to_owned(),
-        prevent_static_pod_api_references: settings.gates.enabled(Feature::PreventStaticPodAPIReferences),
-        adoptions: Adoptions::default(),
-        api: None,
-    }
 }

@@ -55,8 +55,7 @@ async fn calls_have_the_kubelets_deadlines() {
     let socket = Socket::default();
     socket.serve(Arc::new(|_, _| std::future::pending().boxed()));
     let calls = Arc::new(Calls::default());
-    let runtime =
-        client_with(&socket, RuntimeOptions { observer: calls.clone(), request_timeout: Duration::from_secs(120) });
+    let runtime = client_with(&socket, RuntimeOptions { observer: calls.clone(), ..RuntimeOptions::default() });
     let seconds = Duration::from_secs;
 
     let start = Instant::now();
@@ -254,7 +253,7 @@ async fn features_of_a_plain_runtime() {
 
 #[tokio::test(start_paused = true)]
 async fn features_of_a_recent_runtime() {
-    let (_socket, runtime) = serving(script(|method, _| match method {
+    let (socket, runtime) = serving(script(|method, _| match method {
         "Version" => say(&cri::VersionResponse::default()),
         "RuntimeConfig" => {
             let linux = cri::LinuxRuntimeConfiguration { cgroup_driver: cri::CgroupDriver::Cgroupfs as i32 };
@@ -275,10 +274,43 @@ async fn features_of_a_recent_runtime() {
     assert_eq!(features.cgroup_driver, Some(cri::CgroupDriver::Cgroupfs));
     assert!(features.streaming_lists);
 
+    let runtime = client_with(&socket, RuntimeOptions { streams_lists: true, ..RuntimeOptions::default() });
     let listed = runtime.list_containers(Default::default()).await.unwrap();
     assert_eq!(listed.len(), 2, "20 MiB in two portions");
     let broken = runtime.list_images(None).await.unwrap_err();
     assert_eq!(broken.code(), Code::Internal, "half a list is none: {broken}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_of_a_service_that_does_not_stream_are_whole() {
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let asked = calls.clone();
+    let (socket, by_default) = serving(script(move |method, _| {
+        asked.lock().unwrap().push(method.to_owned());
+        match method {
+            "ListContainers" => say(&cri::ListContainersResponse::default()),
+            "StreamImages" => say_all::<cri::StreamImagesResponse>([]),
+            _ => unimplemented(),
+        }
+    }));
+    by_default.list_containers(Default::default()).await.unwrap();
+    let runtime = client_with(&socket, RuntimeOptions { streams_lists: true, ..RuntimeOptions::default() });
+    for _ in 0..2 {
+        runtime.list_containers(Default::default()).await.unwrap();
+    }
+    runtime.list_images(None).await.unwrap();
+    let asked = calls.lock().unwrap().clone();
+    assert_eq!(asked, ["ListContainers", "StreamContainers", "ListContainers", "ListContainers", "StreamImages"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_cgroup_driver_is_not_taken_for_another() {
+    let (_socket, runtime) = serving(script(|_, _| {
+        let linux = cri::LinuxRuntimeConfiguration { cgroup_driver: 7 };
+        say(&cri::RuntimeConfigResponse { linux: Some(linux) })
+    }));
+    let error = runtime.runtime_config().await.unwrap_err();
+    assert_eq!(error.to_string(), "RuntimeConfig: the answer lacks a known cgroup driver");
 }
 
 #[tokio::test(start_paused = true)]
