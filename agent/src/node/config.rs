@@ -29,6 +29,9 @@ pub struct NodeConfig {
     pub addresses: AddressConfig,
     /// Capacity and allocatable.
     pub resources: ResourceConfig,
+    /// No kubelet has run with this root directory before: a Node that exists is that of a machine that was set up anew. Not
+    /// part of the configuration.
+    pub has_new_root: bool,
     /// Port of the HTTPS server.
     pub port: i32,
     /// `nodeStatusMaxImages`.
@@ -68,6 +71,7 @@ impl NodeConfig {
             controller_attach_detach: kubelet.enable_controller_attach_detach,
             addresses: AddressConfig { node_name: name.to_owned(), node_ips, external_cloud },
             resources: ResourceConfig::new(kubelet, flags.experimental_allocatable_ignore_eviction),
+            has_new_root: false,
             port: kubelet.port,
             max_images: kubelet.node_status_max_images,
             version: version.to_owned(),

@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -14,12 +16,27 @@ use crate::filesystem;
 use crate::model::resources::is_extended;
 
 /// The checkpoint, below the root directory.
-pub(super) const CHECKPOINT: &str = "device-plugins/kubelet_internal_checkpoint";
+const CHECKPOINT: &str = "device-plugins/kubelet_internal_checkpoint";
+/// Its directory. A kubelet makes it at its first start; the checkpoint is written only once a plugin has registered. To a
+/// kubelet each file in it is a checkpoint, its own socket included.
+const FOLDER: &str = "device-plugins";
 /// Longest checkpoint that is read: it has the device files, mounts and variables of each container with devices.
 const MAX_FILE: usize = 16 << 20;
 /// Resources with device plugins. Far more than a node has: the plugins' pods can write the checkpoint, and all it names is in
 /// the Node's status.
 const MAX_RESOURCES: usize = 1000;
+
+/// Makes the directory of device plugins. True if there was none: neither a kubelet nor this agent has run with this root
+/// directory before. Blocks.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_folder(root_dir: &Path) -> io::Result<bool> {
+    match fs::DirBuilder::new().mode(0o750).create(root_dir.join(FOLDER)) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        made => made.map(|()| true),
+    }
+}
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -106,6 +123,14 @@ mod tests {
         assert_eq!(named(Some(checkpoint)), ["example.com/gone", "example.com/gpu", "example.com/nic"]);
         let empty = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;
         assert_eq!(named(Some(empty)), [""; 0]);
+    }
+
+    #[test]
+    fn a_root_directory_is_new_at_the_first_start_only() {
+        let root = tempfile::tempdir().expect("a folder");
+        assert!(make_folder(root.path()).expect("made"));
+        assert!(!make_folder(root.path()).expect("there"), "without a checkpoint, too");
+        assert!(make_folder(&root.path().join("none")).is_err());
     }
 
     fn checkpoint_of(names: impl Iterator<Item = String>) -> String {

@@ -6,7 +6,6 @@ use keblet_proto::cri::v1 as cri;
 
 use super::addresses::AddressConfig;
 use super::addresses::Network;
-use super::devices;
 use super::machine::Machine;
 use super::machine::RootFs;
 use super::network;
@@ -22,8 +21,6 @@ pub trait Host: Send + Sync + 'static {
     fn images(&self) -> impl Future<Output = Result<Vec<cri::Image>, String>> + Send;
     /// Sets the pods' address range in the runtime (`UpdateRuntimeConfig`).
     fn set_pod_cidr(&self, cidr: &str) -> impl Future<Output = Result<(), String>> + Send;
-    /// A checkpoint of the device manager exists.
-    fn has_device_checkpoint(&self) -> impl Future<Output = bool> + Send;
 }
 
 /// The machine this process runs on.
@@ -60,10 +57,5 @@ impl Host for ThisHost {
 
     async fn set_pod_cidr(&self, cidr: &str) -> Result<(), String> {
         self.runtime.set_pod_cidr(cidr).await.map_err(|error| error.to_string())
-    }
-
-    async fn has_device_checkpoint(&self) -> bool {
-        let file = self.root_dir.join(devices::CHECKPOINT);
-        tokio::fs::try_exists(file).await.unwrap_or(false)
     }
 }

@@ -46,6 +46,7 @@ pub use cache::follow;
 pub use call::Connections;
 pub use config::NodeConfig;
 pub use devices::device_resources;
+pub use devices::make_folder as make_device_folder;
 pub use host::Host;
 pub use host::ThisHost;
 pub use initial::node as initial_node;

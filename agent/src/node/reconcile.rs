@@ -25,8 +25,8 @@ const CORRECTED: [&str; 11] = [
     initial::ARCH[1],
 ];
 
-/// `existing`, corrected to `initial`. `reset_extended`: there is no checkpoint of devices, so extended resources are set
-/// to zero until device plugins register again.
+/// `existing`, corrected to `initial`. `reset_extended`: the machine was set up anew, so extended resources are set to zero
+/// until they are offered again.
 pub(super) fn reconciled(existing: &Node, initial: &Node, reset_extended: bool) -> Node {
     let mut node = existing.clone();
     correct_annotation(&mut node, initial);

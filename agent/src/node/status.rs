@@ -287,8 +287,7 @@ impl<H: Host> StatusLoop<H> {
     }
 
     async fn reconcile(&mut self, existing: Node, wanted: &Node) -> Result<(), CallError> {
-        let reset = !self.inputs.host.has_device_checkpoint().await;
-        let corrected = reconcile::reconciled(&existing, wanted, reset);
+        let corrected = reconcile::reconciled(&existing, wanted, self.inputs.config.has_new_root);
         match patch::between(&existing, &corrected) {
             None => self.inputs.cache.offer(existing),
             Some(body) => {

@@ -27,6 +27,7 @@ use crate::node::Machine;
 use crate::node::NodeConfig;
 use crate::node::RootFs;
 use crate::node::device_resources;
+use crate::node::make_device_folder;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::allocatable;
 use crate::runtime::RuntimeState;
@@ -58,8 +59,11 @@ pub(super) struct Node {
 pub(super) fn describe(settings: &Settings, layout: &Layout) -> anyhow::Result<Node> {
     let name = host::node_name(&settings.flags.hostname_override)?;
     make_directories(settings)?;
-    let mut config = NodeConfig::new(settings, &name, KUBERNETES);
-    config.resources.devices = device_resources(&settings.flags.root_dir);
+    let root = &settings.flags.root_dir;
+    let has_new_root = make_device_folder(root)
+        .with_context(|| format!("making the directory of device plugins in {}", root.display()))?;
+    let mut config = NodeConfig { has_new_root, ..NodeConfig::new(settings, &name, KUBERNETES) };
+    config.resources.devices = device_resources(root);
     config.warning = (!layout.limits_cpu()).then_some("CPU hardcapping unsupported");
     let configz = Configz::new(settings.configz());
     Ok(Node { name, config: Arc::new(config), root_fs: RootFs::default(), configz })

@@ -356,6 +356,21 @@ async fn removed_labels_are_restored() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn extended_resources_that_others_have_set_outlive_the_agent_but_not_the_machine() {
+    for (has_new_root, expected) in [(false, "4"), (true, "0")] {
+        let mut bench = Bench::new(|config| config.has_new_root = has_new_root);
+        let capacity = json!({ "example.com/dongle": "4" });
+        bench.server.put(NODE, json!({ "metadata": { "name": "n" }, "status": { "capacity": capacity } }));
+        bench.runtime.send_replace(ready());
+        bench.start();
+        pass(seconds(1)).await;
+        let status = bench.server.get(NODE)["status"].clone();
+        assert_eq!(status["capacity"]["example.com/dongle"], expected, "{has_new_root}");
+        assert_eq!(status["allocatable"]["example.com/dongle"], expected, "{has_new_root}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_deleted_node_is_not_created_again() {
     let bench = Bench::settled(|_| {}).await;
     bench.server.delete(NODE);

@@ -86,10 +86,6 @@ impl Host for TestHost {
             }
         })
     }
-
-    async fn has_device_checkpoint(&self) -> bool {
-        true
-    }
 }
 
 fn config(change: impl FnOnce(&mut NodeConfig)) -> Arc<NodeConfig> {
