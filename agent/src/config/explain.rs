@@ -3,6 +3,8 @@
 //! Which fields are honoured is stated where they are defined ([`super::kubelet`], [`super::flags::FlagSettings`]); which
 //! gates are, in their table.
 
+use std::net::IpAddr;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -116,6 +118,13 @@ pub(super) fn notices(settings: &Settings, flags: &FlagValues) -> Vec<String> {
             notices.push(format!("feature gate {gate}={value} will be removed in a future release"));
         } else if !gate.honours(value) {
             notices.push(format!("feature gate {gate}={value} is accepted but not honoured yet"));
+        }
+    }
+    for (index, server) in settings.kubelet.cluster_dns.iter().enumerate() {
+        if server.parse::<IpAddr>().is_err() {
+            let field = format!("clusterDNS[{index}]");
+            let origin = settings.origin(&field);
+            notices.push(format!("{field} ({origin}) is ignored: {server:?} is not an IP address"));
         }
     }
     let ignored = |row: &Row| row.set && row.remark().is_some();

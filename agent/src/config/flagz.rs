@@ -9,6 +9,7 @@ use super::flags::FLAGS;
 use super::flags::Target;
 use super::settings::Settings;
 use super::settings::to_json;
+use crate::model::quote::masked_url;
 
 /// Flags whose values are not shown: they may hold secrets.
 const CLASSIFIED: [&str; 1] = ["manifest-url-header"];
@@ -25,6 +26,7 @@ impl Settings {
             };
             let shown = match value.map(text).unwrap_or_default() {
                 set if !set.is_empty() && CLASSIFIED.contains(&flag.name) => "CLASSIFIED".to_owned(),
+                url if flag.name == "manifest-url" => masked_url(&url),
                 other => other,
             };
             Some((flag.name.to_owned(), shown))
@@ -53,12 +55,11 @@ mod tests {
 
     #[test]
     fn effective_values_by_flag() {
-        let flags: FlagValues =
-            [("node-ip", "192.0.2.1"), ("v", "2"), ("manifest-url-header", "Token:secret")].into_iter().collect();
+        let (header, url) = (("manifest-url-header", "Token:secret"), ("manifest-url", "https://me:secret@pods.test/"));
+        let flags: FlagValues = [("node-ip", "192.0.2.1"), ("v", "2"), header, url].into_iter().collect();
         let values = load(&flags).expect("acceptable").flag_values();
-        for (name, expected) in
-            [("node-ip", "192.0.2.1"), ("v", "2"), ("port", "10250"), ("manifest-url-header", "CLASSIFIED")]
-        {
+        let hidden = [("manifest-url-header", "CLASSIFIED"), ("manifest-url", "https://me:masked@pods.test/")];
+        for (name, expected) in [("node-ip", "192.0.2.1"), ("v", "2"), ("port", "10250")].into_iter().chain(hidden) {
             assert_eq!(values.get(name).map(String::as_str), Some(expected), "{name}");
         }
         assert!(!format!("{values:?}").contains("secret"));

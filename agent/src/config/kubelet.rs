@@ -52,7 +52,7 @@ document! {
         tls_cert_file "tlsCertFile": String, value, used, "Serving certificate.";
         tls_private_key_file "tlsPrivateKeyFile": String, value, used, "Key of the serving certificate.";
         tls_cipher_suites "tlsCipherSuites": Vec<String>, value, used, "Cipher suites below TLS 1.3, by IANA name.";
-        tls_curve_preferences "tlsCurvePreferences": Vec<i32>, value, used, "Key exchange groups by number, in order of preference.";
+        tls_curve_preferences "tlsCurvePreferences": Vec<i32>, value, used, "Key exchange groups by number; their order has no effect.";
         tls_min_version "tlsMinVersion": String, value, used, "Lowest TLS version; empty means VersionTLS12.";
         rotate_certificates "rotateCertificates": bool, value, used, "Renew the client certificate before it expires.";
         server_tls_bootstrap "serverTLSBootstrap": bool, value, used, "Request the serving certificate from the cluster.";

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use serde_json::Map;
 use serde_json::Value;
 use serde_json::json;
-use url::Url;
 
 use super::document::DocumentError;
 use super::document::Place;
@@ -25,6 +24,7 @@ use super::schema;
 use super::schema::Described;
 use super::schema::Presence;
 use super::validate::parse_cpus;
+use crate::model::quote::masked_url;
 
 /// Where an effective value was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -265,12 +265,7 @@ impl Settings {
         for values in kubelet.static_pod_url_header.values_mut() {
             *values = vec!["<masked>".to_owned()];
         }
-        if let Ok(mut url) = Url::parse(&kubelet.static_pod_url)
-            && url.password().is_some()
-            && url.set_password(Some("masked")).is_ok()
-        {
-            kubelet.static_pod_url = url.into();
-        }
+        kubelet.static_pod_url = masked_url(&kubelet.static_pod_url);
         let own = with_kind(to_json(&self.keblet), keblet::API_VERSION, keblet::KIND);
         json!([standard_document(&kubelet), own])
     }

@@ -142,7 +142,8 @@ pub struct ResizePod {
     pub cpu: Vec<ResizeContainer>,
     /// `spec.resources` is not what was applied.
     pub pod_level: bool,
-    /// Memory may shrink, so that it must not be in use: some changes, or a container is restarted.
+    /// Memory may shrink, so that it must not be in use: that of a container or `spec.resources` changes, or a container is
+    /// restarted.
     pub checks_memory: bool,
 }
 

@@ -1,7 +1,9 @@
-//! Values quoted in messages: in the double quotes of Go's `%q`, as upstream writes them, and as excerpts. Pure.
+//! Values in messages: in the double quotes of Go's `%q`, as upstream writes them, as excerpts, without passwords. Pure.
 
 use std::fmt;
 use std::fmt::Write as _;
+
+use url::Url;
 
 /// `text` in double quotes, control and invisible characters escaped.
 pub fn go_quoted(text: &str) -> String {
@@ -58,6 +60,17 @@ impl fmt::Display for Excerpt<'_> {
         }
         if chars.next().is_some() { f.write_str("...") } else { Ok(()) }
     }
+}
+
+/// A URL in a message: its password is masked.
+pub fn masked_url(text: &str) -> String {
+    if let Ok(mut url) = Url::parse(text)
+        && url.password().is_some()
+        && url.set_password(Some("masked")).is_ok()
+    {
+        return url.into();
+    }
+    text.to_owned()
 }
 
 #[cfg(test)]

@@ -107,8 +107,14 @@ struct FailedReplacement {
 
 impl CachedToken {
     fn is_due(&self, now: SystemTime) -> bool {
-        let due_at = self.failed.as_ref().map(|failed| failed.retry_at).or(self.token.refresh_at);
-        due_at.is_some_and(|at| at <= now)
+        self.retry_at(now).or(self.token.refresh_at).is_some_and(|at| at <= now)
+    }
+
+    /// When the replacement that failed last is tried again. No pause is longer than [`LAST_RETRY`], unless the clock was
+    /// set back: then the token is due by its own age.
+    fn retry_at(&self, now: SystemTime) -> Option<SystemTime> {
+        let retry_at = self.failed.as_ref().map(|failed| failed.retry_at);
+        retry_at.filter(|at| *at <= now + LAST_RETRY)
     }
 
     /// The last failure to replace this token, which has expired, if another attempt is too early.
@@ -169,8 +175,7 @@ impl Tokens {
             && !held.is_due(now)
             && (is_valid || held.token.refresh_at.is_none())
         {
-            let retry_at = held.failed.as_ref().map(|failed| failed.retry_at);
-            return Ok(Token { refresh_at: retry_at.or(held.token.refresh_at), ..held.token.clone() });
+            return Ok(Token { refresh_at: held.retry_at(now).or(held.token.refresh_at), ..held.token.clone() });
         }
         if let Some(failed) = held.as_ref().and_then(|held| held.held_back(now)) {
             return Err(ObjectError::TokenExpired { key: key.to_string(), cause: failed.cause.clone() });
@@ -342,6 +347,28 @@ impl PartialEq for Token {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clock_that_is_set_back_does_not_put_off_the_replacement_of_a_token() {
+        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let failed = |retry_at| {
+            let backoff = Backoff::new(FIRST_RETRY, LAST_RETRY);
+            let failed = FailedReplacement { retry_at, backoff, cause: "no answer".to_owned() };
+            let token = Token { text: String::from("t").into(), refresh_at: Some(at(2880)) };
+            CachedToken { token, expires: at(3600), failed: Some(failed) }
+        };
+        for (retry_at, now, is_due) in [
+            (2930, 2900, false),
+            (2930, 2930, true),
+            // The attempt failed while the clock was two hours ahead.
+            (10_000, 2800, false),
+            (10_000, 2880, true),
+            (10_000, 9800, false),
+        ] {
+            assert_eq!(failed(at(retry_at)).is_due(at(now)), is_due, "{retry_at} {now}");
+        }
+        assert_eq!(failed(at(10_000)).retry_at(at(2800)), None, "the pod is not told to come back in two hours");
+    }
 
     #[test]
     fn replaced_after_four_fifths_or_a_day() {

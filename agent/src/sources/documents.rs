@@ -1,10 +1,11 @@
 //! The text of a manifest to an untyped document, and back from a field's path to its line.
 //!
-//! YAML is read as the API tooling does: untyped, with the spellings of YAML 1.1 (`yes`, `0644`), merge keys, and
-//! the last of duplicate keys winning. Of several documents, separated by `---`, a kubelet reads the first; whatever follows
-//! it need not even be YAML. A text that starts with `{` is JSON, and nothing may follow it. Depth, node count and
-//! alias expansion are bounded.
+//! YAML is read as the API tooling does: untyped, with the spellings of YAML 1.1 (`yes`, `0644`), merge keys, `\'` in
+//! double quotes, and the last of duplicate keys winning. Of several documents, separated by `---`, a kubelet reads the
+//! first; whatever follows it need not even be YAML. A text that starts with `{` is JSON, and nothing may follow it.
+//! Depth, node count and alias expansion are bounded.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
@@ -12,7 +13,12 @@ use serde::de::MapAccess;
 use serde::de::SeqAccess;
 use serde::de::Visitor;
 use serde_json::Value;
+use serde_saphyr::ExternalMessageSource;
 use serde_saphyr::Spanned;
+use serde_saphyr::granit_parser::ErrorKind;
+
+/// Scalars with `\'` that are rewritten at most: after each the text is parsed again.
+const MAX_REWRITTEN: usize = 100;
 
 /// The text is neither YAML nor JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,17 +89,55 @@ fn is_content(line: &str) -> bool {
 }
 
 fn parse_yaml<T: for<'de> Deserialize<'de>>(document: &str) -> Result<Option<T>, SyntaxProblem> {
+    let mut text = Cow::Borrowed(document);
+    let mut left = MAX_REWRITTEN;
+    loop {
+        let error = match parse_documents::<T>(&text) {
+            Ok(documents) => return Ok(documents.into_iter().next()),
+            Err(error) => error,
+        };
+        let Some(rewritten) = with_plain_apostrophes(&text, &error).filter(|_| left > 0) else {
+            return Err(SyntaxProblem {
+                line: error.location().map(|at| at.line()).filter(|&line| line > 0),
+                message: error.without_snippet().to_string(),
+            });
+        };
+        text = Cow::Owned(rewritten);
+        left -= 1;
+    }
+}
+
+fn parse_documents<T: for<'de> Deserialize<'de>>(text: &str) -> Result<Vec<T>, serde_saphyr::Error> {
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::LastWins,
         legacy_octal_numbers: true,
         with_snippet: false,
     };
     // Unlike its counterpart for one document, this call accepts an empty one.
-    let parsed = serde_saphyr::from_multiple_with_options(document, options).map_err(|error| SyntaxProblem {
-        line: error.location().map(|at| at.line()).filter(|&line| line > 0),
-        message: error.without_snippet().to_string(),
-    });
-    parsed.map(|documents: Vec<T>| documents.into_iter().next())
+    serde_saphyr::from_multiple_with_options(text, options)
+}
+
+/// The text with `'` for each `\'` of the double-quoted scalar that the parser rejects; `None` if it rejects the text
+/// for another reason. YAML has no such escape sequence, but a kubelet's parser accepts it.
+fn with_plain_apostrophes(text: &str, error: &serde_saphyr::Error) -> Option<String> {
+    let serde_saphyr::Error::ExternalMessage { source, location, .. } = error.without_snippet() else { return None };
+    let ExternalMessageSource::Parser(problem) = source.as_ref() else { return None };
+    if *problem.kind() != ErrorKind::UnknownQuotedScalarEscape {
+        return None;
+    }
+    // The parser names the character at which the scalar begins.
+    let (start, _) = text.char_indices().nth(usize::try_from(location.span().offset()).ok()?)?;
+    let mut rest = text[start..].strip_prefix('"')?;
+    let mut rewritten = text[..=start].to_owned();
+    while let Some(at) = rest.find(['\\', '"']).filter(|&at| rest[at..].starts_with('\\')) {
+        let escaped = rest[at + 1..].chars().next();
+        let end = at + 1 + escaped.map_or(0, char::len_utf8);
+        rewritten.push_str(if escaped == Some('\'') { &rest[..at] } else { &rest[..=at] });
+        rewritten.push_str(&rest[at + 1..end]);
+        rest = &rest[end..];
+    }
+    rewritten.push_str(rest);
+    (rewritten.len() < text.len()).then_some(rewritten)
 }
 
 fn parse_json(text: &str) -> Result<Value, SyntaxProblem> {
@@ -247,6 +291,7 @@ mod tests {
             ("---\n---\na: 1\n", None, true),
             ("---\n# nothing\n---\na: 1\n", None, true),
             ("...\na: 1\n", None, true),
+            ("# KYAML\n---\n{\n  # comment\n  a: 1, # comment\n}\n", Some(1), false),
             ("null\n", None, false),
         ] {
             let expected = Document { value: first.map(|number| json!({ "a": number })), is_followed };
@@ -254,6 +299,29 @@ mod tests {
         }
         assert_eq!(parse("a: |\n  ---\n  ...\nb: ----\n"), Ok(only(json!({"a": "---\n...\n", "b": "----"}))));
         assert!(parse("a: [1\n---\nb: 2\n").is_err(), "the first one is incomplete");
+    }
+
+    #[test]
+    fn escaped_apostrophes_are_read_as_the_api_tooling_does() {
+        let text = r#"
+a: "it\'s \"x\" \\'" # é
+b: 'c\'
+d: |
+  "\'
+e: ["\'", "\'\'"]
+f: "echo \"A=\'b\'\nC\" > /x"
+"#;
+        let expected = json!({"a": r#"it's "x" \'"#, "b": r"c\", "d": "\"\\'\n", "e": ["'", "''"],
+            "f": "echo \"A='b'\nC\" > /x"});
+        assert_eq!(parse(text), Ok(only(expected)));
+        assert_eq!(line_of(text, "f"), Some(7));
+
+        for (text, line) in [(r#"a: "\q""#, 1), (r#"a: "\'\q""#, 1), ("a: \"\\'\"\nb:\n\t- x\n", 3)] {
+            assert_eq!(parse(text).map_err(|e| e.line), Err(Some(line)), "{text}");
+        }
+        let item = "- \"\\'\"\n";
+        assert!(parse(&item.repeat(MAX_REWRITTEN)).is_ok());
+        assert!(parse(&item.repeat(MAX_REWRITTEN + 1)).is_err(), "each takes one more attempt");
     }
 
     #[test]

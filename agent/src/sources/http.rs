@@ -18,6 +18,7 @@ use super::decode::ManifestError;
 use super::static_pod::Origin;
 use crate::model::ConfigSource;
 use crate::model::Pod;
+use crate::model::quote::masked_url;
 use crate::proxy::Proxies;
 
 /// How long one request may take.
@@ -137,7 +138,7 @@ impl HttpSource {
 
     fn client(&self) -> Result<reqwest::Client, FetchError> {
         let failed =
-            |source: reqwest::Error| FetchError::Client { url: self.url.clone(), source: source.without_url() };
+            |source: reqwest::Error| FetchError::Client { url: masked_url(&self.url), source: source.without_url() };
         let proxies = self.proxies.clone();
         // Decided for each connection, since a redirect may lead to another server.
         let proxy = reqwest::Proxy::custom(move |server: &reqwest::Url| {
@@ -173,9 +174,8 @@ impl HttpSource {
         headers: &HeaderMap,
         last: &mut Vec<u8>,
     ) -> Result<Option<Vec<Pod>>, FetchError> {
-        let url = || self.url.clone();
-        let failed =
-            |source: reqwest::Error| FetchError::Request { url: self.url.clone(), source: source.without_url() };
+        let url = || masked_url(&self.url);
+        let failed = |source: reqwest::Error| FetchError::Request { url: url(), source: source.without_url() };
         // Default headers of a client have one value each.
         let mut response = client.get(&self.url).headers(headers.clone()).send().await.map_err(failed)?;
         if response.status() != reqwest::StatusCode::OK {
@@ -206,10 +206,10 @@ impl HttpSource {
         let manifest = manifest.map_err(unusable)?;
         if !manifest.unknown_fields.is_empty() {
             let fields = manifest.unknown_fields.join(", ");
-            tracing::warn!(source = "http", url = self.url, fields, "manifest sets unknown fields, ignored");
+            tracing::warn!(source = "http", url = url(), fields, "manifest sets unknown fields, ignored");
         }
         if manifest.ignores_documents {
-            tracing::warn!(source = "http", url = self.url, "{}", decode::FURTHER_DOCUMENTS);
+            tracing::warn!(source = "http", url = url(), "{}", decode::FURTHER_DOCUMENTS);
         }
         Ok(Some(manifest.pods))
     }

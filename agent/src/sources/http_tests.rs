@@ -166,6 +166,16 @@ async fn answers_other_than_200_are_errors() {
     assert_eq!(requests.names().await, some(["a-n"]));
 }
 
+#[tokio::test]
+async fn a_password_in_the_url_is_sent_and_not_shown() {
+    let server = Server::with(404, "").await;
+    let with = |password: &str| server.url.replace("http://", &format!("http://u:{password}@"));
+    let mut requests = Requests::of(source(&with("hunter2")));
+    assert_eq!(requests.error().await, format!("{} answers 404 Not Found", with("masked")));
+    let seen = server.seen.lock().unwrap().pop().unwrap();
+    assert!(seen.contains_key(http::header::AUTHORIZATION), "{seen:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_not_answer_costs_the_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -231,7 +231,7 @@ impl Worker {
         match first {
             None if outcome.volumes_not_ready() => {
                 tracing::debug!(pod = %self.pod_ref, reason, "volumes are not ready");
-                Some(Next::Wait(Some(state.volumes.failed())))
+                Some(Next::Wait(Some(state.volumes.failed(outcome.claims_not_ready()))))
             }
             None => Some(self.retry(operation, &reason)),
             Some(until) => {

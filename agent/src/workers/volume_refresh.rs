@@ -104,7 +104,7 @@ impl VolumeRefresh {
         self.running = None;
         match done {
             Some(done) => self.succeeded(now, wall, done.refresh_at, done.refresh_after),
-            None => self.due = Some(self.failed()),
+            None => self.due = Some(self.failed(false)),
         }
         if std::mem::take(&mut self.again) {
             self.due = Some(now);
@@ -112,10 +112,10 @@ impl VolumeRefresh {
         self.due
     }
 
-    /// Counts a failure; returns when to retry.
-    pub(super) fn failed(&mut self) -> Instant {
+    /// Counts a failure; returns when to retry. `claims`: a claim cannot be used yet.
+    pub(super) fn failed(&mut self, claims: bool) -> Instant {
         self.failures += 1;
-        Instant::now() + act::retry_volumes_after(self.failures)
+        Instant::now() + act::retry_volumes_after(self.failures, claims)
     }
 }
 

@@ -4,6 +4,7 @@
 mod admission;
 mod admission_resources;
 mod agent;
+mod claims;
 mod eviction;
 mod eviction_records;
 mod foreign_status;

@@ -2,6 +2,7 @@
 //! status, with refusals by the node and by the runtime, and restarts of the agent.
 
 mod features;
+mod pod_level;
 mod restarts;
 mod room;
 

@@ -61,7 +61,8 @@ impl FlagValues {
         for (name, texts) in &self.0 {
             let Some(flag) = find(name) else { continue };
             let mut value = None;
-            for text in texts {
+            // As upstream, an address that is empty sets nothing.
+            for text in texts.iter().filter(|text| flag.kind != Kind::Ip || !text.is_empty()) {
                 let next = text::read(flag.kind, text).map_err(|problem| FlagError { flag: flag.name, problem })?;
                 // Upstream assigns taints, so that the last use counts; other lists and all maps grow.
                 let earlier = value.filter(|_| flag.kind != Kind::Taints);

@@ -114,6 +114,12 @@ fn table_is_sound() {
 }
 
 #[test]
+fn an_empty_address_sets_nothing() {
+    let flags: FlagValues = [("address", ""), ("healthz-bind-address", "")].into_iter().collect();
+    assert_eq!(flags.values().map(|values| values.len()), Ok(0));
+}
+
+#[test]
 fn own_settings() {
     let values: FlagValues =
         [("root-dir", "/srv/kubelet"), ("node-labels", "a=b"), ("maximum-dead-containers", "7")].into_iter().collect();

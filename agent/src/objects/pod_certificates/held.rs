@@ -34,13 +34,23 @@ pub(super) struct Pending {
 pub(super) struct Current {
     key: SecretString,
     chain: String,
-    /// When a successor is requested; later after a failure.
+    /// When a successor is requested.
     renew_at: Option<SystemTime>,
+    /// When a request that failed is made again.
+    retry_at: Option<SystemTime>,
     /// When it should have been replaced.
     overdue_at: Option<SystemTime>,
     expires_at: Option<SystemTime>,
     /// Up to when these moments were reported.
     reported: SystemTime,
+}
+
+impl Current {
+    /// When a successor is requested. A pause that is longer than [`LAST_RETRY`] comes from a clock that was set back, and
+    /// does not count.
+    fn due_at(&self, now: SystemTime) -> Option<SystemTime> {
+        self.retry_at.filter(|at| *at <= now + LAST_RETRY).or(self.renew_at)
+    }
 }
 
 /// What metrics show of the certificate of one source of one volume.
@@ -87,7 +97,7 @@ impl Default for Held {
 impl Held {
     /// True if a certificate is to be requested now.
     pub(super) fn is_due(&self, now: SystemTime) -> bool {
-        let wanted = self.current.as_ref().is_none_or(|current| current.renew_at.is_some_and(|at| at <= now));
+        let wanted = self.current.as_ref().is_none_or(|current| current.due_at(now).is_some_and(|at| at <= now));
         wanted && self.pending.is_none() && self.refusal.is_none()
     }
 
@@ -100,7 +110,7 @@ impl Held {
     pub(super) fn request_failed(&mut self, now: SystemTime) {
         let pause = self.backoff.failed(0.0);
         if let Some(current) = &mut self.current {
-            current.renew_at = Some(now + pause);
+            current.retry_at = Some(now + pause);
         }
     }
 
@@ -111,6 +121,7 @@ impl Held {
             key: pending.key,
             chain: issued.chain.clone(),
             renew_at: issued.begin_refresh_at.map(|at| at + jitter),
+            retry_at: None,
             overdue_at: issued.begin_refresh_at.map(|at| at + OVERDUE),
             expires_at: issued.not_after,
             reported: SystemTime::UNIX_EPOCH,
@@ -155,10 +166,10 @@ impl Held {
             });
         };
         // The answer to a pending request wakes the pod by itself.
-        let renew_at = current.renew_at.filter(|_| self.pending.is_none() && self.refusal.is_none());
+        let due_at = current.due_at(now).filter(|_| self.pending.is_none() && self.refusal.is_none());
         let reports = [current.overdue_at, current.expires_at].into_iter().flatten();
         let to_come = reports.filter(|at| *at > current.reported);
-        let refresh_at = to_come.chain(renew_at).min().map(|at| at.max(now));
+        let refresh_at = to_come.chain(due_at).min().map(|at| at.max(now));
         Ok(PodCertificate { key: current.key.clone(), chain: current.chain.clone(), refresh_at })
     }
 }
@@ -202,6 +213,16 @@ mod tests {
         assert_eq!(shown(&held, 32), Ok(("key of one".to_owned(), Some(at(40)))), "until it is overdue");
         held.issued(&issued(70, 90), Duration::ZERO);
         assert_eq!(shown(&held, 33), Ok(("key of two".to_owned(), Some(at(70)))));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_does_not_put_off_a_request() {
+        let mut held = Held::default();
+        held.requested(pending("one"));
+        held.issued(&issued(30, 60), Duration::ZERO);
+        held.request_failed(at(150));
+        assert!(!held.is_due(at(29)) && held.is_due(at(30)));
+        assert_eq!(shown(&held, 29), Ok(("key of one".to_owned(), Some(at(30)))));
     }
 
     #[test]

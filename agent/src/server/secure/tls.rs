@@ -208,10 +208,16 @@ fn suite(name: &str) -> Option<SupportedCipherSuite> {
     Some(suite)
 }
 
-/// Key exchange groups by their numbers.
+/// Key exchange groups by their numbers; without any, all that are offered, as with Go. The order of the client counts.
 fn groups(numbers: &[i32]) -> Result<Vec<&'static dyn SupportedKxGroup>, SetupError> {
     if numbers.is_empty() {
-        return Ok(vec![kx_group::X25519MLKEM768, kx_group::X25519, kx_group::SECP256R1, kx_group::SECP384R1]);
+        return Ok(vec![
+            kx_group::X25519MLKEM768,
+            kx_group::SECP256R1MLKEM768,
+            kx_group::X25519,
+            kx_group::SECP256R1,
+            kx_group::SECP384R1,
+        ]);
     }
     let known = |number: i32| -> Option<&'static dyn SupportedKxGroup> {
         Some(match number {
@@ -370,6 +376,9 @@ mod tests {
         let groups = |numbers: &[i32]| settings(|config| config.tls_curve_preferences = numbers.to_vec());
         let names: Vec<_> = groups(&[24, 4588]).expect("known").provider.kx_groups.iter().map(|g| g.name()).collect();
         assert_eq!(names, [rustls::NamedGroup::secp384r1, rustls::NamedGroup::X25519MLKEM768]);
+        let default = groups(&[]).expect("the default");
+        let names: Vec<_> = default.provider.kx_groups.iter().map(|g| u16::from(g.name())).collect();
+        assert_eq!(names, [4588, 4587, 29, 23, 24], "as with Go");
         assert!(groups(&[23, 25]).expect_err("unknown").starts_with("tlsCurvePreferences[1]: key exchange group 25"));
         let version = settings(|config| config.tls_min_version = "TLS1.2".to_owned());
         assert!(version.expect_err("unknown").starts_with("tlsMinVersion: \"TLS1.2\""));

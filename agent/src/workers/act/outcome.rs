@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use super::PodError;
 use crate::model::StartFailure;
 use crate::model::StartOutcome;
+use crate::volumes::FailedVolume;
 
 /// Result of executing one plan.
 #[derive(Debug, Default)]
@@ -58,5 +59,13 @@ impl SyncOutcome {
     /// Nothing was started because volumes are not set up.
     pub fn volumes_not_ready(&self) -> bool {
         self.errors.iter().any(|error| matches!(error, PodError::SetUpVolumes { .. }))
+    }
+
+    /// One of these volumes has a claim that cannot be used yet.
+    pub fn claims_not_ready(&self) -> bool {
+        self.errors.iter().any(|error| match error {
+            PodError::SetUpVolumes { failed } => failed.iter().any(FailedVolume::is_unprocessed),
+            _ => false,
+        })
     }
 }

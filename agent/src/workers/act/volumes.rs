@@ -17,6 +17,8 @@ use crate::workers::generate::resources;
 /// First pause after volumes could not be set up, and the longest.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(122);
+/// The longest pause while a claim cannot be used yet: claims are not watched. A kubelet syncs such a pod every 10 to 15 s.
+const LAST_CLAIM_RETRY: Duration = Duration::from_secs(10);
 
 /// Sets up everything that containers mount.
 ///
@@ -34,9 +36,9 @@ pub async fn refresh(ctx: &ActContext, pod: &Pod) -> Result<RefreshDue, PodError
     ctx.volumes.refresh(pod, memory(&ctx.settings, pod)).await.map_err(|failed| report_failed(ctx, pod, failed))
 }
 
-/// The pause after so many failures in a row to set up volumes.
-pub fn retry_after(failures: u32) -> Duration {
-    backoff_delay(FIRST_RETRY, LAST_RETRY, failures)
+/// The pause after so many failures in a row to set up volumes. `claims`: one of them has a claim that cannot be used yet.
+pub fn retry_after(failures: u32, claims: bool) -> Duration {
+    backoff_delay(FIRST_RETRY, if claims { LAST_CLAIM_RETRY } else { LAST_RETRY }, failures)
 }
 
 /// Size limit of a volume in memory in bytes: the node's allocatable memory, and no more than the limit of the pod's cgroup,
@@ -100,7 +102,9 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_two_minutes() {
-        let seconds = |failures| retry_after(failures).as_secs_f64();
+        let seconds = |failures| retry_after(failures, false).as_secs_f64();
         assert_eq!([1, 2, 3, 8, 9, 100].map(seconds), [0.5, 1.0, 2.0, 64.0, 122.0, 122.0]);
+        let of_claims = |failures| retry_after(failures, true).as_secs_f64();
+        assert_eq!([1, 2, 5, 6, 100].map(of_claims), [0.5, 1.0, 8.0, 10.0, 10.0]);
     }
 }

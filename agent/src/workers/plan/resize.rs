@@ -54,7 +54,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     }
     let pod_level = resources::is_pod_level_behind(pod, draft.input.actuated);
     let restarts = draft.starts_with_other_resources();
-    let checks_memory = !memory.is_empty() || restarts;
+    let checks_memory = !memory.is_empty() || restarts || pod_level;
     let resize = ResizePod { memory: memory.into(), cpu: cpu.into(), pod_level, checks_memory };
     let changes = !resize.memory.is_empty() || !resize.cpu.is_empty() || resize.pod_level;
     let pod_cgroup = match draft.input.pod_cgroup {

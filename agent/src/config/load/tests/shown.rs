@@ -108,6 +108,14 @@ fn notices_name_what_has_no_effect() {
 }
 
 #[test]
+fn notices_name_servers_that_are_no_addresses() {
+    let notices = |servers: &str| Case::new().flag("cluster-dns", servers).load().notices().join("\n");
+    let ignored = "clusterDNS[1] (--cluster-dns) is ignored: \"10.96.0.l0\" is not an IP address";
+    assert!(notices("10.96.0.10,10.96.0.l0").contains(ignored));
+    assert!(!notices("10.96.0.10,fd00::a").contains("is ignored"));
+}
+
+#[test]
 fn notices_name_gates_whose_value_is_not_honoured() {
     let notices = |gates: &str| Case::new().main(&format!("featureGates: {{{gates}}}\n")).load().notices().join("\n");
     for honoured in [

@@ -457,6 +457,11 @@ fn probes_and_hooks() {
             "spec.containers[0].livenessProbe.httpGet.httpHeaders[0].name: Invalid value",
         ),
         (
+            probe,
+            json!({"httpGet": {"port": 1, "httpHeaders": [{"name": "X_Probe", "value": ""}]}}),
+            "spec.containers[0].livenessProbe.httpGet.httpHeaders[0].name: Invalid value: \"X_Probe\"",
+        ),
+        (
             "/spec/containers/0/lifecycle",
             json!({"preStop": {"sleep": {"seconds": 31}}}),
             "spec.containers[0].lifecycle.preStop.sleep.seconds: Invalid value: 31",
