@@ -146,12 +146,25 @@ fn perform(sets: &[Set], interrupt: &Interrupt) -> Result<Tally> {
             let path = built.get(program.target).with_context(|| format!("cargo built no test {}", program.target))?;
             command.push(line(path, program));
         }
-        tally.add(Ok(in_machine(|read| machine.run(&command, Output::Lines(read), interrupt))));
+        tally.add(Ok(in_machine(|read| {
+            let first = machine.run(&command, Output::Lines(read), interrupt);
+            let Some(crash) = first.as_ref().err().filter(|error| *set == Set::Storage && is_crash(error)) else {
+                return first;
+            };
+            println!("{crash:#}\nthe machine's kernel has crashed: the tests run once more");
+            machine.run(&command, Output::Lines(read), interrupt)
+        })));
         if interrupt.raised() {
             bail!("interrupted");
         }
     }
     Ok(tally)
+}
+
+/// The machine's kernel crashed. Linux 6.12 does now and then when the login to an iSCSI target was refused:
+/// `iscsi_sw_tcp_conn_stop` releases a socket that is not there any more.
+fn is_crash(error: &anyhow::Error) -> bool {
+    error.to_string().contains("Kernel panic - not syncing")
 }
 
 /// The results of the tests that `run` executes in one machine: it passes each line of their output to the function that it
