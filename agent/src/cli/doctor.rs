@@ -33,7 +33,6 @@ use crate::kernel::project_quota;
 use crate::kernel::project_quota::NoProjectQuotas;
 use crate::kernel::usage::AvailableMemory;
 use crate::node;
-use crate::runtime::EventSupport;
 use crate::runtime::Features;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
@@ -272,23 +271,18 @@ fn runtime_findings(endpoint: &RuntimeEndpoint, features: &Features) -> Vec<Find
     vec![Finding::good(RUNTIME, name), events(features), driver, Finding::good("streamed lists", streams)]
 }
 
+/// By name and version. Subscribing would take an event away from the agent that runs: containerd before 2.0 has one queue
+/// for all readers.
 fn events(features: &Features) -> Finding {
     const TOPIC: &str = "runtime events";
     let cost = "relisting every second instead of every 5 minutes";
     let (name, version) = (features.runtime_name.as_str(), &features.runtime_version);
-    match (features.events, name) {
-        (EventSupport::Yes, _) => Finding::good(TOPIC, "yes"),
-        (EventSupport::No, _) => Finding::lack(TOPIC, "no", cost),
-        // Subscribing would take an event away from the agent that runs; name and version have to do.
-        (EventSupport::Untried, _) if too_old(name, version) => {
-            Finding::lack(TOPIC, "no, this version is too old", cost)
-        }
-        (EventSupport::Untried, "containerd") => Finding::good(TOPIC, "yes, as of this version"),
+    match name {
+        _ if too_old(name, version) => Finding::lack(TOPIC, "no, this version is too old", cost),
+        "containerd" => Finding::good(TOPIC, "yes, as of this version"),
         // By default CRI-O ends the stream at once.
-        (EventSupport::Untried, "cri-o") => {
-            Finding::lack(TOPIC, "not known: needs enable_pod_events = true in crio.conf", cost)
-        }
-        (EventSupport::Untried, _) => Finding::lack(TOPIC, "not known", cost),
+        "cri-o" => Finding::lack(TOPIC, "not known: needs enable_pod_events = true in crio.conf", cost),
+        _ => Finding::lack(TOPIC, "not known", cost),
     }
 }
 
@@ -434,24 +428,21 @@ mod tests {
 
     #[test]
     fn events_are_known_by_name_and_version() {
-        let found = |name: &str, version: &str, support: EventSupport| {
+        let found = |name: &str, version: &str| {
             events(&Features {
                 runtime_name: name.to_owned(),
                 runtime_version: version.to_owned(),
-                runtime_api_version: "v1".to_owned(),
                 cgroup_driver: None,
                 streaming_lists: false,
-                events: support,
             })
         };
-        assert_eq!(found("containerd", "1.7.24", EventSupport::Untried).cost, None);
-        assert_eq!(found("cri-o", "1.32.0", EventSupport::Yes).cost, None);
+        assert_eq!(found("containerd", "1.7.24").cost, None);
         for (name, version, begin) in [
             ("cri-o", "1.32.0", "not known: needs enable_pod_events"),
             ("cri-o", "1.25.1", "no, this version is too old"),
             ("other", "0.1", "not known"),
         ] {
-            let finding = found(name, version, EventSupport::Untried);
+            let finding = found(name, version);
             assert!(finding.cost.is_some() && finding.found.starts_with(begin), "{name} {version}: {finding:?}");
         }
     }

@@ -127,7 +127,6 @@ async fn a_process_that_was_exiting_is_no_victim() {
         cgroup: None,
         pid_ns_init: true,
         oom_victim: true,
-        watched_pid: false,
         comm: String::new(),
     };
     assert!(!node.source.is_victim(&exit));

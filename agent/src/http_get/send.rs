@@ -25,22 +25,19 @@ pub struct Response {
     pub body: Bytes,
 }
 
-/// Sends a request and follows redirects to the same host, all within `timeout`. Without one it waits as long as the
-/// server does, and the caller has to limit it. Dropping the future closes the connection.
+/// Sends a request and follows redirects to the same host, all within `timeout`. Dropping the future closes the connection.
 ///
 /// # Errors
 /// There is no complete response; any status is one.
-pub async fn send(request: &HttpGet, timeout: Option<Duration>) -> Result<Response, HttpGetError> {
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let mut exchange = before(deadline, request, redirected(request)).await?;
-    let reading = read_body(&mut exchange);
-    let body = match deadline {
-        None => reading.await?,
-        Some(deadline) => timeout_at(deadline, reading).await.unwrap_or_else(|_| {
-            let reason = "context deadline exceeded (Client.Timeout or context cancellation while reading body)";
-            Err(HttpGetError::Body { reason: reason.to_owned() })
-        })?,
-    };
+pub async fn send(request: &HttpGet, timeout: Duration) -> Result<Response, HttpGetError> {
+    let deadline = Instant::now() + timeout;
+    let answered = timeout_at(deadline, redirected(request)).await;
+    let mut exchange = answered.unwrap_or_else(|_| Err(HttpGetError::Timeout { url: request.url() }))?;
+    let read = timeout_at(deadline, read_body(&mut exchange)).await;
+    let body = read.unwrap_or_else(|_| {
+        let reason = "context deadline exceeded (Client.Timeout or context cancellation while reading body)";
+        Err(HttpGetError::Body { reason: reason.to_owned() })
+    })?;
     Ok(Response { status: exchange.response.status(), body })
 }
 
@@ -59,19 +56,6 @@ pub async fn notify(request: &HttpGet) -> Result<StatusCode, HttpGetError> {
         let _ = read_body(&mut exchange).await;
     }
     Ok(exchange.response.status())
-}
-
-async fn before<T>(
-    deadline: Option<Instant>,
-    request: &HttpGet,
-    work: impl Future<Output = Result<T, HttpGetError>>,
-) -> Result<T, HttpGetError> {
-    match deadline {
-        None => work.await,
-        Some(deadline) => {
-            timeout_at(deadline, work).await.unwrap_or_else(|_| Err(HttpGetError::Timeout { url: request.url() }))
-        }
-    }
 }
 
 /// The head of the final response.

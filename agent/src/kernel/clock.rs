@@ -1,5 +1,5 @@
-//! Times of `CLOCK_BOOTTIME` in nanoseconds, as in records of probes and start times in `/proc/<pid>/stat`. The clock
-//! differs from the agent's monotonic clock by the time the machine was suspended.
+//! Times of `CLOCK_BOOTTIME` in nanoseconds, as in records of probes. The clock differs from the agent's monotonic clock by
+//! the time the machine was suspended.
 
 use std::time::Duration;
 
@@ -30,11 +30,6 @@ impl BootTime {
     pub fn to_moment(self, boot_now: Self, now: Instant) -> KernelMoment {
         KernelMoment(now.checked_sub(self.until(boot_now)).unwrap_or(now))
     }
-
-    /// Clock ticks as `/proc/<pid>/stat` counts them, rounded down like the kernel does.
-    pub fn ticks(self, ticks_per_second: u64) -> u64 {
-        self.0 / (1_000_000_000 / ticks_per_second.max(1))
-    }
 }
 
 #[cfg(test)]
@@ -57,10 +52,5 @@ mod tests {
         assert_eq!(moment.age(now), Duration::from_millis(1500));
         let future = BootTime(9).to_moment(BootTime(3), now);
         assert_eq!(future.age(now), Duration::ZERO);
-    }
-
-    #[test]
-    fn counts_ticks_like_proc() {
-        assert_eq!(BootTime(12_349_999_999).ticks(100), 1234);
     }
 }

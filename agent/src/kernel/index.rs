@@ -78,16 +78,6 @@ impl ContainerIndex {
         let exists = |id: &CgroupId| !self.removed.contains(id);
         self.cgroups.iter().filter(move |(id, place)| place.container.is_some() && exists(id)).map(|(id, at)| (*id, at))
     }
-
-    /// Number of cgroups that are known and were not removed.
-    pub fn len(&self) -> usize {
-        self.cgroups.len() - self.removed.len()
-    }
-
-    /// No cgroup exists.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 /// The place of a cgroup by its path (or by its last component alone), under either driver.

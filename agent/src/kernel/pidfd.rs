@@ -19,8 +19,6 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::bpf::ExitStatus;
-use super::clock::BootTime;
-use super::proc;
 use super::proc::ProcessFacts;
 use crate::cgroups::Hierarchy;
 
@@ -57,7 +55,7 @@ pub struct PinnedProcess {
     fd: AsyncFd<PidFd>,
 }
 
-/// Pins process `pid`. Must be called inside a tokio runtime; reads four small files of `/proc`.
+/// Pins process `pid`. Must be called inside a tokio runtime; reads two small files of `/proc`.
 ///
 /// The order proves identity: open the descriptor, read `/proc`, then check that the process still lives. The pid was not
 /// reused in between.
@@ -98,12 +96,6 @@ impl PinnedProcess {
     /// False for host and shared PID namespaces.
     pub fn is_pid_ns_init(&self) -> bool {
         self.facts.is_pid_ns_init()
-    }
-
-    /// Whether a probe's record with this pid and start time refers to this process.
-    pub fn is(&self, pid: u32, started: BootTime) -> bool {
-        let ticks = started.ticks(u64::from(proc::ticks_per_second()));
-        self.pid == pid && self.facts.start_ticks == ticks
     }
 
     /// Resolves when the process is gone; at once if it is. Cancel-safe.

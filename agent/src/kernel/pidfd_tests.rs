@@ -72,16 +72,3 @@ async fn a_thread_is_an_error() {
     drop(done_out);
     thread.join().expect("ended");
 }
-
-#[tokio::test]
-async fn a_reused_pid_is_another_process() {
-    let mut child = sleeper();
-    let pinned = pin(child.id()).expect("it lives");
-    let tick = 1_000_000_000 / u64::from(proc::ticks_per_second());
-    let start = pinned.facts().start_ticks;
-    assert!(pinned.is(child.id(), BootTime(start * tick + tick / 2)));
-    assert!(!pinned.is(child.id(), BootTime((start + 1) * tick)), "started later");
-    assert!(!pinned.is(child.id() + 1, BootTime(start * tick)), "another pid");
-    child.kill().expect("our own child");
-    child.wait().expect("reaped");
-}

@@ -9,7 +9,8 @@ pub fn is_key(key: &str) -> bool {
     domain.is_none_or(is_subdomain) && !name.is_empty() && is_value(name)
 }
 
-fn is_subdomain(domain: &str) -> bool {
+/// RFC 1123: labels of lower-case letters, digits and inner hyphens, 253 bytes in all.
+pub fn is_subdomain(domain: &str) -> bool {
     let edge = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     !domain.is_empty()
         && domain.len() <= 253

@@ -43,8 +43,6 @@ pub enum LifecycleKind {
     ContainerRemoved,
     /// The state is now unknown or created. Never delivered to the sync loop.
     ContainerChanged,
-    /// Sync the pod for another reason.
-    PodSync,
 }
 
 impl LifecycleKind {
@@ -55,7 +53,6 @@ impl LifecycleKind {
             Self::ContainerDied => "ContainerDied",
             Self::ContainerRemoved => "ContainerRemoved",
             Self::ContainerChanged => "ContainerChanged",
-            Self::PodSync => "PodSync",
         }
     }
 }
@@ -81,8 +78,8 @@ pub struct LifecycleEvent {
     pub pod: PodRef,
     /// What happened.
     pub kind: LifecycleKind,
-    /// The container or sandbox instance; `None` for `PodSync`.
-    pub container: Option<ContainerId>,
+    /// The container or sandbox instance.
+    pub container: ContainerId,
     /// The container's name in the spec, empty for sandboxes.
     pub container_name: String,
     /// Exit code for `ContainerDied`, if known.

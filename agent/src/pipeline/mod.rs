@@ -306,7 +306,7 @@ impl Services {
                 sweep_again,
             )),
             leftovers_due,
-            workers: PodWorkers::counted_by(context, running.registry.clone()),
+            workers: PodWorkers::new(context, running.registry.clone()),
             admission,
             allocations,
             resizes,

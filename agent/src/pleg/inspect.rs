@@ -174,8 +174,8 @@ async fn sandbox_status(
     if let Some(known) = previous.and_then(|p| reusable_sandbox(listed, p)) {
         return Ok(Some(known.clone()));
     }
-    match runtime.pod_sandbox_status(&listed.id, false).await {
-        Ok(reply) => Ok(Some(convert::sandbox(reply.status, &listed.runtime_handler))),
+    match runtime.pod_sandbox_status(&listed.id).await {
+        Ok(status) => Ok(Some(convert::sandbox(status, &listed.runtime_handler))),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error),
     }

@@ -36,7 +36,7 @@ impl PlegTask {
             let event = LifecycleEvent {
                 pod: pod.clone(),
                 kind: change.kind,
-                container: Some(change.id),
+                container: change.id,
                 container_name: change.name,
                 exit_code: change.exit_code,
                 source,
@@ -79,7 +79,7 @@ impl PlegTask {
             pod = %event.pod,
             pod_uid = %event.pod.uid,
             container = event.container_name,
-            id = event.container.as_ref().map(crate::model::ContainerId::as_str),
+            id = event.container.as_str(),
             event = event.kind.as_str(),
             source = event.source.as_str(),
             exit_code = event.exit_code,

@@ -11,6 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
+use crate::model::labels;
+
 /// `source.component` and `reportingComponent`.
 pub(super) const COMPONENT: &str = "kubelet";
 
@@ -105,24 +107,12 @@ impl Occurrence {
 /// The name of an event: its object's and the number, as upstream a nanosecond; a random UUID where that is no name.
 pub(super) fn event_name(object: &str, number: i64) -> String {
     let name = format!("{object}.{number:x}");
-    if is_subdomain(&name) { name } else { random_uuid() }
+    if labels::is_subdomain(&name) { name } else { random_uuid() }
 }
 
 /// A moment as the API writes it.
 pub(super) fn time(nanos: i64) -> Time {
     Time(Timestamp::from_nanosecond(i128::from(nanos)).unwrap_or(Timestamp::UNIX_EPOCH))
-}
-
-/// RFC 1123 as the API checks names: labels of lower-case letters, digits and inner hyphens, 253 bytes in all.
-fn is_subdomain(name: &str) -> bool {
-    let alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let label = |label: &str| {
-        let bytes = label.as_bytes();
-        bytes.first().is_some_and(|b| alphanumeric(*b))
-            && bytes.last().is_some_and(|b| alphanumeric(*b))
-            && bytes.iter().all(|b| alphanumeric(*b) || *b == b'-')
-    };
-    name.len() <= 253 && name.split('.').all(label)
 }
 
 /// A version 4 UUID.

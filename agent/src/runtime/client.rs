@@ -15,7 +15,6 @@ use super::CallObserver;
 use super::Operation;
 use super::RuntimeEndpoint;
 use super::call::Call;
-use super::events::EventSupportCell;
 use super::features::Streams;
 use super::transport;
 
@@ -55,7 +54,6 @@ pub(super) struct Inner {
     options: RuntimeOptions,
     /// Whether lists are streamed, by service: until one does not know the call.
     pub(super) streams: Streams,
-    pub(super) events: EventSupportCell,
 }
 
 impl Runtime {
@@ -98,7 +96,6 @@ impl Runtime {
             image_endpoint,
             streams: Streams::new(options.streams_lists),
             options,
-            events: EventSupportCell::default(),
         };
         Self { inner: Arc::new(inner) }
     }

@@ -82,16 +82,6 @@ impl RuntimeError {
         }
     }
 
-    /// The call that failed.
-    pub fn operation(&self) -> Operation {
-        match self {
-            Self::Unreachable { operation, .. }
-            | Self::Deadline { operation, .. }
-            | Self::Failed { operation, .. }
-            | Self::Incomplete { operation, .. } => *operation,
-        }
-    }
-
     /// gRPC status code, as a Go client would see it.
     pub fn code(&self) -> Code {
         match self {

@@ -2,8 +2,6 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::Context;
 use std::task::Poll;
 
@@ -16,35 +14,6 @@ use keblet_proto::cri::v1 as cri;
 use super::Operation;
 use super::Runtime;
 use super::RuntimeError;
-
-/// Whether a runtime streams events, as far as known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum EventSupport {
-    /// Not subscribed yet.
-    Untried,
-    /// The last subscription succeeded.
-    Yes,
-    /// The runtime does not implement the call.
-    No,
-}
-
-/// Shared `EventSupport`.
-#[derive(Debug, Default)]
-pub(super) struct EventSupportCell(AtomicU8);
-
-impl EventSupportCell {
-    fn set(&self, support: EventSupport) {
-        self.0.store(support as u8, Relaxed);
-    }
-
-    fn get(&self) -> EventSupport {
-        match self.0.load(Relaxed) {
-            0 => EventSupport::Untried,
-            1 => EventSupport::Yes,
-            _ => EventSupport::No,
-        }
-    }
-}
 
 /// The stream of container events. Ends when the runtime closes it, or with an error as last item. Dropping it cancels the
 /// subscription.
@@ -91,13 +60,7 @@ impl Runtime {
             Some(Some(Err(error))) => return Err(error),
             Some(None) => return Err(self.ended()),
         };
-        self.inner.events.set(EventSupport::Yes);
         Ok(ContainerEvents(Some(stream::iter(first).chain(events).boxed())))
-    }
-
-    /// Whether the runtime streams events, as far as known.
-    pub fn event_support(&self) -> EventSupport {
-        self.inner.events.get()
     }
 
     /// The stream itself; sends its request when first polled.
@@ -107,11 +70,7 @@ impl Runtime {
         stream::once(async move {
             let call = opening.call(Operation::GetContainerEvents, "").within(None);
             let open = async |r| opening.runtime().get_container_events(r).await;
-            call.send(cri::GetEventsRequest {}, open).await.inspect_err(|error| {
-                if error.is_unimplemented() {
-                    opening.inner.events.set(EventSupport::No);
-                }
-            })
+            call.send(cri::GetEventsRequest {}, open).await
         })
         .flat_map(move |opened| match opened {
             Ok(events) => {

@@ -9,7 +9,6 @@ use tonic::Response;
 use tonic::Status;
 use tonic::Streaming;
 
-use super::EventSupport;
 use super::Operation;
 use super::Runtime;
 use super::RuntimeError;
@@ -28,15 +27,10 @@ pub struct Features {
     pub runtime_name: String,
     /// The runtime's own version.
     pub runtime_version: String,
-    /// `v1`.
-    pub runtime_api_version: String,
     /// The cgroup driver the runtime uses; `None` if unknown: the configuration decides.
     pub cgroup_driver: Option<cri::CgroupDriver>,
     /// Lists can be streamed in portions.
     pub streaming_lists: bool,
-    /// Whether the event stream works, as far as anybody subscribed. It is not tried for this: containerd before 2.0
-    /// has one queue for all readers, so that every subscription given up costs the real one an event.
-    pub events: EventSupport,
 }
 
 impl Runtime {
@@ -104,10 +98,8 @@ impl Runtime {
         Ok(Features {
             runtime_name: version.runtime_name,
             runtime_version: version.runtime_version,
-            runtime_api_version: version.runtime_api_version,
             cgroup_driver,
             streaming_lists,
-            events: self.event_support(),
         })
     }
 

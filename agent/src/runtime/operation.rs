@@ -12,7 +12,8 @@ macro_rules! operations {
 
         impl Operation {
             /// Every operation.
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
+            #[cfg(test)]
+            const ALL: &[Self] = &[$(Self::$variant),*];
 
             /// Label `operation_type` of the `kubelet_runtime_operations_*` metrics.
             pub fn metric(self) -> &'static str {

@@ -1,26 +1,11 @@
 //! Calls on pod sandboxes.
 
-use std::collections::BTreeMap;
-
 use keblet_proto::cri::v1 as cri;
 
 use super::Operation;
 use super::Runtime;
 use super::RuntimeError;
 use super::features::read_all;
-
-/// Answer to PodSandboxStatus.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SandboxInspection {
-    /// The sandbox; its metadata is present.
-    pub status: cri::PodSandboxStatus,
-    /// Verbose information, runtime specific.
-    pub info: BTreeMap<String, String>,
-    /// The sandbox's containers, from runtimes that add them.
-    pub containers: Vec<cri::ContainerStatus>,
-    /// Unix nanoseconds at which `containers` held; 0 where they are not given.
-    pub timestamp: i64,
-}
 
 impl Runtime {
     /// Creates and starts a sandbox, network included, and returns its id. An empty `runtime_handler` is the default
@@ -60,22 +45,17 @@ impl Runtime {
         call.send(message, async |r| self.runtime().remove_pod_sandbox(r).await).await.map(drop)
     }
 
-    /// PodSandboxStatus of one sandbox.
+    /// PodSandboxStatus of one sandbox; its metadata is present.
     ///
     /// # Errors
     /// The runtime does not answer within the deadline, or answers with an error.
-    pub async fn pod_sandbox_status(&self, id: &str, verbose: bool) -> Result<SandboxInspection, RuntimeError> {
-        let message = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose };
+    pub async fn pod_sandbox_status(&self, id: &str) -> Result<cri::PodSandboxStatus, RuntimeError> {
+        let message = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
         let call = self.call(Operation::PodSandboxStatus, id);
         let answer = call.send(message, async |r| self.runtime().pod_sandbox_status(r).await).await?;
         let status = call.required("status", answer.status)?;
         call.required("status.metadata", status.metadata.as_ref())?;
-        Ok(SandboxInspection {
-            status,
-            info: answer.info,
-            containers: answer.containers_statuses,
-            timestamp: answer.timestamp,
-        })
+        Ok(status)
     }
 
     /// Sandboxes that meet all conditions of `filter`; all of them by default.

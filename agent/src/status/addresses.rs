@@ -14,8 +14,8 @@ use crate::model::spec;
 /// Sets `hostIP(s)` and `podIP(s)`. Host-network pods take the node's addresses; once set they stay, and only a second
 /// family may be added.
 pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
-    let node = input.node.map(|node| node.ips.as_slice()).unwrap_or_default();
-    let mut ips = one_per_family(&input.snapshot.ips, input.node.is_some_and(|node| node.prefers_v6));
+    let node = input.node.ips.as_slice();
+    let mut ips = one_per_family(&input.snapshot.ips, input.node.prefers_v6);
     let previous = input.old.pod_ips.iter().flatten().map(|ip| ip.ip.clone());
     let has_ended = input.is_terminal || input.old.phase.as_deref().is_some_and(phase::is_terminal);
     if has_ended && ips.is_empty() {

@@ -68,8 +68,8 @@ pub struct StatusInput<'a> {
     pub is_terminal: bool,
     /// The runtime's type, the part of container ids before `://`.
     pub runtime_type: &'a str,
-    /// Addresses of the node, if known.
-    pub node: Option<&'a NodeAddresses>,
+    /// Addresses of the node, none while unknown.
+    pub node: &'a NodeAddresses,
     /// Feature gates.
     pub gates: RestartGates,
     /// The wall clock.

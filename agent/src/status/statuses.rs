@@ -139,7 +139,7 @@ impl Statuses {
             stop_signals: observations.stop_signals,
             is_terminal: observations.is_terminal,
             runtime_type: &self.context.runtime_type,
-            node: Some(&node),
+            node: &node,
             gates: self.context.gates,
             now,
         });

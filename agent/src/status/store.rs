@@ -101,11 +101,6 @@ impl StatusStore {
         stopped
     }
 
-    /// Removes a pod.
-    pub fn remove(&mut self, uid: &str) -> Option<Stored> {
-        self.entries.remove(uid)
-    }
-
     /// Removes every pod for which `known` returns false.
     pub fn retain(&mut self, mut known: impl FnMut(&PodUid) -> bool) {
         self.entries.retain(|uid, _| known(uid));

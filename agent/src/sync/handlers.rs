@@ -8,7 +8,6 @@ use super::kill_requests::KillRequest;
 use super::kill_requests::bound_grace_period;
 use super::pods::is_mirror;
 use super::resize::Trigger;
-use super::task::HOUSEKEEPING_DELAY;
 use super::task::SyncLoop;
 use crate::admission;
 use crate::admission::path_safety;
@@ -117,7 +116,7 @@ impl SyncLoop {
         }
         self.admission.remove(&id.uid);
         self.allocations.free(&id.uid);
-        self.housekeep_soon(HOUSEKEEPING_DELAY);
+        self.housekeep_soon();
         self.reconcile_mirror_of(pod);
     }
 

@@ -92,14 +92,6 @@ pub struct SyncRequests {
     pub pressures: watch::Receiver<Pressures>,
 }
 
-impl SyncRequests {
-    /// No requests ever.
-    pub fn none() -> Self {
-        let pressures = watch::channel(Pressures::default()).1;
-        Self { kills: mpsc::channel(1).1, closed: watch::channel(false).1, pressures }
-    }
-}
-
 /// Records the event ExceededGracePeriod if processes of a pod whose end is waited for outlast max(10 s, 1.5 x grace period).
 pub(super) fn bound_grace_period(pod: &Pod, options: &mut KillOptions, recorder: &Recorder) {
     if options.stopped.is_none() && options.finished.is_none() {

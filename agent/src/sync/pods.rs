@@ -8,29 +8,17 @@ use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 
-use crate::model::ConfigSource;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodUid;
 use crate::model::pod_ref;
+use crate::model::spec;
 use crate::sources::static_pod::CONFIG_HASH;
 use crate::sources::static_pod::CONFIG_MIRROR;
-use crate::sources::static_pod::CONFIG_SOURCE;
 
 /// Value of an annotation.
 fn annotation<'a>(pod: &'a ApiPod, key: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
-}
-
-/// The source named by the annotation `kubernetes.io/config.source`.
-fn source_of(pod: &ApiPod) -> Option<ConfigSource> {
-    let name = annotation(pod, CONFIG_SOURCE)?;
-    [ConfigSource::File, ConfigSource::Http, ConfigSource::Api].into_iter().find(|source| source.as_str() == name)
-}
-
-/// A pod from another source than the API server.
-pub fn is_static(pod: &ApiPod) -> bool {
-    source_of(pod).is_some_and(|source| source != ConfigSource::Api)
 }
 
 /// An API object that represents a static pod.
@@ -167,7 +155,7 @@ impl Pods {
     pub fn api_copy(&self, uid: &PodUid) -> Option<&Pod> {
         let shows = |mirror: &&Pod| self.translation.get(&pod_ref(mirror).uid) == Some(uid);
         match self.by_uid(uid) {
-            Some(pod) if is_static(pod) => self.mirror_of(pod).filter(shows),
+            Some(pod) if spec::is_static(pod) => self.mirror_of(pod).filter(shows),
             Some(pod) => Some(pod),
             None => self.mirrors().find(shows),
         }
@@ -187,6 +175,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::sources::static_pod::CONFIG_SOURCE;
 
     fn pod(name: &str, uid: &str, annotations: &[(&str, &str)]) -> Pod {
         let mut pod = ApiPod::default();
@@ -215,9 +204,6 @@ mod tests {
     fn kinds_of_pods() {
         let api = pod("a", "1", &[(CONFIG_SOURCE, "api")]);
         let bare = pod("a", "1", &[]);
-        let odd = pod("a", "1", &[(CONFIG_SOURCE, "other")]);
-        assert!(is_static(&static_pod("a", "1")) && is_static(&pod("a", "1", &[(CONFIG_SOURCE, "http")])));
-        assert!(!is_static(&api) && !is_static(&bare) && !is_static(&odd));
         assert!(is_mirror(&mirror("a", "2", "1")) && !is_mirror(&static_pod("a", "1")));
         assert!(is_mirror_of(&mirror("a", "2", "1"), &static_pod("a", "1")));
         assert!(!is_mirror_of(&mirror("a", "2", "old"), &static_pod("a", "1")), "other content");

@@ -33,7 +33,7 @@ use crate::status::Statuses;
 use crate::workers::pod_workers::PodWorkers;
 
 /// Housekeeping waits this long for more reasons, so that a burst costs one pass.
-pub(super) const HOUSEKEEPING_DELAY: Duration = Duration::from_millis(100);
+const HOUSEKEEPING_DELAY: Duration = Duration::from_millis(100);
 
 /// An iteration begins at least this often.
 const MAX_IDLE: Duration = Duration::from_secs(60);
@@ -98,7 +98,7 @@ impl SyncLoop {
         let allocations = self.allocations.clone();
         let mut addresses = self.statuses.node_addresses();
         // Without sources there is no first delivery that would ask for it.
-        self.housekeep_soon(HOUSEKEEPING_DELAY);
+        self.housekeep_soon();
         loop {
             self.pods.record_iteration();
             tokio::select! {
@@ -109,10 +109,10 @@ impl SyncLoop {
                     None => break,
                 },
                 uids = pleg.changed_pods() => self.on_pleg_change(uids),
-                () = pleg.pods_inspected() => self.housekeep_soon(HOUSEKEEPING_DELAY),
+                () = pleg.pods_inspected() => self.housekeep_soon(),
                 uids = probes.changed_pods() => self.on_probe_results(uids),
                 _ = self.workers.finished() => {
-                    self.housekeep_soon(HOUSEKEEPING_DELAY);
+                    self.housekeep_soon();
                     self.retry_resizes(Trigger::PodTerminated);
                 }
                 uids = allocations.applied() => self.on_applied(&uids),
@@ -153,7 +153,7 @@ impl SyncLoop {
             PodUpdate::Undecodable(_, uids) => {
                 self.undecodable = uids.into_iter().collect();
                 // What runs of those that are gone is not wanted any more.
-                return self.housekeep_soon(HOUSEKEEPING_DELAY);
+                return self.housekeep_soon();
             }
         };
         self.mark_seen(source);
@@ -189,7 +189,7 @@ impl SyncLoop {
         }
         // Static pods may replace others, or come back, before all sources are ready.
         if first_of_api || (!were_ready && source != ConfigSource::Api) {
-            self.housekeep_soon(HOUSEKEEPING_DELAY);
+            self.housekeep_soon();
         }
     }
 
@@ -201,7 +201,7 @@ impl SyncLoop {
                 self.settle_rejected(&uid);
             }
             if self.pods.by_uid(&uid).is_none() {
-                self.housekeep_soon(HOUSEKEEPING_DELAY);
+                self.housekeep_soon();
             }
         }
     }
@@ -217,8 +217,8 @@ impl SyncLoop {
         }
     }
 
-    pub(super) fn housekeep_soon(&mut self, delay: Duration) {
-        self.housekeep_at(Instant::now() + delay);
+    pub(super) fn housekeep_soon(&mut self) {
+        self.housekeep_at(Instant::now() + HOUSEKEEPING_DELAY);
     }
 
     pub(super) fn housekeep_at(&mut self, at: Instant) {

@@ -321,7 +321,7 @@ impl Volumes {
         self.node.globals.forget(uid);
     }
 
-    /// True if nothing of the pod's volumes is left.
+    /// True if nothing of the pod's volumes is left, for tests.
     pub fn is_torn_down(&self, uid: &str) -> bool {
         let Ok(pod) = self.dirs.pod(uid) else { return true };
         let is_empty = |dir: PathBuf| std::fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none());

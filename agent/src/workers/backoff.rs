@@ -73,16 +73,6 @@ impl BackoffHistory {
         self.entries.retain(|_, entry| !entry.expired(now, reset_after));
     }
 
-    /// Number of entries.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// True if there is no entry.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     fn live(&self, key: &str, event: SystemTime) -> Option<&BackoffEntry> {
         self.entries.get(key).filter(|entry| !entry.expired(event, self.reset_after))
     }
@@ -252,11 +242,11 @@ mod tests {
         history.record("old", at(0), at(0));
         history.record("young", at(500), at(500));
         history.gc(at(600));
-        assert_eq!(history.len(), 2);
+        assert_eq!(history.entries.len(), 2);
         history.gc(at(601));
-        assert_eq!(history.len(), 1);
+        assert_eq!(history.entries.len(), 1);
         history.gc(at(2000));
-        assert!(history.is_empty());
+        assert!(history.entries.is_empty());
     }
 
     #[test]

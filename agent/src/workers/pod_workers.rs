@@ -40,13 +40,8 @@ pub struct Known {
 }
 
 impl PodWorkers {
-    /// No workers yet.
-    pub fn new(context: Arc<WorkerContext>) -> Self {
-        Self::counted_by(context, WorkerRegistry::default())
-    }
-
     /// No workers yet; `registry` will have those to come.
-    pub fn counted_by(context: Arc<WorkerContext>, registry: WorkerRegistry) -> Self {
+    pub fn new(context: Arc<WorkerContext>, registry: WorkerRegistry) -> Self {
         Self { context, registry, tasks: JoinSet::new() }
     }
 
@@ -222,11 +217,6 @@ impl PodWorkers {
     /// True if there is a worker (also a finished one) for this UID.
     pub fn contains(&self, uid: &PodUid) -> bool {
         self.registry.lock().contains_key(uid)
-    }
-
-    /// Number of workers by phase, for metrics.
-    pub fn count(&self, phase: Phase) -> usize {
-        self.registry.lock().values().filter(|mailbox| mailbox.state().phase() == phase).count()
     }
 
     /// Other static pods may have the full names of those that are not in `kept`.

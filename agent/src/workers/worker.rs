@@ -91,7 +91,7 @@ pub struct WorkerContext {
 pub trait WorkerObserver: Send + Sync + 'static {
     /// A plan was made.
     fn planned(&self, took: Duration);
-    /// A plan was executed; `starts` containers were tried, `failed` of them failed.
+    /// A plan was executed.
     fn acted(&self, took: Duration, outcome: &SyncOutcome);
     /// One pass of a worker ended; `operation` is upstream's `operation_type`.
     fn pass(&self, operation: &'static str, took: Duration);

@@ -2,8 +2,8 @@
 //!
 //! Owns their layout and nothing else: every type is plain data with a fixed C layout, without
 //! implicit padding, so that the bytes one side writes are the bytes the other side reads.
-//! [`LAYOUT`] is compiled into the probe object; the agent refuses an object whose layout differs
-//! from its own.
+//! [`LAYOUT`] is compiled into the probe object; `cargo xtask ebpf` refuses an object whose layout
+//! differs from the agent's.
 #![no_std]
 
 mod config;
@@ -35,8 +35,6 @@ pub mod names {
     pub const CGROUPS: &str = "CGROUPS";
     /// Per-CPU counters of what was lost, indexed by [`super::Loss`].
     pub const DROPS: &str = "DROPS";
-    /// Thread-group ids whose exit is reported wherever they live.
-    pub const WATCHED_PIDS: &str = "WATCHED_PIDS";
     /// Cgroup ids whose processes, children and stalls are reported.
     pub const WATCHED_CGROUPS: &str = "WATCHED_CGROUPS";
     /// The global of type [`super::Config`].
@@ -101,5 +99,5 @@ pub const LAYOUT: Layout = Layout {
     exit_comm: offset_of!(ExitRecord, comm) as u32,
     oom_comm: offset_of!(OomRecord, comm) as u32,
     cgroup_path: offset_of!(CgroupRecord, path) as u32,
-    revision: 1,
+    revision: 2,
 };

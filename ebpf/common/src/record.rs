@@ -26,42 +26,38 @@ pub mod flags {
     pub const PID_NS_INIT: u32 = 1 << 0;
     /// The process had been chosen by the OOM killer before it exited.
     pub const OOM_VICTIM: u32 = 1 << 1;
-    /// The thread-group id was in the set of watched pids.
-    pub const WATCHED_PID: u32 = 1 << 2;
     /// The cgroup was in the set of watched cgroups.
-    pub const WATCHED_CGROUP: u32 = 1 << 3;
+    pub const WATCHED_CGROUP: u32 = 1 << 2;
     /// The cgroup id could be read.
-    pub const CGROUP_KNOWN: u32 = 1 << 4;
+    pub const CGROUP_KNOWN: u32 = 1 << 3;
     /// The memory split of an OOM victim could be read.
-    pub const MEMORY_KNOWN: u32 = 1 << 5;
+    pub const MEMORY_KNOWN: u32 = 1 << 4;
     /// The cgroup whose limit fired could be read.
-    pub const LIMIT_KNOWN: u32 = 1 << 6;
+    pub const LIMIT_KNOWN: u32 = 1 << 5;
     /// The victim's name, times and score could be read.
-    pub const TASK_KNOWN: u32 = 1 << 7;
+    pub const TASK_KNOWN: u32 = 1 << 6;
     /// The path did not fit; `path` holds the last component alone.
-    pub const NAME_ONLY: u32 = 1 << 8;
+    pub const NAME_ONLY: u32 = 1 << 7;
     /// The cgroups above an OOM victim were searched for the limit: without [`LIMIT_KNOWN`] no limit was exceeded.
-    pub const LIMIT_SEARCHED: u32 = 1 << 9;
+    pub const LIMIT_SEARCHED: u32 = 1 << 8;
     /// The counter of OOM kills could be read.
-    pub const KILLS_KNOWN: u32 = 1 << 10;
+    pub const KILLS_KNOWN: u32 = 1 << 9;
     /// The kernel kills the whole cgroup `group_cgroup_id` (`memory.oom.group`).
-    pub const GROUP_KILL: u32 = 1 << 11;
+    pub const GROUP_KILL: u32 = 1 << 10;
     /// The uppermost process above an OOM victim in its container could be read.
-    pub const ROOT_KNOWN: u32 = 1 << 12;
+    pub const ROOT_KNOWN: u32 = 1 << 11;
     /// That process is init of a PID namespace other than the host's.
-    pub const ROOT_IS_INIT: u32 = 1 << 13;
+    pub const ROOT_IS_INIT: u32 = 1 << 12;
     /// The OOM victim is in the host's PID namespace.
-    pub const HOST_PID_NS: u32 = 1 << 14;
+    pub const HOST_PID_NS: u32 = 1 << 13;
     /// The uppermost process is in the victim's cgroup.
-    pub const ROOT_IN_CGROUP: u32 = 1 << 15;
+    pub const ROOT_IN_CGROUP: u32 = 1 << 14;
 }
 
 /// How a cgroup is watched, bits of [`WatchedCgroup::flags`].
 pub mod watch {
     /// Report every process that ends in the cgroup, not only inits and OOM victims.
     pub const ALL_EXITS: u32 = 1 << 0;
-    /// The probe itself added the cgroup, because its parent was watched.
-    pub const INHERITED: u32 = 1 << 1;
 }
 
 /// The beginning of every record.
@@ -224,7 +220,6 @@ mod tests {
         let all = [
             flags::PID_NS_INIT,
             flags::OOM_VICTIM,
-            flags::WATCHED_PID,
             flags::WATCHED_CGROUP,
             flags::CGROUP_KNOWN,
             flags::MEMORY_KNOWN,

@@ -15,7 +15,6 @@ use keblet_ebpf_common::PATH_LEN;
 use keblet_ebpf_common::WatchedCgroup;
 use keblet_ebpf_common::flags;
 use keblet_ebpf_common::kind;
-use keblet_ebpf_common::watch;
 
 use crate::maps::CGROUPS;
 use crate::maps::WATCHED_CGROUPS;
@@ -42,8 +41,7 @@ fn created(cgroup: Cgroup, path: u64) -> Option<()> {
     let parent_id = parent_in_hierarchy(cgroup)?;
     WATCHED_CGROUPS.get_ptr(parent_id)?;
     let id = cgroup.id()?;
-    let inherited = WatchedCgroup { flags: watch::INHERITED, ..WatchedCgroup::default() };
-    if WATCHED_CGROUPS.insert(id, inherited, 0).is_err() {
+    if WATCHED_CGROUPS.insert(id, WatchedCgroup::default(), 0).is_err() {
         lose(Loss::Watches);
     }
     report(kind::CGROUP_CREATED, cgroup, id, parent_id, path);

@@ -1,4 +1,4 @@
-//! Process exits: reported for watched processes, and in watched cgroups for inits and OOM victims.
+//! Process exits: those of OOM victims, and in watched cgroups those of inits, or all where asked for.
 
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::raw_tracepoint;
@@ -13,7 +13,6 @@ use keblet_ebpf_common::watch;
 use crate::maps::EXITS;
 use crate::maps::OOM_VICTIMS;
 use crate::maps::WATCHED_CGROUPS;
-use crate::maps::WATCHED_PIDS;
 use crate::maps::emit;
 use crate::task::Task;
 
@@ -58,16 +57,11 @@ fn report(task: Task) -> Option<()> {
     Some(())
 }
 
-/// The reasons to report this exit; none if neither process nor cgroup is watched.
+/// The reasons to report this exit; none if it is not reported.
 #[inline(always)]
 fn why(task: Task, pid: u32, cgroup_id: Option<u64>) -> Option<u32> {
     let mut why = 0;
     let mut wanted = false;
-    // A pid is watched for one life: the next process with that number has to be watched anew.
-    if WATCHED_PIDS.remove(pid).is_ok() {
-        why |= flags::WATCHED_PID;
-        wanted = true;
-    }
     if OOM_VICTIMS.remove(pid).is_ok() {
         why |= flags::OOM_VICTIM;
         wanted = true;

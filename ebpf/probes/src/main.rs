@@ -2,7 +2,7 @@
 //!
 //! | program | hook | since | reports |
 //! |---|---|---|---|
-//! | `process_exit` | raw tracepoint `sched_process_exit` | 5.8 | a watched process ended |
+//! | `process_exit` | raw tracepoint `sched_process_exit` | 5.8 | an OOM victim, or an init in a watched cgroup, ended |
 //! | `oom_victim` | raw tracepoint `mark_victim` | 5.8, sizes 6.9 | OOM victims, and whose limit fired |
 //! | `cgroup_created` | raw tracepoint `cgroup_mkdir` | 5.8 | a cgroup created below a watched one |
 //! | `cgroup_removed` | raw tracepoint `cgroup_rmdir` | 5.8 | its removal |
@@ -26,7 +26,7 @@ mod task;
 use keblet_ebpf_common::LAYOUT as LAYOUT_OF_THIS_BUILD;
 use keblet_ebpf_common::Layout;
 
-/// Lets the agent see that it reads records as they are written here.
+/// Lets `cargo xtask ebpf` see that the agent reads records as they are written here.
 #[unsafe(no_mangle)]
 #[used]
 static LAYOUT: Layout = LAYOUT_OF_THIS_BUILD;

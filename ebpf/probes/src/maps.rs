@@ -36,10 +36,6 @@ pub static CGROUPS: RingBuf = RingBuf::with_byte_size(128 * 1024, 0);
 #[map]
 pub static DROPS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Loss::COUNT, 0);
 
-/// Processes whose exit is always reported.
-#[map]
-pub static WATCHED_PIDS: HashMap<u32, u32> = HashMap::with_max_entries(4096, 0);
-
 /// Cgroups whose processes, children and stalls are reported.
 #[map]
 pub static WATCHED_CGROUPS: HashMap<u64, WatchedCgroup> = HashMap::with_max_entries(8192, 0);

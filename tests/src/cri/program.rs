@@ -90,11 +90,6 @@ impl Program {
         Self { on_term, ..self }
     }
 
-    /// The same program whose init process leaves children.
-    pub fn leaving_children(self) -> Self {
-        Self { leaves_children: true, ..self }
-    }
-
     /// Parses a program from a container's command line. Words, in any order:
     ///
     /// - `exit CODE [AFTER]`, `signal NUMBER [AFTER]`, `oom [AFTER]`: how and when it exits by itself,
@@ -212,10 +207,8 @@ mod tests {
         assert_eq!(parse("signal 11 2s until 1", 0), Ok(Program::ends(Exit::Signal(11), ms(2000))));
         assert_eq!(parse("signal 11 2s until 1", 1), Ok(Program::runs()));
         assert_eq!(parse("oom 1m term ignore", 0), Ok(Program::ends(Exit::Oom, ms(60_000)).on_term(OnTerm::Ignores)));
-        assert_eq!(
-            parse("term 20ms fork", 0),
-            Ok(Program::runs().on_term(OnTerm::Ends(ms(20), Exit::Code(0))).leaving_children())
-        );
+        let forks = Program { leaves_children: true, ..Program::runs() };
+        assert_eq!(parse("term 20ms fork", 0), Ok(forks.on_term(OnTerm::Ends(ms(20), Exit::Code(0)))));
     }
 
     #[test]

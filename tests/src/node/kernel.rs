@@ -1,9 +1,6 @@
 //! The simulated kernel as the agent's process watch and as source of exit and OOM hints.
 
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -34,7 +31,6 @@ use crate::cri::SimRuntime;
 #[derive(Debug)]
 pub struct SimWatch {
     sim: SimRuntime,
-    pinned_pids: Mutex<HashSet<u32>>,
     /// A process of a container was found by its pid.
     trusted: AtomicBool,
 }
@@ -42,18 +38,12 @@ pub struct SimWatch {
 impl SimWatch {
     /// A process watch on this node.
     pub fn new(sim: &SimRuntime) -> Self {
-        Self { sim: sim.clone(), pinned_pids: Mutex::default(), trusted: AtomicBool::new(false) }
-    }
-
-    /// PIDs that the agent has tried to pin.
-    pub fn pinned_pids(&self) -> HashSet<u32> {
-        self.pinned_pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        Self { sim: sim.clone(), trusted: AtomicBool::new(false) }
     }
 }
 
 impl ProcessWatch for SimWatch {
     fn pin(&self, pid: u32, id: &ContainerId) -> Pinned {
-        self.pinned_pids.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
         let Some(process) = self.sim.kernel().open(pid) else {
             let reason = format!("process {pid} is already gone");
             return if self.trusted.load(Relaxed) { Pinned::Gone } else { Pinned::NotFound(reason) };

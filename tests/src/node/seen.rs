@@ -42,7 +42,7 @@ impl Default for Seen {
 impl Seen {
     /// All events of one kind about one container instance, with the time of the report.
     pub fn of(&self, kind: LifecycleKind, container: &str) -> Vec<(Instant, LifecycleEvent)> {
-        let about = |event: &LifecycleEvent| event.container.as_ref().is_some_and(|id| id.as_str() == container);
+        let about = |event: &LifecycleEvent| event.container.as_str() == container;
         self.log().events.iter().filter(|(_, event)| event.kind == kind && about(event)).cloned().collect()
     }
 

@@ -98,7 +98,8 @@ impl FlagValues {
     }
 
     /// Every flag given, by name, with its texts.
-    pub fn texts(&self) -> impl Iterator<Item = (&'static str, &[String])> {
+    #[cfg(test)]
+    pub(crate) fn texts(&self) -> impl Iterator<Item = (&'static str, &[String])> {
         self.0.iter().map(|(name, texts)| (*name, texts.as_slice()))
     }
 }

@@ -18,7 +18,7 @@ async fn redirects_to_the_same_host_are_followed_whatever_their_port() {
     let location = format!("http://{}/b?c", target.address);
     let first = Server::answering(&[&redirect(&location)]).await;
     let action = with_headers(action("/a", first.address.port()), &[("Host", "custom"), ("Authorization", "secret")]);
-    let response = send(&probe(&action), Some(LONG)).await.expect("a response");
+    let response = send(&probe(&action), LONG).await.expect("a response");
     assert_eq!(response.status.as_u16(), 200);
     let head = target.requests().remove(0);
     assert!(head.starts_with("GET /b?c HTTP/1.1\r\n"), "{head}");
@@ -31,7 +31,7 @@ async fn redirects_to_the_same_host_are_followed_whatever_their_port() {
 async fn a_relative_location_keeps_the_custom_host() {
     let server = Server::answering(&[&redirect("../b"), OK]).await;
     let action = with_headers(action("/x/a", server.address.port()), &[("Host", "custom")]);
-    send(&probe(&action), Some(LONG)).await.expect("a response");
+    send(&probe(&action), LONG).await.expect("a response");
     let heads = server.requests();
     assert!(heads[1].starts_with("GET /b HTTP/1.1\r\n"), "{heads:?}");
     assert!(heads[1].contains("Host: custom\r\n"), "{heads:?}");
@@ -44,7 +44,7 @@ async fn other_redirects_are_final() {
     let other_hosts = ["http://localhost:1/", "//127.0.0.2/", "app://callback", "mailto:node@example.org"];
     for response in other_hosts.map(redirect).into_iter().chain([no_location, other_status]) {
         let server = Server::answering(&[&response]).await;
-        let response = send(&request_to(server.address, "/"), Some(LONG)).await.expect("a response");
+        let response = send(&request_to(server.address, "/"), LONG).await.expect("a response");
         assert!(response.status.is_redirection());
         assert!(response.body.is_empty() || &response.body[..] == b"move");
         assert_eq!(server.requests().len(), 1);
@@ -54,12 +54,12 @@ async fn other_redirects_are_final() {
 #[tokio::test]
 async fn redirects_end() {
     let server = Server::answering(&[&redirect("/again")]).await;
-    let error = send(&request_to(server.address, "/"), Some(LONG)).await.expect_err("it never ends");
+    let error = send(&request_to(server.address, "/"), LONG).await.expect_err("it never ends");
     assert_eq!(error.to_string(), "Get \"/again\": stopped after 10 redirects");
     assert_eq!(server.requests().len(), 10);
     for location in ["http://[", "gopher://127.0.0.1/"] {
         let server = Server::answering(&[&redirect(location)]).await;
-        let error = send(&request_to(server.address, "/"), Some(LONG)).await.expect_err("there is no such place");
+        let error = send(&request_to(server.address, "/"), LONG).await.expect_err("there is no such place");
         assert!(matches!(error, HttpGetError::Redirect { .. }), "{error}");
     }
 }

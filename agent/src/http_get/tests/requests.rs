@@ -73,7 +73,7 @@ async fn sent(headers: &[(&str, &str)], caller: &Caller) -> (String, Vec<String>
     let server = Server::answering(&[OK]).await;
     let action = with_headers(action("/x", server.address.port()), headers);
     let request = HttpGet::new(&action, &[], "127.0.0.1", caller).expect("a request");
-    let response = send(&request, Some(LONG)).await.expect("a response");
+    let response = send(&request, LONG).await.expect("a response");
     assert_eq!((response.status.as_u16(), &response.body[..]), (200, &b"ok"[..]));
     let head = server.requests().remove(0).replace(&server.address.to_string(), "ADDRESS");
     let mut lines = head.trim_end().lines().map(str::to_owned);
@@ -132,7 +132,7 @@ async fn headers_are_those_of_upstream() {
 async fn user_information_of_the_path_becomes_credentials() {
     let server = Server::answering(&[OK]).await;
     let request = request_to(server.address, "//user:pass%21@elsewhere/x");
-    send(&request, Some(LONG)).await.expect("a response");
+    send(&request, LONG).await.expect("a response");
     let head = server.requests().remove(0);
     assert!(head.contains("Authorization: Basic dXNlcjpwYXNzIQ==\r\n"), "{head}");
     assert!(!request.without_tls().headers.contains_key("authorization"));

@@ -76,7 +76,6 @@ pub(super) struct Rings {
 struct Spec {
     program: &'static str,
     hooks: &'static [&'static str],
-    yields: &'static str,
     /// Why the kernel does not support it, if it does not.
     needs: fn(&Resolved) -> Option<String>,
 }
@@ -85,37 +84,23 @@ const SPECS: [Spec; 6] = [
     Spec {
         program: "process_exit",
         hooks: &["sched_process_exit"],
-        yields: "exits with code and time",
         needs: |found| first([&found.task, &found.cgroup]),
     },
     Spec {
         program: "oom_victim",
         hooks: &["mark_victim"],
-        yields: "OOM kills with victim, sizes and limit",
         needs: |found| first([&found.task, &found.cgroup, &found.oom]),
     },
-    Spec {
-        program: "cgroup_created",
-        hooks: &["cgroup_mkdir"],
-        yields: "containers too short-lived to be seen otherwise",
-        needs: |found| first([&found.cgroup]),
-    },
-    Spec {
-        program: "cgroup_removed",
-        hooks: &["cgroup_rmdir"],
-        yields: "removal of cgroups",
-        needs: |found| first([&found.cgroup]),
-    },
+    Spec { program: "cgroup_created", hooks: &["cgroup_mkdir"], needs: |found| first([&found.cgroup]) },
+    Spec { program: "cgroup_removed", hooks: &["cgroup_rmdir"], needs: |found| first([&found.cgroup]) },
     Spec {
         program: "reclaim_begin",
         hooks: &["mm_vmscan_memcg_reclaim_begin", "mm_vmscan_direct_reclaim_begin"],
-        yields: "reclaim stalls (beginning)",
         needs: |found| first([&found.task, &found.cgroup]),
     },
     Spec {
         program: "reclaim_end",
         hooks: &["mm_vmscan_memcg_reclaim_end", "mm_vmscan_direct_reclaim_end"],
-        yields: "reclaim stalls (end)",
         needs: |found| first([&found.task, &found.cgroup]),
     },
 ];
@@ -204,7 +189,7 @@ unsafe impl Pod for Global<common::Offsets> {}
 
 fn attach_or_report(ebpf: &mut Ebpf, spec: &Spec, found: &Resolved) -> ProbeStatus {
     let down = (spec.needs)(found).or_else(|| attach(ebpf, spec).err());
-    ProbeStatus { program: spec.program, hooks: spec.hooks, yields: spec.yields, down }
+    ProbeStatus { program: spec.program, down }
 }
 
 fn attach(ebpf: &mut Ebpf, spec: &Spec) -> Result<(), String> {

@@ -65,10 +65,6 @@ pub struct Loaded {
 pub struct ProbeStatus {
     /// Name of the program.
     pub program: &'static str,
-    /// The tracepoints it is attached to.
-    pub hooks: &'static [&'static str],
-    /// What it provides.
-    pub yields: &'static str,
     /// Why it is down; `None` while it is up.
     pub down: Option<String>,
 }

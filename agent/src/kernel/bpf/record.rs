@@ -83,8 +83,6 @@ pub struct Exit {
     pub pid_ns_init: bool,
     /// The OOM killer had chosen it.
     pub oom_victim: bool,
-    /// It was watched by pid.
-    pub watched_pid: bool,
     /// Command name.
     pub comm: String,
 }
@@ -217,7 +215,6 @@ fn exit(record: &ExitRecord) -> Exit {
         cgroup: has(flags::CGROUP_KNOWN).then_some(CgroupId(record.cgroup_id)),
         pid_ns_init: has(flags::PID_NS_INIT),
         oom_victim: has(flags::OOM_VICTIM),
-        watched_pid: has(flags::WATCHED_PID),
         comm: text(&record.comm),
     }
 }

@@ -52,7 +52,6 @@ fn an_exit_is_decoded() {
     assert_eq!(exit.cgroup, Some(CgroupId(42)));
     assert!(exit.pid_ns_init);
     assert!(!exit.oom_victim);
-    assert!(!exit.watched_pid);
     assert_eq!(exit.comm, "sleep");
 }
 

@@ -1,4 +1,4 @@
-//! Maps of the probes: watched pids and cgroups, counters.
+//! Maps of the probes: watched cgroups, counters.
 
 use std::io;
 use std::sync::Arc;
@@ -25,22 +25,22 @@ use crate::cgroups::Hierarchy;
 /// `BPF_NOEXIST`: leave an entry alone that is there already.
 const ONLY_NEW: u64 = 1;
 
-/// A pid or cgroup is not watched.
+/// A cgroup is not watched.
 #[derive(Debug, Error)]
 pub enum WatchError {
     /// The map is full.
-    #[error("cannot watch {what}: the map of {limit} entries is full")]
+    #[error("cannot watch cgroup {id}: the map of {limit} entries is full")]
     Full {
-        /// The pid or cgroup.
-        what: String,
+        /// The cgroup.
+        id: u64,
         /// Size of the map.
         limit: u32,
     },
     /// The system call failed.
-    #[error("cannot watch {what}: {source}")]
+    #[error("cannot watch cgroup {id}: {source}")]
     Refused {
-        /// The pid or cgroup.
-        what: String,
+        /// The cgroup.
+        id: u64,
         /// The cause.
         source: MapError,
     },
@@ -89,7 +89,6 @@ pub struct Probes {
 }
 
 struct Shared {
-    pids: Mutex<HashMap<MapData, u32, u32>>,
     cgroups: Mutex<HashMap<MapData, u64, Watched>>,
     drops: PerCpuArray<MapData, u64>,
     /// Programs and their links, attached until this is dropped.
@@ -101,26 +100,10 @@ impl Probes {
         let mut take =
             |name: &str| ebpf.take_map(name).ok_or_else(|| LoadError::Object(format!("it has no map {name}")));
         let bad = |name: &str, error: MapError| LoadError::Object(format!("map {name}: {error}"));
-        let pids = HashMap::try_from(take(names::WATCHED_PIDS)?).map_err(|e| bad(names::WATCHED_PIDS, e))?;
         let cgroups = HashMap::try_from(take(names::WATCHED_CGROUPS)?).map_err(|e| bad(names::WATCHED_CGROUPS, e))?;
         let drops = PerCpuArray::try_from(take(names::DROPS)?).map_err(|e| bad(names::DROPS, e))?;
-        let shared = Shared { pids: Mutex::new(pids), cgroups: Mutex::new(cgroups), drops, _ebpf: ebpf };
+        let shared = Shared { cgroups: Mutex::new(cgroups), drops, _ebpf: ebpf };
         Ok(Self { shared: Arc::new(shared) })
-    }
-
-    /// Reports the exit of process `pid`, once: the probe removes the pid with that exit.
-    ///
-    /// # Errors
-    /// The map is full, or the system call failed.
-    pub fn watch_pid(&self, pid: u32) -> Result<(), WatchError> {
-        let mut pids = self.shared.pids.lock().unwrap_or_else(PoisonError::into_inner);
-        pids.insert(pid, 0, 0).map_err(|source| full_or_refused(format!("process {pid}"), MAX_PIDS, source))
-    }
-
-    /// No longer reports process `pid`; no error if it is not watched.
-    pub fn unwatch_pid(&self, pid: u32) {
-        let mut pids = self.shared.pids.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = pids.remove(&pid);
     }
 
     /// Watches a cgroup: exits of inits of PID namespaces and OOM victims in it, reclaim stalls, and the cgroups created
@@ -163,9 +146,7 @@ impl Probes {
     fn insert(&self, id: CgroupId, flags: u32, mode: u64) -> Result<(), WatchError> {
         let value = Watched(WatchedCgroup { flags, ..WatchedCgroup::default() });
         let mut cgroups = self.shared.cgroups.lock().unwrap_or_else(PoisonError::into_inner);
-        cgroups
-            .insert(id.0, value, mode)
-            .map_err(|source| full_or_refused(format!("cgroup {}", id.0), MAX_CGROUPS, source))
+        cgroups.insert(id.0, value, mode).map_err(|source| full_or_refused(id, source))
     }
 
     /// Whether a cgroup is watched, by the agent or through its parent.
@@ -191,13 +172,15 @@ impl Probes {
     }
 }
 
-/// Size of the map of pids, as defined by the probes.
-const MAX_PIDS: u32 = 4096;
 /// Size of the map of cgroups, as defined by the probes.
 const MAX_CGROUPS: u32 = 8192;
 
-fn full_or_refused(what: String, limit: u32, source: MapError) -> WatchError {
-    if is_errno(&source, libc::E2BIG) { WatchError::Full { what, limit } } else { WatchError::Refused { what, source } }
+fn full_or_refused(CgroupId(id): CgroupId, source: MapError) -> WatchError {
+    if is_errno(&source, libc::E2BIG) {
+        WatchError::Full { id, limit: MAX_CGROUPS }
+    } else {
+        WatchError::Refused { id, source }
+    }
 }
 
 fn is_errno(error: &MapError, errno: i32) -> bool {

@@ -60,7 +60,7 @@ pub struct ObservedNode {
     pub oom_counts: OomCounts,
     /// Waiting pods, by UID and by resource.
     pub stalls: BTreeMap<(String, Resource), (Timestamp, StallRecord)>,
-    /// Pods beyond the limit of those that are kept.
+    /// Records of pods beyond the limit of those that are kept.
     pub pods_left_out: u64,
     /// Pressure of the node.
     pub pressure: Option<PressureRecord>,

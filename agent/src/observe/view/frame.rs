@@ -13,6 +13,7 @@ use super::Settings;
 use crate::observe::record::Resource;
 use crate::observe::report;
 use crate::observe::state::ObservedNode;
+use crate::observe::state::PODS;
 use crate::observe::text;
 
 /// Titles and headings.
@@ -99,6 +100,9 @@ fn lacks(node: &ObservedNode) -> Vec<String> {
     let count = lost.exits.saturating_add(lost.cgroups).saturating_add(lost.watches);
     if count > 0 {
         lines.push(format!("! {count} records of the kernel were lost; all pods were listed instead"));
+    }
+    if node.pods_left_out > 0 {
+        lines.push(format!("! {PODS} pods are kept; {} records of further ones were left out", node.pods_left_out));
     }
     if lines.len() > LACKS {
         let more = lines.len() - (LACKS - 1);

@@ -47,6 +47,14 @@ fn pods_events_and_stalls_are_shown() {
 }
 
 #[test]
+fn that_pods_are_left_out_is_shown() {
+    let mut node = samples::node();
+    node.pods_left_out = 3;
+    let lines = screen(&node, &Settings::default(), 130, 30);
+    assert!(shows(&lines, &["! 4096 pods are kept; 3 records of further ones were left out"]), "{lines:?}");
+}
+
+#[test]
 fn a_pod_is_opened() {
     let node = samples::node();
     let uid = node.pods.values().find(|pod| pod.pod.pod.name == "cart-7d9f").unwrap().pod.pod.uid.clone();

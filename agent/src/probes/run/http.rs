@@ -13,7 +13,7 @@ use crate::http_get::send;
 pub(super) async fn run(caller: &Caller, subject: &Subject<'_>, action: &HTTPGetAction) -> Outcome {
     let ports = subject.target.container.ports.as_deref().unwrap_or_default();
     let answered = match HttpGet::new(action, ports, subject.address, caller) {
-        Ok(request) => send(&request, Some(subject.timeout)).await,
+        Ok(request) => send(&request, subject.timeout).await,
         Err(error) => Err(error),
     };
     outcome(answered)

@@ -45,7 +45,7 @@ struct Situation {
     recursive_read_only: bool,
     stop_signals: bool,
     is_terminal: bool,
-    node: Option<NodeAddresses>,
+    node: NodeAddresses,
     gates: RestartGates,
 }
 
@@ -63,7 +63,7 @@ impl Situation {
             recursive_read_only: false,
             stop_signals: false,
             is_terminal: false,
-            node: None,
+            node: NodeAddresses::default(),
             gates: RestartGates::default(),
         }
     }
@@ -82,7 +82,7 @@ impl Situation {
             stop_signals: self.stop_signals,
             is_terminal: self.is_terminal,
             runtime_type: "containerd",
-            node: self.node.as_ref(),
+            node: &self.node,
             gates: self.gates,
             now: now(),
         })

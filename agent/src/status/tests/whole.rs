@@ -18,8 +18,8 @@ fn addresses(status: &PodStatus) -> (Vec<String>, Vec<String>) {
     (pods, hosts)
 }
 
-fn node(ips: &[&str]) -> Option<NodeAddresses> {
-    Some(NodeAddresses { ips: ips.iter().map(|ip| (*ip).to_owned()).collect(), prefers_v6: false })
+fn node(ips: &[&str]) -> NodeAddresses {
+    NodeAddresses { ips: ips.iter().map(|ip| (*ip).to_owned()).collect(), prefers_v6: false }
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn the_order_of_pod_ips_does_not_wait_for_the_addresses_of_the_node() {
     for ips in [vec![], vec!["fd00::9".to_owned()]] {
         let situation = Situation::new(pod("Always", &[], &["a"]), vec![]).with(|s| {
             s.snapshot.ips = ["10.0.0.1", "fd00::1"].map(str::to_owned).into();
-            s.node = Some(NodeAddresses { ips, prefers_v6: true });
+            s.node = NodeAddresses { ips, prefers_v6: true };
         });
         assert_eq!(addresses(&situation.generate()).0, ["fd00::1", "10.0.0.1"]);
     }

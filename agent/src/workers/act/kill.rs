@@ -201,14 +201,10 @@ async fn wait_for_turn(ctx: &ActContext, sidecar: &str, order: &TerminationOrder
     grace::remaining(grace, ctx.clock.now().saturating_duration_since(since))
 }
 
-/// Stops every running container of the pod, all at once but for sidecars, then every sandbox. Returns what failed.
-pub(super) async fn kill_pod(
-    ctx: &ActContext,
-    pod: &Pod,
-    snapshot: &PodSnapshot,
-    grace_override: Option<i64>,
-) -> Vec<PodError> {
-    let mut failed = kill_containers(ctx, pod, snapshot, grace_override).await;
+/// Stops every running container of the pod with its own grace period, all at once but for sidecars, then every sandbox.
+/// Returns what failed.
+pub(super) async fn kill_pod(ctx: &ActContext, pod: &Pod, snapshot: &PodSnapshot) -> Vec<PodError> {
+    let mut failed = kill_containers(ctx, pod, snapshot, None).await;
     failed.extend(stop_sandboxes(ctx, pod, snapshot).await);
     failed
 }

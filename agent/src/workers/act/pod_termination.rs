@@ -189,7 +189,7 @@ pub async fn remove_content(ctx: &ActContext, snapshot: &PodSnapshot) -> Vec<Pod
         for sandbox in &snapshot.sandboxes {
             failed.extend(remove::remove_sandbox(&ctx.runtime, &sandbox.id).await.err());
         }
-        let logs = ctx.settings.pod_logs_dir.join(format!("{}_{}_{uid}", pod.namespace, pod.name));
+        let logs = ctx.settings.pod_logs_dir.join(pod.log_dir_name());
         failed.extend(remove_tree(logs).await.err());
         failed
     };

@@ -40,7 +40,7 @@ pub(super) async fn prepare(
     }
     if !has_cgroup(ctx.cgroups.as_ref(), pass).map_err(failed)? {
         if runs(pass) {
-            return Err(kill::kill_pod(ctx, pod, &pass.snapshot, None).await);
+            return Err(kill::kill_pod(ctx, pod, &pass.snapshot).await);
         }
         ensure_cgroup(ctx, pass).await.map_err(failed)?;
     } else if ctx.cgroups.is_none() && !runs(pass) {

@@ -34,7 +34,7 @@ use crate::model::spec;
 use crate::recorder::EventType;
 
 /// Executes `actions`, which were planned for the pod and the snapshot of `pass`. Kills take up to their grace periods, pulls
-/// as long as they take. Nothing is retried here. Not to be dropped halfway.
+/// as long as they take. Nothing is retried here. Not to be dropped halfway. For tests; workers call [`execute_observed`].
 pub async fn execute(ctx: &ActContext, pass: &PassContext, actions: &PodActions) -> SyncOutcome {
     execute_observed(ctx, pass, actions, &|_| {}, std::future::pending()).await
 }
@@ -159,7 +159,7 @@ async fn kills(
     outcome: &mut SyncOutcome,
 ) -> Result<(), Stop> {
     if actions.kill_pod {
-        outcome.errors.extend(kill::kill_pod(ctx, &pass.pod, &pass.snapshot, None).await);
+        outcome.errors.extend(kill::kill_pod(ctx, &pass.pod, &pass.snapshot).await);
         return if outcome.errors.is_empty() { Ok(()) } else { Err(Stop) };
     }
     for planned in &actions.kill {

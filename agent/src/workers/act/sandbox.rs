@@ -123,9 +123,9 @@ async fn addresses(ctx: &ActContext, pod: &Pod, id: &str) -> Result<Vec<String>,
     if spec::host_network(pod) {
         return Ok(Vec::new());
     }
-    let inspection = ctx.runtime.pod_sandbox_status(id, false).await;
-    let inspection = inspection.map_err(|source| PodError::InspectSandbox { id: id.to_owned(), source })?;
-    let network = inspection.status.network.unwrap_or_default();
+    let status = ctx.runtime.pod_sandbox_status(id).await;
+    let status = status.map_err(|source| PodError::InspectSandbox { id: id.to_owned(), source })?;
+    let network = status.network.unwrap_or_default();
     let additional = network.additional_ips.into_iter().map(|additional| additional.ip);
     Ok(std::iter::once(network.ip).chain(additional).filter(|ip| !ip.is_empty()).collect())
 }

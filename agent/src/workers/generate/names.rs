@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::model::PodRef;
+use crate::model::pod_ref;
 use crate::model::runtime_keys;
 use crate::model::spec;
 
@@ -96,7 +97,7 @@ pub fn container_annotations(pod: &Pod, container: &Container, hash: u64, restar
 
 /// Name of the pod's directory below the pod logs directory.
 pub fn log_dir_name(pod: &Pod) -> String {
-    format!("{}_{}_{}", pod_namespace(pod), pod_name(pod), pod_uid(pod))
+    pod_ref(pod).log_dir_name()
 }
 
 /// The UID in a name made by [`log_dir_name`].
@@ -136,7 +137,6 @@ pub fn id_of_log_link(name: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::pod_ref;
 
     fn pod() -> Pod {
         serde_json::from_value(serde_json::json!({

@@ -1,5 +1,6 @@
 //! Full ring buffers and maps: losses are counted and reported.
 
+use keblet::kernel::bpf::CgroupId;
 use keblet::kernel::bpf::Losses;
 use keblet::kernel::bpf::Options;
 use keblet::kernel::bpf::ProbeOutput;
@@ -50,17 +51,18 @@ async fn lost_records_are_counted_and_reported_once() {
 
 #[tokio::test]
 #[ignore = "needs root and BPF"]
-async fn full_pid_map_is_an_error() {
+async fn full_map_of_cgroups_is_an_error() {
     if machine_lacks().is_some() {
         return;
     }
     let cgroup = TestCgroup::new();
     let loaded = load_with(Options::new(cgroup.hierarchy.clone())).await;
-    // Numbers beyond the largest PID, so that no process is affected.
-    let first = 1 << 30;
-    let refused = (first..).find_map(|pid| loaded.probes.watch_pid(pid).err().map(|error| (pid, error)));
-    let (pid, error) = refused.expect("the map has a limit");
-    assert_eq!(error.to_string(), format!("cannot watch process {pid}: the map of {} entries is full", pid - first));
-    loaded.probes.unwatch_pid(first);
-    loaded.probes.watch_pid(pid).expect("an entry was freed");
+    // Numbers that no cgroup has.
+    let first = 1 << 60;
+    let watch = |id| loaded.probes.watch_cgroup(CgroupId(id), false);
+    let refused = (first..).find_map(|id| watch(id).err().map(|error| (id, error)));
+    let (id, error) = refused.expect("the map has a limit");
+    assert_eq!(error.to_string(), format!("cannot watch cgroup {id}: the map of {} entries is full", id - first));
+    loaded.probes.unwatch_cgroup(CgroupId(first));
+    watch(id).expect("an entry was freed");
 }

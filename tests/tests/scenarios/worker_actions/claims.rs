@@ -92,8 +92,8 @@ async fn pod_runs_with_its_runtime_class_and_the_volume_of_its_claim() {
     let log = node.log_with(0, "77 2775").await;
     assert!(log.contains("from the disk"), "{log}");
     let snapshot = node.snapshot().await;
-    let sandbox = node.ctx.runtime.pod_sandbox_status(snapshot.sandboxes[0].id.as_str(), false).await.unwrap();
-    assert_eq!(sandbox.status.runtime_handler, "runc");
+    let sandbox = node.ctx.runtime.pod_sandbox_status(snapshot.sandboxes[0].id.as_str()).await.unwrap();
+    assert_eq!(sandbox.runtime_handler, "runc");
 
     terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), StopTerms { grace: Some(1), immediately: false })
         .await

@@ -43,7 +43,7 @@ impl Listener {
             stop_signals: false,
             is_terminal: false,
             runtime_type: "sim",
-            node: None,
+            node: &status::NodeAddresses::default(),
             gates: situation.gates,
             now: situation.now,
         });
