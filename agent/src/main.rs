@@ -100,7 +100,7 @@ async fn until_signalled(settings: Settings, verbosity: logging::Verbosity) -> a
     tokio::select! {
         // First, so that the error is reported before the agent ends.
         biased;
-        () = overdue => bail!("some part did not end within {DRAIN:?}"),
+        () = overdue => bail!("some task did not end within {DRAIN:?}"),
         ended = agent => ended,
     }
 }

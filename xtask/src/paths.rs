@@ -19,7 +19,7 @@ pub(crate) fn cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
-/// Cargo's folder for build products. Cargo is asked, since its configuration may name any folder. In the virtual machine,
+/// Cargo's folder for build products. Cargo is queried, since its configuration may name any folder. In the virtual machine,
 /// which has no cargo, a variable names it.
 pub(crate) fn target() -> PathBuf {
     static TARGET: LazyLock<PathBuf> = LazyLock::new(|| {

@@ -1,4 +1,4 @@
-//! No new pods that a node under pressure would have to evict again. Pure.
+//! Rejects new pods on a node under pressure, which would have to evict them again. Pure.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Taint;

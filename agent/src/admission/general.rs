@@ -1,6 +1,6 @@
-//! What schedulers check too, once more on the node: resources, node affinity, node name, host ports, taints. Pure.
+//! The checks of schedulers, repeated on the node: resources, node affinity, node name, host ports, taints. Pure.
 //!
-//! A pod that an earlier agent admitted is not asked again: what it holds is its own, and labels, taints and the
+//! A pod that an earlier agent admitted is not checked again: it holds its resources already, and labels, taints and the
 //! configuration may have changed since.
 
 use std::borrow::Cow;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use serde_json::json;
 
 use super::*;
-use crate::admission::Held;
+use crate::admission::HeldResources;
 use crate::admission::Needs;
 use crate::admission::NodeOffer;
 use crate::model::Amount;
@@ -53,7 +53,7 @@ fn admission(pod: &Pod, request: &[(&str, &str)]) -> AdmissionResult {
         ("ephemeral-storage", "600"),
         ("example.com/gpu", "1"),
     ]);
-    let held: Held = [&other].into_iter().collect();
+    let held: HeldResources = [&other].into_iter().collect();
     let amount = |(name, text): &(&str, &str)| ((*name).to_owned(), text.parse::<Amount>().expect(text));
     let needs = Needs::new(pod, &request.iter().map(amount).collect());
     check(Input { pod, best_effort: false, is_resumed: false, needs: &needs, held: &held, node: &node })

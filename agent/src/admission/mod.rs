@@ -4,7 +4,7 @@
 //! phase Failed, the reason and "Pod was rejected: " with the message. Checks read plain values only: the pod, what the
 //! node offers and what other pods hold of it. Checks of devices and topology attach where [`CHECKS`] names their place.
 //!
-//! A pod that an earlier agent admitted (it has started) is not asked again for what may have changed since: room, labels,
+//! A pod that an earlier agent admitted (it has started) is not checked again for what may have changed since: room, labels,
 //! taints, pressure, a shutdown that began.
 
 mod app_armor;
@@ -33,7 +33,7 @@ use k8s_openapi::api::core::v1::Pod;
 pub use general::Insufficient;
 pub use general::NODE_AFFINITY;
 pub use host_ports::HostPort;
-pub use needs::Held;
+pub use needs::HeldResources;
 pub use needs::Needs;
 pub use needs::Quantities;
 pub use node_features::missing_for_update;
@@ -89,7 +89,7 @@ impl AdmissionResult {
     }
 }
 
-/// What the node offers to pods, as far as checks ask for it.
+/// What the node offers to pods, as far as checks read it.
 #[derive(Clone, Debug, Default)]
 pub struct NodeOffer {
     /// The node as schedulers see it; `None` rejects every pod.
@@ -113,7 +113,7 @@ pub struct NodeOffer {
 }
 
 impl NodeOffer {
-    /// Of a node on which any pods fit.
+    /// The offer of a node that has room for any pods.
     pub fn unlimited() -> Self {
         Self { node: Some(Arc::new(NodeInfo::unlimited())), ..Self::default() }
     }
@@ -131,7 +131,7 @@ pub struct Input<'a> {
     /// What the pod needs.
     pub needs: &'a Needs,
     /// What other active pods hold.
-    pub held: &'a Held,
+    pub held: &'a HeldResources,
     /// The node.
     pub node: &'a NodeOffer,
 }

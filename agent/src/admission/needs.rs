@@ -94,7 +94,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Of a pod with this request (containers, init sequence, overhead).
+    /// The needs of a pod with this request (containers, init sequence, overhead).
     pub fn new(pod: &Pod, requests: &BTreeMap<String, Amount>) -> Self {
         Self { request: Quantities::of_pod(requests), host_ports: host_ports(pod) }
     }
@@ -113,7 +113,7 @@ impl Needs {
         }
     }
 
-    /// It asks for less CPU or memory than another one.
+    /// It requests less CPU or memory than another one.
     pub fn is_below(&self, other: &Self) -> bool {
         self.request.milli_cpu < other.request.milli_cpu || self.request.memory < other.request.memory
     }
@@ -121,14 +121,14 @@ impl Needs {
 
 /// What the other pods of the node hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldResources {
     /// The sum of their requests.
     pub requested: Quantities,
     /// Their ports on the host.
     pub host_ports: Vec<HostPort>,
 }
 
-impl<'a> FromIterator<&'a Needs> for Held {
+impl<'a> FromIterator<&'a Needs> for HeldResources {
     fn from_iter<I: IntoIterator<Item = &'a Needs>>(pods: I) -> Self {
         pods.into_iter().fold(Self::default(), |mut held, needs| {
             held.requested.add(&needs.request);
@@ -179,10 +179,10 @@ mod tests {
         let requests = amounts(&[("cpu", "-1"), ("memory", "1"), ("pods", "7"), ("example.com/gpu", "0")]);
         let needs = Needs::new(&Pod::default(), &requests);
         assert_eq!(needs.request, Quantities { pods: 1, memory: 1, ..Quantities::default() });
-        let held: Held = [&needs, &needs].into_iter().collect();
+        let held: HeldResources = [&needs, &needs].into_iter().collect();
         assert_eq!((held.requested.pods, held.requested.memory), (2, 2));
         let most = Needs { request: Quantities::unlimited(), ..Needs::default() };
-        let held: Held = [&most, &needs].into_iter().collect();
+        let held: HeldResources = [&most, &needs].into_iter().collect();
         assert_eq!(held.requested.memory, i64::MAX);
     }
 }

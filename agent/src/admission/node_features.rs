@@ -47,8 +47,8 @@ const REQUIRED_BY_UPDATE: [(&str, UpdateRequires); 2] = [
     ("InPlacePodVerticalScalingInitContainers", resizes_init_container),
 ];
 
-/// What there is to say of an update of a pod that requires what its node does not declare. `declared` is as in
-/// [`NodeOffer`](super::NodeOffer).
+/// The message about an update of a pod that requires features that its node does not declare; `None` if it requires none.
+/// `declared` is as in [`NodeOffer`](super::NodeOffer).
 pub fn missing_for_update(declared: Option<&BTreeSet<String>>, before: &Pod, after: &Pod) -> Option<String> {
     let declared = declared?;
     let required = REQUIRED_BY_UPDATE.iter().filter(|(_, requires)| requires(before, after));

@@ -22,8 +22,8 @@ pub struct NodeInfo {
 }
 
 impl NodeInfo {
-    /// Of a Node object on a machine with so much allocatable. Resources with a domain are those of the object, also of
-    /// `kubernetes.io`: the agent does not measure them, but a controller may add them (`kubernetes.io/batch-cpu`).
+    /// From a Node object, for a machine with these allocatable amounts. Resources with a domain are those of the object,
+    /// also of `kubernetes.io`: the agent does not measure them, but a controller may add them (`kubernetes.io/batch-cpu`).
     pub fn new(node: &Node, machine: &BTreeMap<String, Amount>) -> Self {
         let status = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
         let others = status.into_iter().flatten().filter(|(name, _)| name.contains('/'));

@@ -45,7 +45,7 @@ pub fn is_preemptable(pod: &Pod, other: &Pod) -> bool {
 /// The pods to evict, in order, for a pod that lacks these resources. All candidates are preemptable.
 ///
 /// # Errors
-/// Not even all of them have enough; the pod is rejected.
+/// All candidates together hold too little; the pod is rejected.
 pub fn victims(missing: &[Insufficient], candidates: Candidates) -> Result<Vec<Candidate>, Rejection> {
     let Candidates { best_effort, burstable, guaranteed } = candidates;
     let missing = Missing(missing.iter().map(|m| (m.resource.clone(), m.missing())).filter(|(_, q)| *q > 0).collect());
@@ -98,7 +98,7 @@ impl Missing {
         Self(self.0.into_iter().filter_map(left).collect())
     }
 
-    /// How far the pod's request is from what is missing: the squares of the missing shares, added.
+    /// Distance of the pod's request from the missing amounts: the sum of the squares of the missing shares.
     fn distance(&self, pod: &Candidate) -> f64 {
         let share = |(resource, quantity): &(String, i64)| {
             let left = quantity.saturating_sub(pod.needs.request.get(resource)).max(0);

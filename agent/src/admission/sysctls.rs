@@ -60,7 +60,7 @@ pub struct SysctlAllowlist {
 
 impl SysctlAllowlist {
     /// The safe sysctls of a kernel, by its version, and the administrator's patterns: names, or prefixes that end in
-    /// `*`. Of an unknown kernel only those count as safe that every kernel has.
+    /// `*`. With an unknown kernel only those count as safe that every kernel has.
     ///
     /// # Errors
     /// A pattern of sysctls that are not namespaced.

@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::Held;
+use super::HeldResources;
 use super::Input;
 use super::Needs;
 use super::NodeOffer;
 
 static NO_REQUESTS: LazyLock<Needs> = LazyLock::new(|| Needs::new(&Pod::default(), &BTreeMap::new()));
-static NOTHING_HELD: LazyLock<Held> = LazyLock::new(Held::default);
+static NOTHING_HELD: LazyLock<HeldResources> = LazyLock::new(HeldResources::default);
 
 /// A new pod without requests on a node without other pods.
 pub(super) fn input<'a>(pod: &'a Pod, node: &'a NodeOffer) -> Input<'a> {

@@ -191,7 +191,7 @@ fn nothing_is_preempted_for_a_pod_that_another_check_rejects() {
 }
 
 #[test]
-fn a_pod_that_runs_is_not_asked_for_what_may_have_changed() {
+fn a_running_pod_is_not_checked_for_what_may_have_changed() {
     let pressures = Pressures { disk: true, ..Pressures::default() };
     let node = NodeOffer { node: Some(Arc::default()), pressures, shutting_down: true, ..NodeOffer::default() };
     let (plain, foreign) = (pod(json!({}), json!({})), pod(json!({}), json!({"os": {"name": "windows"}})));

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reserved_cgroups_are_limited_and_events_say_so() {
+    async fn reserved_cgroups_are_limited_and_reported_by_events() {
         let mut fixture = Fixture::new();
         let all = [reservation(Class::System, false, "/daemons"), reservation(Class::Kube, true, "daemons")];
         fixture.enforcer.enforce_reservations(&all).await.expect("accepted");

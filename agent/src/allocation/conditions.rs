@@ -64,8 +64,8 @@ impl ResizeConditions {
         self.pending.iter().chain(&self.in_progress).cloned().collect()
     }
 
-    /// The resize of this generation is refused. True if that is news: the first refusal, another reason, or another
-    /// generation. The same refusal again changes nothing.
+    /// The resize of this generation is refused. True on the first refusal, another reason or another generation; the same
+    /// refusal again changes nothing.
     pub(super) fn set_pending(
         &mut self,
         pending: Pending,

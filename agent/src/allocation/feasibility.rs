@@ -1,4 +1,4 @@
-//! Resizes that this node never does, whatever other pods need. Upstream: `podResizesAdmitHandler`. Pure.
+//! Resizes that this node can never perform, whatever other pods request. Upstream: `podResizesAdmitHandler`. Pure.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::Pod;

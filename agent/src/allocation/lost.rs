@@ -1,4 +1,4 @@
-//! What an agent that was killed has not recorded of containers that it started. Pure.
+//! Completes the record of containers that an earlier agent started and, since it was killed, did not record. Pure.
 
 use std::collections::BTreeMap;
 

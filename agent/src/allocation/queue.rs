@@ -24,7 +24,7 @@ pub struct Rank {
 pub enum Waits {
     /// Since its condition was set.
     Since(Time),
-    /// It was not judged yet.
+    /// No decision on it was made yet.
     New,
 }
 

@@ -40,7 +40,7 @@ pub(super) enum Next {
     Retry(Duration),
 }
 
-/// What a file is to have, as of one moment.
+/// The content that a file is to get, as of one moment.
 #[derive(Debug)]
 pub(super) struct Content {
     path: PathBuf,
@@ -65,7 +65,7 @@ impl PendingWrite {
         let ended = self.ended.wait_for(|ended| *ended >= self.number);
         if tokio::time::timeout(longest, ended).await.is_err() {
             let file = self.path.display();
-            tracing::warn!(%file, "a record of resources is not on the disk after {longest:?}; it is not waited for");
+            tracing::warn!(%file, "a record of resources is not on the disk after {longest:?}; no longer waiting");
         }
     }
 }
@@ -208,7 +208,7 @@ impl Records {
         self.writing = false;
         let problem = error.to_string();
         if self.problem.as_ref() != Some(&problem) {
-            tracing::error!(file = %path.display(), %error, "cannot store a record of resources; it is tried again");
+            tracing::error!(file = %path.display(), %error, "cannot store a record of resources; retrying");
             self.problem = Some(problem);
         }
         (!std::mem::replace(&mut self.retrying, true)).then(|| self.failing.failed(0.0))

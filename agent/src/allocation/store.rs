@@ -3,9 +3,9 @@
 //! One task at a time writes the newest content, again after a while if it fails. No caller waits for a file, but the start
 //! of a container with other resources than are on record (see `containers`). First records of containers are collected for
 //! a moment, since a busy node starts many. An agent that is killed before they are written finds none of these containers,
-//! and goes by what the runtime reports: what they were started with. When it allocates something else to one of them, it
-//! records what was allocated until then as applied (see `lost`), since not every runtime reports resources, and none
-//! reports all. All else is written at once: an outdated record of what was applied would have a container resized, or
+//! and uses what the runtime reports: the resources that they were started with. When it allocates something else to one of
+//! them, it records what was allocated until then as applied (see `lost`), since not every runtime reports resources, and
+//! none reports all. All else is written at once: an outdated record of what was applied would have a container resized, or
 //! restarted, once more. What was applied before a resize is on the disk before what the resize allocates, which waits for
 //! it also if that write has to be tried again.
 
@@ -51,7 +51,7 @@ const ACTUATED: &str = "actuated_pods_state";
 /// How long the end of the agent may wait for the files.
 const LONGEST_FLUSH: Duration = Duration::from_secs(2);
 
-/// A record of an earlier agent cannot be used: the agent does not start, since it would lose what pods have.
+/// A record of an earlier agent cannot be used: the agent does not start, since it would lose the resources that pods hold.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// That of allocated resources.
@@ -228,7 +228,7 @@ impl Allocations {
         self.state().actuated.entries.retain(|uid, _| keep.contains(uid));
     }
 
-    /// Has the file of a record written that was changed.
+    /// Starts a write of the file of a record that was changed.
     fn store(&self, mut state: MutexGuard<'_, State>, which: Which, urgency: Urgency) {
         state.records(which).mark_changed(urgency);
         match urgency {

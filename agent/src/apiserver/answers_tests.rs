@@ -1,11 +1,11 @@
-//! Answers with what the agent's types do not hold.
+//! Responses with values that the agent's types cannot represent.
 
 use kube::api::Patch;
 use kube::api::PatchParams;
 
 use super::*;
 
-/// A user who may update an object may write this time, which the client's types do not hold.
+/// Every user with permission to update an object can write this time, which the client's types cannot represent.
 #[tokio::test]
 async fn managed_fields_fail_no_request() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));

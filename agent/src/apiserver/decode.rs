@@ -1,7 +1,7 @@
-//! Objects of lists and watches, each decoded on its own: one that cannot be decoded hides no other.
+//! Objects of lists and watches, each decoded on its own: one that cannot be decoded does not affect the others.
 //!
-//! The API server has what the agent's types do not hold, such as times after 9999-12-30T22:00:00Z. With the client
-//! library's own methods a list, or a watch, fails as a whole because of one such field, however often it is asked for.
+//! The API server stores values that the agent's types cannot represent, such as times after 9999-12-30T22:00:00Z. With the
+//! client library's own methods every request for a list, or a watch, fails as a whole because of one such field.
 
 use std::collections::HashMap;
 

@@ -2,6 +2,8 @@
 //! certificate, or both. Run when there are no credentials, when they expire, and when the API server rejects them;
 //! after failures with a growing pause.
 
+use std::io;
+use std::process::Output;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +16,8 @@ use kube::config::ExecInteractiveMode;
 use rustls::sign::CertifiedKey;
 use serde::Deserialize;
 use serde_json::json;
+use tokio::io::AsyncReadExt as _;
+use tokio::process::Child;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -30,6 +34,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const MIN_PERIOD: Duration = Duration::from_secs(5);
 /// Longest time between two runs that fail.
 const MAX_PERIOD: Duration = Duration::from_secs(60);
+/// Longest output that is read, bytes.
+const MAX_OUTPUT: u64 = 1 << 20;
 /// Characters of a failing plugin's standard error that are quoted.
 const MAX_QUOTED: usize = 500;
 
@@ -117,19 +123,17 @@ impl Plugin {
         if self.config.interactive_mode == Some(ExecInteractiveMode::Always) {
             return Err(failed("interactiveMode is Always, but the agent has no terminal".to_owned()));
         }
-        let child = self.command(&command).output();
-        let output = match tokio::time::timeout(TIMEOUT, child).await {
-            Err(_) => {
-                self.metrics.rest_client.plugin_ran("client_internal_error", 1);
-                return Err(failed(format!("did not end within {TIMEOUT:?}")));
-            }
-            Ok(Err(error)) => {
-                self.metrics.rest_client.plugin_ran("plugin_not_found_error", 1);
-                let hint = self.config.install_hint.as_deref().unwrap_or_default();
-                return Err(failed(format!("cannot be run: {error}. {hint}").trim_end().to_owned()));
-            }
-            Ok(Ok(output)) => output,
-        };
+        let child = self.command(&command).spawn().map_err(|error| {
+            self.metrics.rest_client.plugin_ran("plugin_not_found_error", 1);
+            let hint = self.config.install_hint.as_deref().unwrap_or_default();
+            failed(format!("cannot be run: {error}. {hint}").trim_end().to_owned())
+        })?;
+        let ended = tokio::time::timeout(TIMEOUT, output(child)).await;
+        let ended = ended.unwrap_or_else(|_| Err(io::Error::other(format!("did not end within {TIMEOUT:?}"))));
+        let output = ended.map_err(|error| {
+            self.metrics.rest_client.plugin_ran("client_internal_error", 1);
+            failed(error.to_string())
+        })?;
         if !output.status.success() {
             // A plugin that was killed by a signal has no exit code.
             self.metrics.rest_client.plugin_ran("plugin_execution_error", output.status.code().unwrap_or(-1));
@@ -162,9 +166,35 @@ impl Plugin {
         command.args(self.config.args.iter().flatten());
         let pairs = self.config.env.iter().flatten().filter_map(|pair| Some((pair.get("name")?, pair.get("value")?)));
         command.envs(pairs).env("KUBERNETES_EXEC_INFO", info.to_string());
-        command.stdin(Stdio::null()).kill_on_drop(true);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         command
     }
+}
+
+/// Waits for the end of a plugin. An output that is too long is an error; of standard error the beginning is kept.
+async fn output(mut child: Child) -> io::Result<Output> {
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let printed = async {
+        let mut printed = Vec::new();
+        if let Some(stdout) = stdout {
+            stdout.take(MAX_OUTPUT + 1).read_to_end(&mut printed).await?;
+        }
+        match printed.len() as u64 > MAX_OUTPUT {
+            true => Err(io::Error::other(format!("printed more than {MAX_OUTPUT} bytes"))),
+            false => Ok(printed),
+        }
+    };
+    let said = async {
+        let mut said = Vec::new();
+        if let Some(mut stderr) = stderr {
+            (&mut stderr).take(MAX_OUTPUT).read_to_end(&mut said).await?;
+            // A plugin whose messages are not read could not end.
+            tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await?;
+        }
+        Ok::<_, io::Error>(said)
+    };
+    let (stdout, stderr) = tokio::try_join!(printed, said)?;
+    Ok(Output { status: child.wait().await?, stdout, stderr })
 }
 
 impl Issued {
@@ -299,6 +329,18 @@ mod tests {
             );
         }
         assert!(text.contains("rest_client_exec_plugin_ttl_seconds inf\n"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn outputs_are_read_up_to_a_bound() {
+        let (_folder, endless) = plugin("exec cat /dev/zero");
+        let error = endless.issued().await.expect_err("too much").to_string();
+        assert!(error.ends_with("printed more than 1048576 bytes"), "{error}");
+        let text = endless.metrics.render().expect("metrics");
+        assert!(text.contains("call_status=\"client_internal_error\",code=\"1\"} 1\n"), "{text}");
+        let loud = format!("head -c 3000000 /dev/zero >&2\n{}", counting("2099-01-01T00:00:00Z"));
+        let (_folder, loud) = plugin(&loud);
+        assert_eq!(token(&loud).await, "Bearer t-42-1");
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
 //! Answers without the content of `metadata.managedFields`.
 //!
-//! The agent uses none of it, and it is half the size of many objects. Any client that may update an object may write
-//! it, also what the agent's types do not hold: a time after 9999-12-30T22:00:00Z, or deeper nesting than the decoder
-//! allows. Without the content no call fails because of it.
+//! The agent uses none of it, and it is half the size of many objects. Any client that may update an object may write it,
+//! also values that the agent's types cannot represent: a time after 9999-12-30T22:00:00Z, or deeper nesting than the
+//! decoder allows. Without the content no call fails because of it.
 
 use std::pin::Pin;
 use std::task::Context;

@@ -333,7 +333,7 @@ async fn watches_resume_when_a_request_is_authenticated() {
 }
 
 #[tokio::test]
-async fn a_token_in_the_kubeconfig_is_looked_up_again_after_a_refusal() {
+async fn a_token_in_the_kubeconfig_is_read_again_after_a_refusal() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let server = TestServer::start(&authority, |seen: &Seen| match seen.headers["authorization"] == "Bearer new" {
         true => Reply::json(200, object("a")),

@@ -1,4 +1,4 @@
-//! Objects that the API server takes and the agent's types do not hold.
+//! Objects that the API server accepts and the agent's types cannot represent.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -10,7 +10,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::*;
 
-/// A time that the API server takes and the agent's types do not hold.
+/// A time that the API server accepts and the agent's types cannot represent.
 const BEYOND: &str = "9999-12-31T23:59:59Z";
 
 fn undecodable(name: &str, version: &str) -> Value {

@@ -17,7 +17,7 @@ async fn asks_for_what_is_cached(server: &mut Server) {
 
 /// As through a proxy that collects an answer before it hands it on.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_silent_at_streaming_lists_is_asked_for_pages_until_the_next_list() {
+async fn pages_are_requested_until_the_next_list_if_streaming_lists_stay_silent() {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());
     let mut silent = Vec::new();
@@ -32,7 +32,7 @@ async fn a_server_that_is_silent_at_streaming_lists_is_asked_for_pages_until_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_answer_streaming_lists_is_asked_for_pages() {
+async fn pages_are_requested_if_streaming_lists_are_not_answered() {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());
     let mut unanswered = Vec::new();
@@ -45,7 +45,7 @@ async fn a_server_that_does_not_answer_streaming_lists_is_asked_for_pages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_whose_streaming_lists_break_off_is_asked_for_pages() {
+async fn pages_are_requested_if_streaming_lists_break_off() {
     for has_error in [true, false] {
         let (mut server, api) = start();
         let mut client = Client::of(api, Config::default());

@@ -4,8 +4,8 @@
 //! five to ten minutes and then again from the last resource version, so that no change is missed and nothing is listed
 //! twice. No list is older than what is known, unless the server was restored to an earlier state.
 //!
-//! An object that cannot be decoded is logged and left out; it holds up no other, and a list does not count it as gone. A
-//! change does if its deletion was requested.
+//! An object that cannot be decoded is logged and left out; it does not delay other objects, and a list does not count it as
+//! deleted. A change does if its deletion was requested.
 //!
 //! After errors there is a pause: 0.8 s, doubling to 30 s, with up to as much jitter; ten seconds without an error reset
 //! it, if the server has served something (client-go: two minutes; but a pause that has grown gains nothing for watches
@@ -223,8 +223,8 @@ where
         None
     }
 
-    /// A server without streaming lists is asked for pages from now on. One that is unavailable or lags behind is waited for;
-    /// if it refuses again and again, it is asked for pages once.
+    /// From a server without streaming lists, pages are requested from now on. A server that is unavailable or lags behind
+    /// is retried; if it refuses [`MOST_REFUSALS`] times, pages are requested once.
     async fn no_streaming(&mut self, error: &kube::Error) {
         if action_for(error) == WatchErrorAction::Relist && !lags_behind(error) {
             tracing::debug!(kind = kind(&self.resource), "no streaming list, listing in pages: {error}");

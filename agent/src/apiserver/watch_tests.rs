@@ -312,7 +312,7 @@ async fn an_expired_resource_version_leads_to_a_new_list() {
 
 /// What its cache has may be older than what is known: objects that exist would be gone.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_lags_behind_is_asked_for_a_streaming_list_again() {
+async fn a_streaming_list_is_retried_if_the_server_lags_behind() {
     let (mut server, mut client, lines) = watching().await;
     send(&lines, "ERROR", status(410, "Expired"));
     for code in [504, 410] {
@@ -332,7 +332,7 @@ async fn a_server_that_lags_behind_is_asked_for_a_streaming_list_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_never_catches_up_is_asked_for_the_latest_list_in_pages() {
+async fn the_latest_list_is_requested_in_pages_if_the_server_never_catches_up() {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());
     for _ in 0..3 {
@@ -348,7 +348,7 @@ async fn a_server_that_never_catches_up_is_asked_for_the_latest_list_in_pages() 
 
 /// As with an etcd that does not report its progress.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_fails_at_streaming_lists_is_asked_for_pages_until_the_next_list() {
+async fn pages_are_requested_until_the_next_list_if_streaming_lists_fail() {
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());
     for _ in 0..3 {
@@ -382,7 +382,7 @@ async fn a_later_list_in_pages_is_not_older_than_what_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_was_restored_to_an_earlier_state_is_asked_for_the_latest_list() {
+async fn the_latest_list_is_requested_if_the_server_was_restored_to_an_earlier_state() {
     for watch_tells in [true, false] {
         let (mut server, mut client, lines) = watching().await;
         send(&lines, "ERROR", if watch_tells { too_large() } else { status(410, "Expired") });

@@ -120,8 +120,8 @@ pub(super) async fn signed(
     let uid = request.metadata.uid.clone().unwrap_or_default();
     let mine = format!("metadata.name={name}");
     // The watch retries every error, so permission is checked by a list first.
-    let look = requests.list(&ListParams::default().fields(&mine)).await;
-    look.map_err(|source| RequestError::List { name: name.clone(), source })?;
+    let listed = requests.list(&ListParams::default().fields(&mine)).await;
+    listed.map_err(|source| RequestError::List { name: name.clone(), source })?;
     let waiting = async {
         let mut events = std::pin::pin!(watch::follow(requests.clone(), Config::default().fields(&mine), recovered));
         let mut present = true;

@@ -173,7 +173,7 @@ impl Signer {
     }
 }
 
-/// One client, which notes for what it is asked for.
+/// One client, which records the arguments of the calls.
 struct NotingClients {
     client: kube::Client,
     signer: Arc<Signer>,

@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(machine(folder.path(), "1\n2\n20\n").take_from_root(None).expect("read"), 0);
         let folder = tempfile::tempdir().expect("a folder");
         let cgroup = machine(folder.path(), "1\n2\n33\n34\n");
-        // The folder is no kernel: the process stays listed at the root, and is found again in every round.
+        // Without a kernel the process stays listed in the file of the root, so every round finds it again.
         assert!(cgroup.take_from_root(Some(34)).expect("moved") > 0);
         assert_eq!(written(folder.path(), "cpu"), "33");
     }

@@ -23,11 +23,11 @@ use super::limits::named;
 use super::signals;
 use crate::model::QosClass;
 
-/// How often suspended processes are asked for the signals that they are to receive, for a few seconds at most.
+/// Period at which the pending signals of suspended processes are read, for a few seconds at most.
 const SIGNAL_POLL: Duration = Duration::from_millis(20);
-/// Suspended processes of a cgroup that are asked, each time: on a node that is stalled this may not take long. The first
-/// process of a container, which is the one to get the signal, is listed first.
-const MAX_ASKED: usize = 1024;
+/// Number of suspended processes of a cgroup whose pending signals are read in each period: on a stalled node this may not
+/// take long. The first process of a container, which is the one to get the signal, is listed first.
+const MAX_CHECKED: usize = 1024;
 /// How long the end of the agent waits for suspensions that the kernel is slow to carry out. Pod workers may have taken five
 /// seconds before, and the process has ten in all.
 const SUSPENSIONS_END: Duration = Duration::from_secs(2);
@@ -41,10 +41,10 @@ pub(super) struct Suspensions {
 }
 
 impl Cgroups {
-    /// Suspends the pod's processes, and resumes them as soon as one of them is to receive a signal that may be the one to
-    /// stop, after `longest` at the latest. Both is done in a task of its own: on a stalled node the kernel may take long for
-    /// the first, and the second must follow whatever becomes of the caller. SIGKILL ends suspended processes, other signals
-    /// arrive when they are resumed. Does nothing with cgroup v1. Failures are logged.
+    /// Suspends the pod's processes, and resumes them as soon as one of them has a pending signal that may be its stop
+    /// signal, after `longest` at the latest. Both are done in a task of its own: on a stalled node the kernel may take long
+    /// for the first, and the second must follow whatever becomes of the caller. SIGKILL ends suspended processes, other
+    /// signals arrive when they are resumed. Does nothing with cgroup v1. Failures are logged.
     pub fn suspend_pod(&self, class: QosClass, uid: &str, longest: Duration) {
         if !self.layout().is_v2() {
             return;
@@ -74,7 +74,7 @@ impl Cgroups {
         }
     }
 
-    /// Completes when a process in the cgroup is to receive a signal that may be the one to stop.
+    /// Completes when a process in the cgroup has a pending signal that may be its stop signal.
     async fn until_signalled(&self, path: &str) {
         let is_signalled = |layout: &Layout, path: &str| Ok(is_any(layout, path, signals::may_be_stopping));
         while !self.blocking(path, is_signalled).await.unwrap_or(false) {
@@ -116,14 +116,14 @@ impl Cgroups {
             Ok(())
         };
         if let Err(error) = self.blocking(&self.kubepods_path(), resume_all).await {
-            tracing::warn!(%error, "cannot look for suspended pods");
+            tracing::warn!(%error, "cannot list suspended pods");
         }
     }
 }
 
 /// One of the first processes of the cgroup, or of one below it, is such a one.
 pub(super) fn is_any(layout: &Layout, path: &str, is_one: impl FnMut(i32) -> bool) -> bool {
-    files::listed_pids(layout, path, MAX_ASKED).any(is_one)
+    files::listed_pids(layout, path, MAX_CHECKED).any(is_one)
 }
 
 fn resume(layout: &Layout, path: &str) -> Result<(), CgroupError> {

@@ -1,5 +1,5 @@
-//! Pods whose cgroups this process has limited. Of a cgroup that a predecessor left it is not known whether it has its values: a
-//! process may end between creating and limiting one.
+//! Pods whose cgroups this process has limited. A cgroup of an earlier agent may lack its values, since that agent may have
+//! ended between creating and limiting it.
 
 use std::collections::HashSet;
 use std::sync::Arc;

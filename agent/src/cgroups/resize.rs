@@ -17,14 +17,14 @@ use crate::model::QosClass;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The pod may use more.
-    More,
+    Increase,
     /// The pod may use less.
-    Less,
+    Decrease,
 }
 
 impl Change {
     fn of<T: Ord>(has: T, wanted: T) -> Self {
-        if wanted > has { Self::More } else { Self::Less }
+        if wanted > has { Self::Increase } else { Self::Decrease }
     }
 }
 
@@ -179,14 +179,14 @@ mod tests {
             let found = changes(&current(), &wanted, true, PAGE);
             [found.memory, found.quota, found.shares]
         };
-        let (more, less) = (Some(Change::More), Some(Change::Less));
-        assert_eq!(of(|values| values.memory_max = Some(500 << 20)), [more, None, None]);
-        assert_eq!(of(|values| values.memory_max = Some(300 << 20)), [less, None, None]);
-        assert_eq!(of(|values| values.cpu_max = Some((60_000, 100_000))), [None, more, None]);
-        assert_eq!(of(|values| values.cpu_max = Some((-1, 100_000))), [None, more, None]);
-        assert_eq!(of(|values| values.cpu_max = Some((50_000, 200_000))), [None, less, None]);
-        assert_eq!(of(|values| values.cpu_shares = 2048), [None, None, more]);
-        assert_eq!(of(|values| values.cpu_shares = 2), [None, None, less]);
+        let (increase, decrease) = (Some(Change::Increase), Some(Change::Decrease));
+        assert_eq!(of(|values| values.memory_max = Some(500 << 20)), [increase, None, None]);
+        assert_eq!(of(|values| values.memory_max = Some(300 << 20)), [decrease, None, None]);
+        assert_eq!(of(|values| values.cpu_max = Some((60_000, 100_000))), [None, increase, None]);
+        assert_eq!(of(|values| values.cpu_max = Some((-1, 100_000))), [None, increase, None]);
+        assert_eq!(of(|values| values.cpu_max = Some((50_000, 200_000))), [None, decrease, None]);
+        assert_eq!(of(|values| values.cpu_shares = 2048), [None, None, increase]);
+        assert_eq!(of(|values| values.cpu_shares = 2), [None, None, decrease]);
         let removed = |values: &mut CgroupValues| (values.memory_max, values.cpu_max) = (None, None);
         assert_eq!(of(removed), [None; 3], "limits are not removed");
     }
@@ -207,10 +207,10 @@ mod tests {
     }
 
     #[test]
-    fn a_first_limit_is_less() {
+    fn a_first_limit_is_a_decrease() {
         let unlimited = Current { memory_max: Some(UNLIMITED), cpu_max: Some((-1, 100_000)), ..current() };
         let found = changes(&unlimited, &wanted(), true, PAGE);
-        assert_eq!([found.memory, found.quota], [Some(Change::Less); 2]);
+        assert_eq!([found.memory, found.quota], [Some(Change::Decrease); 2]);
         let protected = CgroupValues { memory_min: Some(PAGE), ..wanted() };
         let protection = CgroupValues { memory_min: Some(PAGE), ..CgroupValues::default() };
         assert_eq!(changes(&current(), &protected, true, PAGE).protection, protection);

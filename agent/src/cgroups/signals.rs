@@ -1,8 +1,8 @@
-//! Signals that a process is to receive.
+//! Pending signals of a process.
 
 use nix::sys::signal::Signal;
 
-/// What processes get from the kernel, timers or their children, and never as the signal to stop.
+/// Signals that the kernel, timers or child processes send, and that are never the stop signal.
 const OF_OTHERS: [Signal; 7] = [
     Signal::SIGCHLD,
     Signal::SIGALRM,
@@ -13,8 +13,8 @@ const OF_OTHERS: [Signal; 7] = [
     Signal::SIGCONT,
 ];
 
-/// The process is to receive a signal that may be the one to stop; which one that is, an image decides. False for a process
-/// that does not exist.
+/// The process has a pending signal that may be its stop signal, which its image defines. False if there is no such
+/// process.
 pub(super) fn may_be_stopping(pid: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
     status.is_ok_and(|status| pending(&status) & !others() != 0)

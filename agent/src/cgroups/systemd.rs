@@ -74,7 +74,7 @@ impl Systemd {
         Self { connection: Mutex::new(Some(connection)), open }
     }
 
-    /// Opens further connections so.
+    /// Opens further connections with `open`.
     #[cfg(test)]
     pub(super) fn opened_by(self, open: Open) -> Self {
         Self { open, ..self }
@@ -157,7 +157,7 @@ impl Systemd {
     where
         B: serde::Serialize + zbus::wire::DynamicType,
     {
-        tracing::debug!(unit, verb, "asking systemd");
+        tracing::debug!(unit, verb, "calling systemd");
         let result = within_limit(self.run_job(method, body)).await;
         self.keep_if_alive(result).await
     }
@@ -211,7 +211,7 @@ impl Removed {
     }
 }
 
-/// Ends what systemd does not answer in time.
+/// Fails a call that systemd does not answer within [`JOB_LIMIT`].
 async fn within_limit<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::time::timeout(JOB_LIMIT, work).await.unwrap_or(Err(Failure::Timeout))
 }

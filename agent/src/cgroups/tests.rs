@@ -329,8 +329,8 @@ async fn the_memory_of_qos_classes_is_protected_and_only_raised_until_all_pods_a
     assert_eq!(protected(), ["0", "0", "0"]);
 }
 
-/// Seen with a map of requests in memory: three pods of 1500m together, then a restart and one pod more of 100m, and the
-/// class had the weight of 100m.
+/// With requests kept in memory only, a restart after three pods of 1500m in total, followed by one more pod of 100m, would
+/// leave the class with the weight of 100m.
 #[tokio::test]
 async fn the_burstable_weight_survives_a_restart_and_a_takeover() {
     let fixture = V2Fixture::make();

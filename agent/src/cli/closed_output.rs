@@ -12,8 +12,8 @@ use nix::poll::poll;
 use tokio::sync::oneshot;
 
 /// Resolves when what is written to `output` is read no more: the readers of a pipe, or the other end of a socket or
-/// terminal, are gone. Never without an output or for a file. It is waited for on a thread of its own, which ends with the
-/// output or the process.
+/// terminal, are gone. Never without an output or for a file. A thread of its own waits for that, and ends with the output
+/// or the process.
 pub(super) async fn closed(output: Option<impl AsFd + Send + 'static>) {
     let Some(output) = output else { return pending().await };
     let (sender, ended) = oneshot::channel();

@@ -230,7 +230,7 @@ async fn runtime(settings: &Settings) -> Vec<Finding> {
     findings
 }
 
-/// Asks the runtime what it is and what it can do.
+/// Queries identity and features of the runtime.
 async fn runtime_service(runtime: &Runtime, endpoint: &RuntimeEndpoint) -> Vec<Finding> {
     let unreachable = "the node stays not ready and no pod is started";
     match tokio::time::timeout(RUNTIME_TIMEOUT, runtime.features()).await {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn json_says_the_same() {
+    fn json_has_the_same_findings() {
         let (text, _) =
             printed(&[Finding::good("kernel", "6.12"), Finding::lack("pidfd", "no", "later")], Format::Json);
         let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lack_of_project_quotas_matters_if_they_are_asked_for() {
+    fn missing_project_quotas_are_a_finding_if_they_are_configured() {
         let root = Path::new("/var/lib/kubelet");
         let lack = quota_finding(true, root, Err(NoProjectQuotas::FileSystem));
         assert_eq!(lack.found, "not on the file system of /var/lib/kubelet: it is neither ext4 nor XFS");

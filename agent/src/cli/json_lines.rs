@@ -3,6 +3,7 @@
 //! `target`, and the fields of the event.
 
 use std::fmt;
+use std::fmt::Write as _;
 
 use serde::ser::SerializeMap as _;
 use serde::ser::Serializer as _;
@@ -76,7 +77,10 @@ impl Visit for Fields {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.record_str(field, &format!("{value:?}"));
+        let mut text = String::new();
+        // Unlike `format!` no panic if a value cannot be formatted, which would end the task that logs it.
+        let _ = write!(text, "{value:?}");
+        self.record_str(field, &text);
     }
 }
 

@@ -75,7 +75,7 @@ fn it_means_what_kubeadm_means() {
     assert_eq!((kubelet.healthz_bind_address.as_str(), kubelet.healthz_port), ("127.0.0.1", 10_248));
     assert!(kubelet.rotate_certificates && !kubelet.authentication.anonymous.enabled);
     assert_eq!(kubelet.authorization.mode, "Webhook");
-    // Zero is kubeadm's way of saying nothing.
+    // kubeadm writes zero for values that are not set.
     assert_eq!(kubelet.sync_frequency.std().as_secs(), 60);
     assert_eq!(kubelet.volume_stats_agg_period.std().as_secs(), 60);
 }

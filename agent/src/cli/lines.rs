@@ -1,5 +1,5 @@
 //! A log in which every event is one line: messages quote runtimes, containers and manifests, and none of those may add
-//! lines of their own or steer a terminal.
+//! lines or send control sequences to a terminal.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

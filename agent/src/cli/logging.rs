@@ -77,7 +77,7 @@ where
     F: Filter<S> + Send + Sync + 'static,
 {
     let lines = tracing_subscriber::fmt::layer().with_writer(Lines { writer, colour }).with_ansi(colour);
-    // Complaints about a line that cannot be written would go to stderr, which cannot be written either: a panic.
+    // Errors about a line that cannot be written would be written to stderr, which fails too and panics.
     let lines = lines.log_internal_errors(false);
     if json {
         return lines.event_format(JsonLine).with_filter(filter).boxed();
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_say_adds_no_line() {
+    fn line_breaks_in_logged_values_are_escaped() {
         for format in ["text", "json"] {
             let lines = written(format, 0);
             let last = lines.last().unwrap();
@@ -238,6 +238,26 @@ mod tests {
         assert!(age.abs() < 60.0, "{line}");
         let warning: serde_json::Value = serde_json::from_str(&lines[1]).unwrap();
         assert!(warning["err"].as_str().is_some_and(|error| error.starts_with("said:\n")), "{warning}");
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_formatted_is_no_panic() {
+        struct Broken;
+        impl std::fmt::Display for Broken {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("half")?;
+                Err(std::fmt::Error)
+            }
+        }
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let logging = Logging { format: "json".to_owned(), ..Logging::default() };
+        let (lines, _) = lines(&logging, move || writer.clone(), false);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
+            tracing::warn!(target: "keblet::pleg", pod = %Broken, "seen");
+        });
+        let line: serde_json::Value = serde_json::from_slice(&buffer.0.lock().unwrap()).unwrap();
+        assert_eq!((line["pod"].as_str(), line["msg"].as_str()), (Some("half"), Some("seen")));
     }
 
     #[test]

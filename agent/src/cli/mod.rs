@@ -52,7 +52,7 @@ pub enum Command {
     Observe(observe::Args),
     /// Report the OOM kills that are known on this node
     Oom(reports::Args),
-    /// Report the pressure of this node and its pods, and who stalls whom
+    /// Report the pressure of this node and its pods, and which pods stall which
     Pressure(reports::Args),
     /// Measure this and other node agents side by side, with the program keblet-bench
     Bench(bench::Args),

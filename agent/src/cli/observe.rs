@@ -64,7 +64,8 @@ pub struct Source {
     node_name: Option<String>,
 }
 
-/// Names the node of a pod, whose hostname is its own. Programs that are executed in the pod have it too.
+/// Environment variable with the name of the pod's node: the hostname in a pod is the pod's own. Programs that are executed
+/// in the pod have it too.
 const NODE_NAME: &str = "NODE_NAME";
 
 impl Source {
@@ -275,7 +276,7 @@ fn recorded(args: &Args, file: &Path) -> anyhow::Result<Exit> {
         std::fs::write(svg, picture).with_context(|| format!("cannot write {}", svg.display()))?;
         return Ok(Exit::Success);
     }
-    ensure!(io::stdout().is_terminal(), "the output is no terminal: a recorded node can only be shown");
+    ensure!(io::stdout().is_terminal(), "a recorded node is shown on a terminal, which the output is not; use --svg");
     let runtime = process::light_runtime().context("cannot start the async runtime")?;
     let outcome = runtime.block_on(async {
         let shutdown = process::shutdown().context("cannot wait for signals")?;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::io::Write;
+use std::iter;
 
 use serde::Serialize;
 
@@ -35,9 +36,26 @@ pub fn table<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -> io::R
     for row in rows {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(&format!("{cell:width$}  "));
+            line.push_str(cell);
+            // A width in a format string is no more than 65,535.
+            line.extend(iter::repeat_n(' ', width - cell.chars().count() + 2));
         }
         writeln!(out, "{}", line.trim_end())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let long = "ä".repeat(70_000);
+        let rows = [["a".to_owned(), "b".to_owned()], [long.clone(), "c".to_owned()]];
+        let mut out = Vec::new();
+        table(&mut out, &rows).expect("written");
+        let expected = format!("a{}  b\n{long}  c\n", " ".repeat(69_999));
+        assert!(String::from_utf8(out).expect("text") == expected);
+    }
 }

@@ -35,7 +35,7 @@ pub fn oom(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     print_oom(&node, args.json, out).context("cannot print the report")
 }
 
-/// Reports the pressure of the node and its pods, and who stalls whom. Takes two seconds.
+/// Reports the pressure of the node and its pods, and which pods stall which. Takes two seconds.
 ///
 /// # Errors
 /// The node cannot be observed, or the output cannot be written.

@@ -87,7 +87,7 @@ impl FromArgMatches for RunArgs {
                 self.flags.push(flag, text);
             }
         }
-        // Flags that make no sense are the command line's fault and reported as such, files later.
+        // Invalid values of flags are reported as errors of the command line, before any file is read.
         self.flags.values().map_err(|error| clap::Error::raw(ErrorKind::InvalidValue, format!("{error}\n")))?;
         self.version = match matches.get_one::<String>(VERSION).map(String::as_str) {
             None | Some("false") => None,

@@ -109,6 +109,7 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         "explain",
         "--file-check-frequency=2m",
         "--volume-plugin-dir=/flex",
+        "--hairpin-mode=none",
         "--sync-frequency=30s",
         "--root-dir=/srv",
     ]);
@@ -118,6 +119,7 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
     };
     assert_eq!(line("fileCheckFrequency"), "fileCheckFrequency 2m0s --file-check-frequency");
     assert_eq!(line("volumePluginDir"), "volumePluginDir /flex --volume-plugin-dir not honoured yet");
+    assert_eq!(line("hairpinMode"), "hairpinMode none --hairpin-mode no effect, as in a kubelet");
     assert!(line("syncFrequency").starts_with("syncFrequency 30s --sync-frequency in part: how often objects"));
     assert_eq!(line("root-dir"), "root-dir /srv --root-dir");
     assert!(!text.contains("maxPods"), "defaults are left out");
@@ -146,6 +148,17 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         "systemCgroups",
     ] {
         assert_eq!(honoured(used), (true, false), "{used}");
+    }
+}
+
+#[test]
+fn explain_shows_no_secrets() {
+    let arguments =
+        ["--manifest-url=https://me:secret@pods.test/all", "--manifest-url-header=Token:secret", "--output"];
+    for format in ["text", "json"] {
+        let text = answer(&[&["keblet", "config", "explain"][..], &arguments[..], &[format][..]].concat());
+        assert!(text.contains("https://me:masked@pods.test/all") && text.contains("<masked>"), "{text}");
+        assert!(!text.contains("secret"), "{text}");
     }
 }
 

@@ -41,7 +41,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why a document is not what it should be.
+/// Why a document is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// The text is not YAML (or JSON).
@@ -194,7 +194,7 @@ fn edit_distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// YAML before it is known what it should be; mappings keep repeated keys.
+/// Untyped YAML; mappings keep repeated keys.
 enum Node {
     Scalar(Value),
     Seq(Vec<Spanned<Node>>),
@@ -224,7 +224,7 @@ fn flatten(
             for (key, value) in entries {
                 let path = if path.is_empty() { key.value.clone() } else { format!("{path}.{}", key.value) };
                 let line = key.referenced.line();
-                // `null` says the same as leaving the field out, so it is no place where the field is set.
+                // `null` is equivalent to an absent field, so that its line is not recorded.
                 if !matches!(value.value, Node::Scalar(Value::Null)) {
                     lines.insert(path.clone(), line);
                 }

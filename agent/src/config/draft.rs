@@ -1,4 +1,4 @@
-//! A configuration in the making: the standard document as JSON, with the origin of every field, layer upon layer.
+//! A partly merged configuration: the standard document as JSON, with the origin of every field, layer upon layer.
 //!
 //! Owns the precedence of the layers: defaults, file, drop-ins, flags. Reads no files and validates no values.
 
@@ -95,7 +95,7 @@ impl Draft {
     /// # Errors
     /// An unknown or mistyped field.
     pub(super) fn patch(&mut self, document: &Document) -> Result<(), ConfigError> {
-        // The drop-in alone must be a good document, so that an error is known to be its own.
+        // The drop-in alone must be a valid document, so that an error is attributed to it.
         let mut alone = document.fields.clone();
         strip_nulls(&mut alone);
         document::decode::<KubeletConfiguration>(Value::Object(alone))
@@ -129,7 +129,7 @@ impl Draft {
         });
     }
 
-    /// Sets a field from the command line. Zero means zero here: defaults do not come back.
+    /// Sets a field from the command line. Zero is a value here, and is not replaced by the default.
     ///
     /// # Errors
     /// The value does not fit the field's type.

@@ -40,7 +40,9 @@ pub struct Row {
     pub set: bool,
     /// keblet acts on it.
     pub honoured: bool,
-    /// What it does with it, if that is not all.
+    /// No kubelet of this version acts on it on Linux.
+    pub obsolete: bool,
+    /// The part of its meaning that keblet acts on, if not all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<&'static str>,
     /// What it means.
@@ -53,12 +55,13 @@ impl Row {
         match (self.honoured, self.part) {
             (true, None) => None,
             (_, Some(part)) => Some(format!("in part: {part}")),
+            (false, None) if self.obsolete => Some("no effect, as in a kubelet".to_owned()),
             (false, None) => Some("not honoured yet".to_owned()),
         }
     }
 }
 
-/// Every field of all three documents.
+/// Every field of all three documents, without secrets.
 pub fn rows(settings: &Settings) -> Vec<Row> {
     let origins = &settings.origins;
     let mut rows = Vec::new();
@@ -72,12 +75,13 @@ pub fn rows(settings: &Settings) -> Vec<Row> {
                 set: !matches!(origin, Origin::Default | Origin::LegacyDefault),
                 origin: origin.to_string(),
                 honoured: field.honoured,
+                obsolete: field.obsolete,
                 part: field.part,
                 meaning: field.doc,
             });
         });
     };
-    let kubelet = to_json(&settings.kubelet).into();
+    let kubelet = to_json(&settings.without_secrets()).into();
     add(kubelet::KIND, KubeletConfiguration::FIELDS, kubelet, &|path| written(&origins.kubelet, path));
     let keblet = to_json(&settings.keblet).into();
     add(keblet::KIND, KebletConfiguration::FIELDS, keblet, &|path| written(&origins.keblet, path));
@@ -116,6 +120,11 @@ pub(super) fn notices(settings: &Settings, flags: &FlagValues) -> Vec<String> {
         let spec = gate.spec();
         if matches!(spec.stage, Stage::GA | Stage::Deprecated) {
             notices.push(format!("feature gate {gate}={value} will be removed in a future release"));
+        } else if gate.is_foreign() {
+            // Clusters set one list for all components: only what differs from the default is said.
+            if value != spec.default {
+                notices.push(format!("feature gate {gate}={value} has no effect, as in a kubelet"));
+            }
         } else if !gate.honours(value) {
             notices.push(format!("feature gate {gate}={value} is accepted but not honoured yet"));
         }
@@ -136,6 +145,7 @@ pub(super) fn notices(settings: &Settings, flags: &FlagValues) -> Vec<String> {
         };
         notices.push(match row.part {
             Some(part) => format!("{name} is honoured in part: {part}"),
+            None if row.obsolete => format!("{name} is accepted and has no effect, as in a kubelet"),
             None => format!("{name} is accepted but not honoured yet"),
         });
     }

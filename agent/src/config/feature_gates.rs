@@ -27,8 +27,10 @@ pub enum Effect {
     Read,
     /// No code looks it up: the feature is always on, although the default is off.
     AlwaysOn,
-    /// No code looks it up: the agent does what the default says, lacks the feature, or it is another component's.
+    /// No code looks it up: the agent does what the default says, or lacks the feature.
     DefaultOnly,
+    /// Nor does any kubelet of 1.36 on Linux: it is another component's.
+    Never,
 }
 
 impl Stage {
@@ -115,8 +117,13 @@ impl Feature {
         match self.spec().effect {
             Effect::Read => true,
             Effect::AlwaysOn => value,
-            Effect::DefaultOnly => value == self.spec().default,
+            Effect::DefaultOnly | Effect::Never => value == self.spec().default,
         }
+    }
+
+    /// No kubelet of this version looks its value up on Linux.
+    pub fn is_foreign(self) -> bool {
+        self.spec().effect == Effect::Never
     }
 
     /// Every gate, by name.

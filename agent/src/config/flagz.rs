@@ -1,5 +1,5 @@
-//! Every flag with its effective value, as `/flagz` shows them: what the command line says, or what the documents made of
-//! the field the flag stands for.
+//! Every flag with its effective value, as `/flagz` shows them: the value of the command line, or the effective value of the
+//! field that the flag sets.
 
 use std::collections::BTreeMap;
 

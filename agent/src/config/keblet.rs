@@ -12,7 +12,7 @@ pub const API_VERSION: &str = "keblet.dev/v1alpha1";
 pub const KIND: &str = "KebletConfiguration";
 
 document! {
-    /// keblet's own settings. An empty document is a good one.
+    /// keblet's own settings. An empty document is valid.
     #[derive(Eq)]
     pub struct KebletConfiguration {
         sensors "sensors": Sensors, nested, used, "Which ways of noticing changes are used.";
@@ -25,7 +25,7 @@ document! {
 }
 
 document! {
-    /// `sensors`: each can be turned off, to measure what it brings or to work around a fault. Relisting always stays.
+    /// `sensors`: each can be turned off, to measure its effect or to work around a fault. Relisting always stays.
     #[derive(Eq)]
     pub struct Sensors {
         runtime_events "runtimeEvents": bool = true, pointer, used, "Read the runtime's event stream (CRI GetContainerEvents).";
@@ -45,7 +45,7 @@ document! {
 }
 
 document! {
-    /// `pacing`: each policy can be turned off, to measure what it brings.
+    /// `pacing`: each policy can be turned off, to measure its effect.
     #[derive(Eq)]
     pub struct PacingSettings {
         stop_limiter "stopLimiter": bool = true, pointer, used, "Limit how many pods are stopped at the same time.";

@@ -71,7 +71,7 @@ document! {
         oom_score_adj "oomScoreAdj": i32 = -999, pointer, used, "oom_score_adj of the agent itself.";
         cluster_domain "clusterDomain": String, value, used, "DNS domain of the cluster.";
         cluster_dns "clusterDNS": Vec<String>, value, used, "DNS servers for pods.";
-        streaming_connection_idle_timeout "streamingConnectionIdleTimeout": GoDuration = GoDuration::mins(240), value, later, "No effect with a CRI runtime.";
+        streaming_connection_idle_timeout "streamingConnectionIdleTimeout": GoDuration = GoDuration::mins(240), value, never, "No effect with a CRI runtime.";
         node_status_update_frequency "nodeStatusUpdateFrequency": GoDuration = GoDuration::secs(10), value, used, "Time between two computations of the node status.";
         node_status_report_frequency "nodeStatusReportFrequency": GoDuration = GoDuration::mins(5), value, used, "Time between two reports of an unchanged node status.";
         node_lease_duration_seconds "nodeLeaseDurationSeconds": i32 = 40, value, used, "Duration of the node Lease, in seconds.";
@@ -95,12 +95,12 @@ document! {
         topology_manager_policy_options "topologyManagerPolicyOptions": StringMap, value, later, "Options of the topology policy.";
         qos_reserved "qosReserved": StringMap, value, used, "Memory kept from lower QoS classes, in percent.";
         runtime_request_timeout "runtimeRequestTimeout": GoDuration = GoDuration::mins(2), value, used, "Deadline of a runtime call, except pulls and streams.";
-        hairpin_mode "hairpinMode": String = "promiscuous-bridge", value, later, "No effect with a CRI runtime.";
+        hairpin_mode "hairpinMode": String = "promiscuous-bridge", value, never, "No effect with a CRI runtime.";
         max_pods "maxPods": i32 = 110, value, used, "Pods this node runs at most.";
         pod_cidr "podCIDR": String, value, used, "Address range of pods on a standalone node.";
         pod_pids_limit "podPidsLimit": i64 = -1, pointer, used, "Processes per pod; negative means the node's allocatable.";
         resolv_conf "resolvConf": String = "/etc/resolv.conf", pointer, used, "Resolver file pods inherit; empty means none.";
-        run_once "runOnce": bool, value, later, "Refused: running once is no longer supported.";
+        run_once "runOnce": bool, value, never, "Refused: running once is no longer supported.";
         cpu_cfs_quota "cpuCFSQuota": bool = true, pointer, used, "Enforce CPU limits by quota.";
         cpu_cfs_quota_period "cpuCFSQuotaPeriod": GoDuration = GoDuration::millis(100), pointer, used, "Period of the CPU quota.";
         node_status_max_images "nodeStatusMaxImages": i32 = 50, pointer, used, "Images reported in the node status; -1 means all.";
@@ -121,8 +121,8 @@ document! {
         enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, used, "Let the control plane attach volumes.";
         protect_kernel_defaults "protectKernelDefaults": bool, value, used, "Fail on unexpected kernel settings instead of changing them.";
         make_iptables_util_chains "makeIPTablesUtilChains": bool = true, pointer, later, "Create the iptables chains others rely on.";
-        iptables_masquerade_bit "iptablesMasqueradeBit": i32 = 14, pointer, later, "Ignored.";
-        iptables_drop_bit "iptablesDropBit": i32 = 15, pointer, later, "Ignored.";
+        iptables_masquerade_bit "iptablesMasqueradeBit": i32 = 14, pointer, never, "Ignored.";
+        iptables_drop_bit "iptablesDropBit": i32 = 15, pointer, never, "Ignored.";
         feature_gates "featureGates": BTreeMap<String, bool>, value, used, "Features switched on or off by name.";
         fail_swap_on "failSwapOn": bool = true, pointer, used, "Refuse to start while swap is active.";
         memory_swap "memorySwap": MemorySwap, nested, used, "How containers may use swap.";

@@ -1,8 +1,9 @@
 //! The form in which configuration documents are written down: one row per field.
 //!
 //! A row has a field's name in the document, its type and default, whether the API distinguishes "zero" from "absent",
-//! whether keblet acts on it yet, and what it means. Struct, default, `config explain` and the list of settings that are
-//! accepted but not honoured all come from the same row, so they cannot disagree. Nothing is read or checked here.
+//! whether keblet acts on it yet, or no kubelet does, and what it means. Struct, default, `config explain` and the list of
+//! settings that are accepted but not honoured all come from the same row, so they cannot disagree. Nothing is read or
+//! checked here.
 
 /// Whether zero in a document is a value of this field, or the same as absence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct Field {
     pub presence: Presence,
     /// Whether keblet acts on it. A section is honoured when any of its fields is.
     pub honoured: bool,
+    /// Whether no kubelet of this version acts on it on Linux either.
+    pub obsolete: bool,
     /// If it acts on a part of its meaning only: on which.
     pub part: Option<&'static str>,
     /// What it means, in one sentence.
@@ -63,7 +66,7 @@ pub fn find(fields: &'static [Field], path: &str) -> Option<&'static Field> {
 
 /// Writes a document down as a table: struct, [`Default`] and [`Described`] from the same rows.
 ///
-/// `rust_name "jsonName": Type = default, presence, used | later | part("what is done"), "meaning";`
+/// `rust_name "jsonName": Type = default, presence, used | later | never | part("what is done"), "meaning";`
 macro_rules! document {
     (
         $(#[$outer:meta])*
@@ -90,6 +93,7 @@ macro_rules! document {
                     name: $json,
                     presence: $crate::config::schema::document!(@presence $presence),
                     honoured: $crate::config::schema::document!(@used $used),
+                    obsolete: $crate::config::schema::document!(@obsolete $used),
                     part: $crate::config::schema::document!(@part $($part)?),
                     doc: $doc,
                     nested: $crate::config::schema::document!(@nested $presence $ty),
@@ -105,6 +109,9 @@ macro_rules! document {
     (@used used) => { true };
     (@used part) => { true };
     (@used later) => { false };
+    (@used never) => { false };
+    (@obsolete never) => { true };
+    (@obsolete $used:ident) => { false };
     (@part) => { None };
     (@part $part:literal) => { Some($part) };
     (@nested nested $ty:ty) => { <$ty as $crate::config::schema::Described>::FIELDS };

@@ -29,10 +29,10 @@ use crate::model::quote::masked_url;
 /// Where an effective value was set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// Nowhere.
+    /// Not set: the value is the default.
     #[default]
     Default,
-    /// Nowhere, and the value is the one kept for starts without a configuration file.
+    /// Not set: the value is the default of a start without a configuration file.
     LegacyDefault,
     /// In the configuration file (or keblet's own).
     File(Place),
@@ -70,7 +70,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Why there are no settings.
+/// Why the configuration cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A named file or directory cannot be read.
@@ -81,7 +81,7 @@ pub enum ConfigError {
         /// The system's error.
         cause: io::Error,
     },
-    /// A file is not what it should be.
+    /// A file contains an invalid document.
     #[error(transparent)]
     Document(#[from] DocumentError),
     /// A document is well-formed but of the wrong kind, or there are too many or too few.
@@ -92,7 +92,7 @@ pub enum ConfigError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A flag's value does not make sense.
+    /// A flag has an invalid value.
     #[error(transparent)]
     Flag(#[from] FlagError),
     /// Feature gates are reported alone, because other checks depend on them.
@@ -134,7 +134,7 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
     }
 }
 
-/// What the checks have to know of the machine.
+/// Facts of the machine that the checks use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFacts {
     /// `/sys/fs/cgroup` is not a cgroup v2 file system; hybrid hosts count as v1.
@@ -253,7 +253,7 @@ impl Settings {
         if violations.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { violations }) }
     }
 
-    /// The answer of `/configz`: the effective standard document, without what absence says as well.
+    /// The answer of `/configz`: the effective standard document, without fields whose values are equivalent to absence.
     pub fn configz(&self) -> Value {
         json!({ "kubeletconfig": standard_document(&self.kubelet) })
     }
@@ -261,13 +261,18 @@ impl Settings {
     /// Both effective documents for the log. The values of `staticPodURLHeader`, which may be secrets, and a password in
     /// `staticPodURL` are masked.
     pub fn logged(&self) -> Value {
+        let own = with_kind(to_json(&self.keblet), keblet::API_VERSION, keblet::KIND);
+        json!([standard_document(&self.without_secrets()), own])
+    }
+
+    /// The standard document, to be shown.
+    pub(super) fn without_secrets(&self) -> KubeletConfiguration {
         let mut kubelet = self.kubelet.clone();
         for values in kubelet.static_pod_url_header.values_mut() {
             *values = vec!["<masked>".to_owned()];
         }
         kubelet.static_pod_url = masked_url(&kubelet.static_pod_url);
-        let own = with_kind(to_json(&self.keblet), keblet::API_VERSION, keblet::KIND);
-        json!([standard_document(&kubelet), own])
+        kubelet
     }
 }
 
@@ -293,7 +298,7 @@ pub(super) fn to_json<T: serde::Serialize>(document: &T) -> Map<String, Value> {
     }
 }
 
-/// Removes every `null`: it says the same as absence.
+/// Removes every `null`, which is equivalent to absence.
 pub(super) fn strip_nulls(map: &mut Map<String, Value>) {
     map.retain(|_, value| !value.is_null());
     for value in map.values_mut() {

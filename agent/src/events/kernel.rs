@@ -236,6 +236,10 @@ impl Follower {
             }
             KernelRecord::CgroupRemoved(event) => {
                 self.index.cgroup_removed(event.id);
+                // Counters that were read for a comparison are those of cgroups that may be gone by now.
+                if self.lost.is_none() {
+                    self.ooms.removed(event.id);
+                }
                 self.announcement(event.id, Expect::Stopped).into_iter().collect()
             }
             KernelRecord::Exit(exit) => self.exit(&exit, at).into_iter().collect(),

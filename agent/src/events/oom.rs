@@ -2,6 +2,7 @@
 //! log.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -29,6 +30,10 @@ use crate::oom::KillCounters;
 
 /// Victims that are remembered, to recognise their exits, and kills that the log reports too.
 const MAX_RECENT: usize = 4096;
+/// How far the times of one kill by two sources lie apart at most, soon after the boot.
+const ONE_KILL: Duration = Duration::from_secs(600);
+/// The clock of the kernel log is not adjusted. It drifts from the others by less than this part of the time since the boot.
+const DRIFT: u64 = 1000;
 /// Unreported kills of one cgroup that are reported one by one; more can be lost only while nothing is read for long.
 const MAX_UNREPORTED: u64 = 10_000;
 /// A counter file has a few lines.
@@ -45,8 +50,8 @@ pub(super) struct OomSource {
     begun: Option<BootTime>,
     /// Processes that were exiting when the kernel marked them.
     exiting: VecDeque<u32>,
-    /// Pids of killed processes.
-    killed: VecDeque<u32>,
+    /// Pids of killed processes, and when they were killed: another process may have the pid later.
+    killed: VecDeque<(u32, KernelMoment)>,
 }
 
 impl OomSource {
@@ -58,6 +63,11 @@ impl OomSource {
     /// A cgroup was created, and has no kills yet.
     pub(super) fn created(&mut self, id: CgroupId) {
         self.counters.begin(id.0, 0);
+    }
+
+    /// A cgroup was removed, and has no more kills.
+    pub(super) fn removed(&mut self, id: CgroupId) {
+        self.counters.remove(id.0);
     }
 
     /// Cgroups that exist when watching begins: earlier kills are not reported.
@@ -86,7 +96,9 @@ impl OomSource {
                 0
             }
         };
-        push(&mut self.killed, oom.pid);
+        // The process that was exiting has gone unnoticed, and this one has its pid.
+        self.exiting.retain(|pid| *pid != oom.pid);
+        push(&mut self.killed, (oom.pid, moment));
         let record = self.record_of(index, oom, moment);
         let mut records = counter_records(unreported, record.place.clone());
         records.push(record);
@@ -166,14 +178,22 @@ impl OomSource {
         counters.into_iter().flat_map(unreported).collect()
     }
 
+    /// The kill of this line is known, and not only one of an earlier process with its pid.
+    fn is_reported(&self, entry: &OomLogEntry, moment: KernelMoment) -> bool {
+        let longest = ONE_KILL.max(Duration::from_micros(entry.at_micros / DRIFT));
+        let is_same =
+            |(pid, at): &(u32, KernelMoment)| *pid == entry.pid && at.age(moment.0).max(moment.age(at.0)) <= longest;
+        self.killed.iter().any(is_same)
+    }
+
     /// Evidence of a line of the kernel log, unless the probe has reported the kill.
     pub(super) fn on_log(&mut self, entry: OomLogEntry, moment: KernelMoment) -> Option<OomRecord> {
-        if self.killed.contains(&entry.pid) {
+        if self.is_reported(&entry, moment) {
             return None;
         }
         // Without a cgroup the counters are the better evidence: they name the container.
         let place = place_of(entry.cgroup.as_deref()?);
-        push(&mut self.killed, entry.pid);
+        push(&mut self.killed, (entry.pid, moment));
         if let Ok(id) = self.hierarchy.id_of(&place.path) {
             self.counters.uncounted(id.0);
         }
@@ -224,8 +244,8 @@ pub(super) fn kills_of(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     Some(count("oom_kill ")?.saturating_sub(count("oom_group_kill ").unwrap_or_default()))
 }
 
-fn push(queue: &mut VecDeque<u32>, pid: u32) {
-    queue.push_back(pid);
+fn push<T>(queue: &mut VecDeque<T>, item: T) {
+    queue.push_back(item);
     if queue.len() > MAX_RECENT {
         queue.pop_front();
     }

@@ -171,7 +171,10 @@ impl Fallback {
             at += 1;
         }
         let present: HashSet<CgroupId> = found.iter().map(|(id, _)| *id).collect();
-        self.known.difference(&present).for_each(|id| self.index.cgroup_removed(*id));
+        for id in self.known.difference(&present) {
+            self.index.cgroup_removed(*id);
+            self.source.removed(*id);
+        }
         let new: Vec<_> = found.into_iter().filter(|(id, _)| !self.known.contains(id)).collect();
         new.iter().for_each(|(id, path)| self.index.cgroup_created(*id, None, path));
         self.known = present;

@@ -119,8 +119,14 @@ async fn a_removed_cgroup_is_still_named() {
 async fn a_process_that_was_exiting_is_no_victim() {
     let mut node = node();
     assert_eq!(node.on_record(&node.oom(7, 0)), []);
-    let exit = Exit {
-        pid: 7,
+    assert!(!node.source.is_victim(&marked_exit(7)));
+    assert!(node.source.is_victim(&marked_exit(7)), "another process with that pid");
+}
+
+/// The exit of a process that the OOM killer has marked.
+fn marked_exit(pid: u32) -> Exit {
+    Exit {
+        pid,
         started: BootTime(0),
         at: BootTime(2),
         status: crate::kernel::bpf::ExitStatus::Code(0),
@@ -128,9 +134,32 @@ async fn a_process_that_was_exiting_is_no_victim() {
         pid_ns_init: true,
         oom_victim: true,
         comm: String::new(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pid_that_is_used_again_is_that_of_another_process() {
+    let mut node = node();
+    assert_eq!(node.on_record(&node.oom(7, 0)), [], "it was exiting, and its exit is never recorded");
+    assert_eq!(node.on_record(&node.oom(7, 1)).len(), 1);
+    assert!(node.source.is_victim(&marked_exit(7)));
+    let day = 24 * 3600;
+    let line = |days: u64| OomLogEntry {
+        at_micros: days * day * 1_000_000,
+        pid: 7,
+        comm: "hungry".to_owned(),
+        memory_kib: None,
+        cgroup: Some(node.path.clone()),
+        limit: OomLogLimit::Unknown,
+        group: None,
     };
-    assert!(!node.source.is_victim(&exit));
-    assert!(node.source.is_victim(&exit), "another process with that pid");
+    let (soon, weeks) = (line(1), line(30));
+    let mut logged = |entry: &OomLogEntry| node.source.on_log(entry.clone(), KernelMoment(Instant::now())).is_some();
+    tokio::time::advance(Duration::from_secs(1800)).await;
+    assert!(!logged(&weeks), "clocks drift apart");
+    tokio::time::advance(Duration::from_secs(day)).await;
+    assert!(logged(&soon), "the pid was used again");
+    assert!(!logged(&soon), "the same line");
 }
 
 #[tokio::test]

@@ -68,7 +68,7 @@ impl PidfdWatch {
     }
 }
 
-/// Whose a cgroup is.
+/// The owner of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Owner {
     Container,

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,9 +18,14 @@ use tokio::time::Instant;
 use super::sensors::Sensor;
 use super::sensors::SensorState;
 use super::sensors::SensorStates;
+use crate::model::Backoff;
 
 /// Shortest time between two readings: a container at its limit causes an event for each reclaim.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Pauses before a cgroup that is not there, or is removed, is watched again: it may be made again.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// See [`FIRST_RETRY`]. Also the longest time between two readings: not every kernel reports that a cgroup was removed.
+const LAST_RETRY: Duration = Duration::from_secs(60);
 
 /// Counters of the two files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -52,45 +58,60 @@ impl Counters {
     }
 }
 
-/// Sends the time on `wake` when memory of all pods runs short; `cgroup`: their folder, `None` with cgroup v1. Ends when `wake` has
-/// no receiver or the cgroup is removed, or at once if it cannot be watched, with the reason in its state.
+/// Sends the time on `wake` when memory of all pods runs short; `cgroup`: their folder, `None` with cgroup v1. Ends when
+/// `wake` has no receiver, or at once with cgroup v1. While the cgroup cannot be watched, the state has the reason.
 pub async fn follow(cgroup: Option<PathBuf>, sensor_states: SensorStates, wake: mpsc::Sender<Instant>) {
     let set = |state| sensor_states.set(Sensor::MemoryEvents, state);
     let Some(cgroup) = cgroup else {
         return set(SensorState::Down("only cgroup v2 has memory.events".to_owned()));
     };
-    let down = |error: &io::Error| SensorState::Down(format!("{}: {error}", cgroup.display()));
-    let mut events = match watch(&cgroup) {
-        Ok(events) => events,
-        Err(error) => return set(down(&error)),
-    };
-    let mut known = match read(&cgroup).await {
-        Ok(counters) => counters,
-        Err(error) => return set(down(&error)),
-    };
-    set(SensorState::Up);
+    let mut backoff = Backoff::new(FIRST_RETRY, LAST_RETRY);
+    loop {
+        let began = Instant::now();
+        let Err(error) = follow_existing(&cgroup, &sensor_states, &wake).await else { return };
+        set(SensorState::Down(format!("{}: {error}", cgroup.display())));
+        if began.elapsed() >= LAST_RETRY {
+            backoff.succeeded();
+        }
+        tokio::select! {
+            () = wake.closed() => return,
+            () = tokio::time::sleep(backoff.failed(0.0)) => {}
+        }
+    }
+}
+
+/// Follows a cgroup until `wake` has no receiver.
+///
+/// # Errors
+/// It cannot be watched, or was removed.
+async fn follow_existing(cgroup: &Path, sensor_states: &SensorStates, wake: &mpsc::Sender<Instant>) -> io::Result<()> {
+    let mut events = watch(cgroup)?;
+    let (watched, mut known) = read(cgroup).await?;
+    sensor_states.set(Sensor::MemoryEvents, SensorState::Up);
     loop {
         tokio::select! {
-            event = events.next() => if event.is_none() { return },
-            () = wake.closed() => return,
+            event = events.next() => event.ok_or(io::ErrorKind::UnexpectedEof)?.map(drop)?,
+            () = wake.closed() => return Ok(()),
+            () = tokio::time::sleep(LAST_RETRY) => {}
         }
         let at = Instant::now();
-        match read(&cgroup).await {
-            Ok(now) => {
-                if now != std::mem::replace(&mut known, now) {
-                    // A full channel holds a notification that was not taken yet.
-                    let _ = wake.try_send(at);
-                }
-            }
-            Err(error) => return set(down(&error)),
+        let (found, now) = read(cgroup).await?;
+        if found != watched {
+            return Err(io::Error::other("the cgroup was made again"));
+        }
+        if now != std::mem::replace(&mut known, now) {
+            // A full channel holds a notification that was not taken yet.
+            let _ = wake.try_send(at);
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-async fn read(cgroup: &Path) -> io::Result<Counters> {
+/// The number of the cgroup, and its counters.
+async fn read(cgroup: &Path) -> io::Result<(u64, Counters)> {
     let cgroup = cgroup.to_owned();
-    tokio::task::spawn_blocking(move || Counters::read(&cgroup)).await.map_err(io::Error::other)?
+    let reading = move || -> io::Result<_> { Ok((std::fs::metadata(&cgroup)?.ino(), Counters::read(&cgroup)?)) };
+    tokio::task::spawn_blocking(reading).await.map_err(io::Error::other)?
 }
 
 /// The kernel reports changes of these files as modifications.
@@ -108,12 +129,11 @@ fn watch(cgroup: &Path) -> io::Result<EventStream<Vec<u8>>> {
 mod tests {
     use super::*;
 
-    async fn until_up(sensor_states: &SensorStates) {
+    async fn until(sensor_states: &SensorStates, state: &str) {
         let mut changes = sensor_states.subscribe();
-        while sensor_states.get(Sensor::MemoryEvents).is_none() {
+        while sensor_states.get(Sensor::MemoryEvents).is_none_or(|known| known.as_str() != state) {
             changes.changed().await.expect("the sender lives");
         }
-        assert_eq!(sensor_states.get(Sensor::MemoryEvents), Some(SensorState::Up));
     }
 
     #[test]
@@ -138,7 +158,7 @@ mod tests {
         put("memory.events.local", "max 0\n");
         let (sensor_states, (wake, mut woken)) = (SensorStates::default(), mpsc::channel(1));
         let following = tokio::spawn(follow(Some(dir.path().to_owned()), sensor_states.clone(), wake));
-        until_up(&sensor_states).await;
+        until(&sensor_states, "up").await;
         put("memory.events", "low 0\noom_kill 1\n");
         assert!(woken.recv().await.is_some());
         put("memory.events.local", "max 1\n");
@@ -148,15 +168,50 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_the_file_the_sensor_is_down() {
+    async fn with_cgroup_v1_the_sensor_is_down() {
         let (sensor_states, (wake, mut woken)) = (SensorStates::default(), mpsc::channel(1));
-        follow(None, sensor_states.clone(), wake.clone()).await;
-        let down = |reason: &str| Some(SensorState::Down(reason.to_owned()));
-        assert_eq!(sensor_states.get(Sensor::MemoryEvents), down("only cgroup v2 has memory.events"));
-        follow(Some("/no/such/cgroup".into()), sensor_states.clone(), wake).await;
-        assert!(
-            matches!(sensor_states.get(Sensor::MemoryEvents), Some(SensorState::Down(reason)) if reason.starts_with("/no/such/cgroup: "))
-        );
+        follow(None, sensor_states.clone(), wake).await;
+        let reason = sensor_states.get(Sensor::MemoryEvents).and_then(|state| state.reason().map(str::to_owned));
+        assert_eq!(reason.as_deref(), Some("only cgroup v2 has memory.events"));
         assert_eq!(woken.recv().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cgroup_that_is_made_later_or_again_is_watched() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let cgroup = dir.path().join("kubepods");
+        let (sensor_states, (wake, mut woken)) = (SensorStates::default(), mpsc::channel(1));
+        let following = tokio::spawn(follow(Some(cgroup.clone()), sensor_states.clone(), wake));
+        let down = |expected: &str| {
+            let reason = sensor_states.get(Sensor::MemoryEvents).and_then(|state| state.reason().map(str::to_owned));
+            assert!(reason.as_ref().is_some_and(|reason| reason.contains(expected)), "{reason:?}");
+        };
+        let put = |text: &str| std::fs::write(cgroup.join("memory.events"), text).expect("written");
+        let make = || {
+            std::fs::create_dir(&cgroup).expect("made");
+            put("oom_kill 0\n");
+        };
+        for _ in 0..2 {
+            until(&sensor_states, "down").await;
+            down("/kubepods: No such file");
+            make();
+            until(&sensor_states, "up").await;
+            put("oom_kill 1\n");
+            assert!(woken.recv().await.is_some());
+            std::fs::remove_dir_all(&cgroup).expect("removed");
+        }
+        until(&sensor_states, "down").await;
+        make();
+        until(&sensor_states, "up").await;
+        // Nothing is reported of the file that is watched.
+        std::fs::rename(&cgroup, dir.path().join("old")).expect("renamed");
+        make();
+        until(&sensor_states, "down").await;
+        down("/kubepods: the cgroup was made again");
+        until(&sensor_states, "up").await;
+        put("oom_kill 1\n");
+        assert!(woken.recv().await.is_some());
+        drop(woken);
+        following.await.expect("it ends");
     }
 }

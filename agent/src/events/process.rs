@@ -18,9 +18,9 @@ pub struct Gone {
 
 /// Result of watching a process.
 pub enum Pinned {
-    /// The process lives (or has only just ended), and with it end all processes of the container.
+    /// The process exists (or has only just ended), and all processes of the container end with it.
     Watching(GoneFuture),
-    /// The process lives, but other processes of the container may outlive it: its end is a hint, not a proof.
+    /// The process exists, but other processes of the container may outlive it: its end is a hint, not a proof.
     Hint(GoneFuture),
     /// No process with that pid exists, or it is another one: the init is already gone.
     Gone,

@@ -86,8 +86,8 @@ pub(super) fn victim(
 }
 
 /// A pod that is evicted at once for want of memory takes no more of it while the runtime stops it, if its processes are
-/// suspended. A preStop hook needs all of its short grace period, and what it talks to. The processes of a RuntimeClass may be
-/// those of a sandbox, which has to answer the runtime.
+/// suspended. A preStop hook needs all of its short grace period, and the processes that it connects to. The processes of a
+/// RuntimeClass may be those of a sandbox, which has to answer the runtime.
 pub(super) fn suspends(pod: &Pod) -> bool {
     if spec::runtime_class(pod).is_some() {
         return false;

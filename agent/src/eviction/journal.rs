@@ -105,8 +105,8 @@ impl EvictionRecord {
     }
 
     /// True if a container of the pod was created after the decision and before this agent was started: another kubelet has
-    /// run the pod on. The agent that decided may still have created some for a while, as the pod's worker was starting them.
-    /// Creations are in nanoseconds since the Unix epoch, as `started_at`.
+    /// continued to run the pod. The agent that decided may still have created some for a while, as the pod's worker was
+    /// starting them. Creations are in nanoseconds since the Unix epoch, as `started_at`.
     pub(super) fn is_outlived(&self, created: &[i64], started_at: i64) -> bool {
         let since = self.decided_at.saturating_add(LATE_STARTS);
         created.iter().any(|created| (since..started_at).contains(created))
@@ -182,7 +182,7 @@ impl Journal {
     pub fn open(root: &Path) -> Self {
         let path = root.join(NAME);
         let inherited = read(&path).unwrap_or_else(|error| {
-            tracing::warn!(file = %path.display(), %error, "unfinished evictions are not known");
+            tracing::warn!(file = %path.display(), %error, "cannot read the record of unfinished evictions");
             Vec::new()
         });
         let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
@@ -268,7 +268,7 @@ impl Journal {
             before - inherited.len()
         };
         if stale > 0 {
-            tracing::info!(stale, "evictions of long ago were not finished: their pods stay");
+            tracing::info!(stale, "ignoring outdated records of unfinished evictions; their pods stay");
             self.write().await;
         }
     }

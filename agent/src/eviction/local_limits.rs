@@ -9,8 +9,8 @@ use crate::model::Pod;
 use crate::model::qos::ResourceKind;
 use crate::model::qos::pod_total;
 use crate::model::spec;
+use crate::stats::FsUsage;
 use crate::stats::PodUsage;
-use crate::stats::Used;
 
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 
@@ -33,7 +33,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Of this pod.
+    /// What the limits of this pod need.
     pub fn of(pod: &Pod) -> Self {
         let containers = pod_limit(pod).is_some();
         Self { volumes: containers || limited_volumes(pod).next().is_some(), containers }
@@ -108,6 +108,6 @@ fn of_containers(pod: &Pod, usage: &PodUsage, layout: DiskLayout) -> Option<Exce
     })
 }
 
-fn bytes(used: Used) -> Amount {
+fn bytes(used: FsUsage) -> Amount {
     Amount::bytes(signed(used.bytes))
 }

@@ -129,7 +129,7 @@ pub(super) struct Cause {
 impl<O: Observe> Manager<O> {
     /// Has observed nothing yet. Pods whose eviction an earlier agent has not finished are terminated when they are created: to
     /// be awaited before the sync loop runs, which would start them. Waits for the runtime only if there are any, for a bounded
-    /// time; if it does not answer, each pass asks it again.
+    /// time; if it does not answer, each pass queries it again.
     pub async fn prepare(parts: Parts<O>) -> Self {
         let mut manager = Self::new(parts);
         manager.parts.journal.forget_stale(manager.started_at, RESUME_PERIOD).await;

@@ -53,6 +53,9 @@ use crate::volumes::Volumes;
 
 /// How long a pass waits for an answer of the runtime: no pod is evicted meanwhile.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);
+/// Period at which a runtime that has reported the place of its images is queried again: it may be restarted with another
+/// folder.
+const DISKS_PERIOD: Duration = Duration::from_secs(300);
 
 /// The node as the eviction manager observes and changes it.
 pub trait Observe: Send + 'static {
@@ -145,7 +148,7 @@ pub struct Sources<G> {
     pub pressure: PressureReader,
     /// `--root-dir`.
     pub root: PathBuf,
-    /// Tells where its images are.
+    /// Reports where its images are.
     pub runtime: Runtime,
     /// Usage of pods.
     pub stats: Stats,
@@ -167,6 +170,8 @@ pub struct ThisNode<G> {
     of_runtime: Option<(Disk, Disk)>,
     /// The call for them; at most one.
     asked: JoinSet<Result<cri::ImageFsInfoResponse, RuntimeError>>,
+    /// When the last one was answered.
+    answered: Option<Instant>,
     layout: Option<DiskLayout>,
 }
 
@@ -174,22 +179,24 @@ impl<G: Garbage> ThisNode<G> {
     /// Nothing is read yet.
     pub fn new(sources: Sources<G>) -> Self {
         let node_fs = Disk::new(sources.root.clone());
-        Self { sources, node_fs, of_runtime: None, asked: JoinSet::new(), layout: None }
+        Self { sources, node_fs, of_runtime: None, asked: JoinSet::new(), answered: None, layout: None }
     }
 
-    /// Asks the runtime where images and writable layers are, until it has answered. Later passes do not wait for a call that
-    /// hangs.
+    /// Queries the runtime for the places of images and writable layers, until it has answered, and again after
+    /// [`DISKS_PERIOD`]. Later passes do not wait for a call that hangs; once the places are known, no pass waits.
     async fn find_disks(&mut self) {
-        if self.of_runtime.is_some() {
+        let is_known = self.of_runtime.is_some();
+        if is_known && self.answered.is_some_and(|at| at.elapsed() < DISKS_PERIOD) {
             return;
         }
         let mut patience = Duration::ZERO;
         if self.asked.is_empty() {
             let runtime = self.sources.runtime.clone();
             self.asked.spawn(async move { runtime.image_fs_info().await });
-            patience = RUNTIME_TIMEOUT;
+            patience = if is_known { Duration::ZERO } else { RUNTIME_TIMEOUT };
         }
         let Ok(Some(Ok(answer))) = tokio::time::timeout(patience, self.asked.join_next()).await else { return };
+        self.answered = Some(Instant::now());
         let mount = |list: &[cri::FilesystemUsage]| {
             let id = list.first()?.fs_id.as_ref()?;
             Some(PathBuf::from(&id.mountpoint)).filter(|path| path.is_absolute())
@@ -200,7 +207,10 @@ impl<G: Garbage> ThisNode<G> {
                     return tracing::warn!("the runtime reports no image file system: its disk cannot be observed");
                 };
                 let containers = mount(&info.container_filesystems).unwrap_or_else(|| images.clone());
-                self.of_runtime = Some((Disk::new(images), Disk::new(containers)));
+                let has_moved = |(known, layers): &(Disk, Disk)| known.path() != images || layers.path() != containers;
+                if self.of_runtime.as_ref().is_none_or(has_moved) {
+                    self.of_runtime = Some((Disk::new(images), Disk::new(containers)));
+                }
             }
             Err(error) => tracing::debug!(%error, "cannot get the image file system from the runtime"),
         }

@@ -84,7 +84,7 @@ impl NodePods {
         }
         let limit = blocking_kill_limit(grace) + RELEASE;
         if tokio::time::timeout(limit, finished.cancelled()).await.is_err() {
-            tracing::warn!(pod = %pod_ref(pod).full_name(), ?limit, "an evicted pod does not end");
+            tracing::warn!(pod = %pod_ref(pod).full_name(), ?limit, "an evicted pod has not terminated in time");
         }
     }
 }

@@ -88,7 +88,7 @@ impl<O: Observe> Manager<O> {
         for policy in self.policies.tracker.rested() {
             self.parts.metrics.pressure.active(&policy, false);
             self.policies.reported.remove(&policy);
-            tracing::info!(policy, "the pressure policy is at rest");
+            tracing::info!(policy, "the pressure policy is no longer active");
         }
         for finding in self.policies.tracker.findings() {
             self.parts.metrics.pressure.active(&finding.policy.name, true);

@@ -12,8 +12,8 @@ use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::qos::ResourceKind;
 use crate::model::qos::pod_total;
+use crate::stats::FsUsage;
 use crate::stats::PodUsage;
-use crate::stats::Used;
 
 /// Which files of a pod count for a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,8 +89,8 @@ fn scope(signal: Signal, layout: DiskLayout) -> Scope {
     }
 }
 
-fn disk_usage(usage: &PodUsage, scope: Scope) -> Used {
-    let nothing = Used::default();
+fn disk_usage(usage: &PodUsage, scope: Scope) -> FsUsage {
+    let nothing = FsUsage::default();
     let of_containers = usage.containers.values().fold(nothing, |sum, container| {
         let rootfs = container.rootfs.filter(|_| scope.rootfs).unwrap_or_default();
         sum + rootfs + container.logs.filter(|_| scope.others).unwrap_or_default()

@@ -79,7 +79,7 @@ impl Resource {
         }
     }
 
-    /// So much of it.
+    /// An amount of this resource.
     pub(super) fn amount(self, value: i64) -> Amount {
         match self {
             Self::Memory | Self::EphemeralStorage => Amount::bytes(value),

@@ -74,7 +74,7 @@ impl Removal {
     fn begin(&mut self, start: impl FnOnce() -> BoxFuture<'static, ()>) -> CancellationToken {
         while let Some(ended) = self.running.try_join_next() {
             if let Err(error) = ended {
-                tracing::error!(%error, "not all that no pod needs was removed");
+                tracing::error!(%error, "cannot remove all unused containers and images");
             }
         }
         // Its task may still be about to return after it has ended.
@@ -111,7 +111,7 @@ impl Relief {
             }
             // It has panicked. For what it ran is not known, so that any may be begun again.
             Some(Err(error)) => {
-                tracing::error!(%error, "a disk that runs short was not relieved");
+                tracing::error!(%error, "cannot reclaim space of a file system under pressure");
                 self.awaited.clear();
             }
             None => std::future::pending().await,
@@ -159,7 +159,7 @@ impl Relief {
                 }
             };
             if tokio::time::timeout(LIMIT, all).await.is_err() {
-                tracing::warn!(limit = ?LIMIT, "what no pod needs is not removed yet: pods may be evicted before");
+                tracing::warn!(limit = ?LIMIT, "unused containers and images are not removed yet: pods may be evicted");
             }
             Step::Reclaimed
         })

@@ -1,4 +1,4 @@
-//! Evictions that an earlier agent has decided and not finished: the pod may run on, or its end is not known to the API
+//! Evictions that an earlier agent has decided and not finished: the pod may still run, or its end is not known to the API
 //! server, so that the pod would be started again.
 
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl<O: Observe> Manager<O> {
             };
             match resumed {
                 Ok(has_ended) => has_ended_one |= has_ended,
-                // Asked again in the next pass: each entry may wait for the runtime.
+                // The next pass tries again: each entry may wait for the runtime.
                 Err(error) => {
                     tracing::debug!(error, "cannot determine whether evicted pods were started again");
                     break;

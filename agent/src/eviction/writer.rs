@@ -65,7 +65,7 @@ impl Pending {
         if !written.is_ok_and(|written| written.is_ok()) {
             given_up.fetch_max(number, Ordering::Relaxed);
             let file = path.display();
-            tracing::warn!(%file, "the disk does not take the record of evictions; they do not wait for it");
+            tracing::warn!(%file, "writing the record of evictions takes too long; evictions do not wait for it");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Files that others may have changed: opens directories without following links or crossing mount points, removes trees
-//! that stay inside one mount, reads no more than expected. Replaces the agent's own files atomically.
+//! Files that other processes may have changed: opens directories without following links or crossing mount points, removes
+//! trees that stay inside one mount, reads no more than expected. Replaces the agent's own files atomically.
 //!
 //! The kernel detects a mount point while it opens (`RESOLVE_NO_XDEV`, `openat2(2)`). Device numbers do not: a bind
 //! mount has the device number of its source, and a check before opening would race with mounting.
@@ -22,6 +22,7 @@ pub use bounded::read_bounded;
 pub use bounded::read_opened;
 pub use bounded::reopen_regular;
 pub use mount_table::MountTable;
+pub use mount_table::file_system_number;
 pub use mount_table::read_mounts;
 pub use mounts::force_unmount_at;
 pub use mounts::is_disconnected;
@@ -35,6 +36,7 @@ pub use openat2::open_below;
 pub use openat2::open_dir;
 pub use openat2::open_path;
 pub use openat2::open_root;
+pub use openat2::try_openat2;
 pub use propagation::Sharing;
 pub use propagation::make_shared;
 pub use removal::DirEntry as DirectoryEntry;

@@ -2,8 +2,15 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::path::PathBuf;
+
+use nix::fcntl::OFlag;
+use nix::fcntl::open;
+use nix::sys::stat::Mode;
+use nix::sys::stat::makedev;
 
 /// Of the thread: one of a test may have mounts of its own.
 pub(super) const THREAD_MOUNTS: &str = "/proc/thread-self/mountinfo";
@@ -48,8 +55,8 @@ impl MountTable {
         self.same_as(&point).any(|entry| entry.point != point && Path::new(&entry.point).starts_with(&dir))
     }
 
-    /// True if the file system that is mounted on `point`, a path without links, is also mounted somewhere that is none of
-    /// these.
+    /// True if the file system that is mounted on `point`, a path without links, is also mounted at a point
+    /// that is not in `known`.
     pub fn is_mounted_elsewhere(&self, point: &Path, known: &[PathBuf]) -> bool {
         let point = escaped(&point.to_string_lossy());
         let known: Vec<String> = known.iter().map(|known| escaped(&known.to_string_lossy())).collect();
@@ -68,6 +75,36 @@ impl MountTable {
         let file = escaped(&file.to_string_lossy());
         self.0.iter().any(|entry| entry.number == number || entry.source == file)
     }
+}
+
+/// Device number of the file system that `path` lies on, as the table has it. `stat(2)` has another one for each subvolume
+/// of btrfs, also where a subvolume is no mount of its own.
+///
+/// # Errors
+/// There is no such file, or the kernel does not show its mount.
+pub fn file_system_number(path: &Path) -> io::Result<u64> {
+    let opened = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let (id, table) = (mount_id(&opened)?, read_mounts(Path::new(THREAD_MOUNTS))?);
+    number_of(&table, &id).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "its mount is not in the table"))
+}
+
+/// Id of the mount that an opened file lies on.
+///
+/// # Errors
+/// The kernel does not report it.
+pub(super) fn mount_id(opened: &OwnedFd) -> io::Result<String> {
+    let facts = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", opened.as_raw_fd()))?;
+    let id = facts.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    let id = id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel reports no mount of the file"))?;
+    Ok(id.trim().to_owned())
+}
+
+/// Device number in the line of the mount with this id.
+fn number_of(table: &str, id: &str) -> Option<u64> {
+    let mut lines = table.lines().map(|line| line.split(' '));
+    let number = lines.find_map(|mut fields| (fields.next() == Some(id)).then(|| fields.nth(1)))??;
+    let (major, minor) = number.split_once(':')?;
+    Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Reads a `mountinfo` file and replaces bytes that are not UTF-8: a privileged container can mount at a path that is not
@@ -127,6 +164,22 @@ broken
         assert!(table.has_device("8:0", Path::new("/dev/other")));
         assert!(table.has_device("8:32", Path::new("/dev/sdc")), "the number is the file system's");
         assert!(!table.has_device("8:48", Path::new("/dev/sdd")));
+    }
+
+    #[test]
+    fn subvolumes_of_btrfs_are_one_file_system() {
+        let table = "\
+30 1 0:31 /@ / rw shared:1 - btrfs /dev/vda3 rw,subvol=/@
+48 30 0:31 /@/var /var rw shared:9 - btrfs /dev/vda3 rw,subvol=/@/var
+49 30 8:16 / /data rw - ext4 /dev/sdb rw
+";
+        let number = |id: &str| number_of(table, id);
+        assert_eq!((number("30"), number("48")), (Some(makedev(0, 31)), Some(makedev(0, 31))));
+        assert_eq!((number("49"), number("4")), (Some(makedev(8, 16)), None));
+        // Elsewhere it is what `stat` has.
+        let proc = fs::metadata("/proc/self").expect("a folder");
+        let found = file_system_number(Path::new("/proc/self")).expect("a number");
+        assert_eq!(found, std::os::unix::fs::MetadataExt::dev(&proc));
     }
 
     #[test]

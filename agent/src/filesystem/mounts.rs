@@ -69,7 +69,7 @@ pub fn unmount(target: &Path) -> io::Result<()> {
     Ok(umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?)
 }
 
-/// True if the server of a mounted file system is gone or has forgotten it, by the error of an access: nothing works but
+/// True if the server of a mounted file system is gone or no longer serves it, by the error of an access: nothing works but
 /// unmounting it. As upstream's `IsCorruptedMnt`.
 pub fn is_disconnected(error: &io::Error) -> bool {
     // EAGAIN is EWOULDBLOCK.

@@ -14,6 +14,14 @@ use nix::fcntl::open;
 use nix::fcntl::openat2;
 use nix::sys::stat::Mode;
 
+/// Tries whether this process can use `openat2`.
+///
+/// # Errors
+/// Linux before 5.6 does not have it, or a seccomp filter forbids it.
+pub fn try_openat2() -> io::Result<()> {
+    open_path(std::fs::File::open("/")?, Path::new(".")).map(drop)
+}
+
 /// Opens a directory by its path on the host. Links before the last component are followed.
 ///
 /// # Errors

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
 use nix::fcntl::OFlag;
@@ -13,6 +12,7 @@ use nix::sys::stat::Mode;
 
 use super::mount_table::THREAD_MOUNTS;
 use super::mount_table::escaped;
+use super::mount_table::mount_id;
 use super::mount_table::read_mounts;
 
 /// What was found or done.
@@ -30,16 +30,12 @@ pub enum Sharing {
 /// directory lies on is shared, mounts it on itself as a shared one.
 ///
 /// # Errors
-/// The directory cannot be opened, the table of mounts not be read, or the process may not mount.
+/// The directory cannot be opened, the table of mounts cannot be read, or the process may not mount.
 pub fn make_shared(path: &Path) -> io::Result<Sharing> {
     let path = fs::canonicalize(path)?;
     let directory = open(&path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-    let facts = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", directory.as_raw_fd()))?;
-    let table = read_mounts(Path::new(THREAD_MOUNTS))?;
-    let id = facts.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
-    let id =
-        id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel reports no mount for the directory"))?;
-    if is_shared(&table, id) {
+    let (id, table) = (mount_id(&directory)?, read_mounts(Path::new(THREAD_MOUNTS))?);
+    if is_shared(&table, &id) {
         return Ok(Sharing::Shared);
     }
     if has_mounts_below(&table, &path) {

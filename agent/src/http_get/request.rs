@@ -18,8 +18,11 @@ use super::target::parse_path;
 
 /// Headers that describe a body; a request without one ignores them.
 const OF_BODIES: [HeaderName; 3] = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::TRAILER];
+/// Headers that an action lists at most. A `HeaderMap` has room for 24,576 names and panics when it gets more, and the API
+/// server bounds only the size of the pod.
+const MAX_LISTED: usize = 16 * 1024;
 
-/// What asks.
+/// The sender of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caller {
     user_agent: String,
@@ -67,7 +70,7 @@ impl HttpGet {
     /// this node.
     ///
     /// # Errors
-    /// The port cannot be resolved, or the scheme or a header cannot be sent.
+    /// The port cannot be resolved, the scheme or a header cannot be sent, or there are too many headers.
     pub fn new(
         action: &HTTPGetAction,
         ports: &[ContainerPort],
@@ -114,6 +117,9 @@ fn listed(action: &HTTPGetAction) -> Result<(HeaderMap, Option<HeaderValue>), St
         if name == header::HOST {
             host.get_or_insert(value);
         } else if !OF_BODIES.contains(&name) {
+            if headers.len() >= MAX_LISTED {
+                return Err(format!("more than {MAX_LISTED} headers"));
+            }
             headers.append(name, value);
         }
     }

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 type Found = Result<Vec<SocketAddr>, String>;
 /// A lookup in progress.
 type Running = watch::Receiver<Option<Found>>;
-/// Asks the resolver. Blocks.
+/// Queries the resolver. Blocks.
 type LookUp = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 /// Resolves names, a bounded number at a time.
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_whose_servers_do_not_answer_is_looked_up_once_at_a_time() {
+    async fn a_name_whose_servers_do_not_answer_is_resolved_once_at_a_time() {
         let fixture = Fixture::new(2);
         for _ in 0..3 {
             timeout(SHORT, fixture.resolver.addresses("dead", 80)).await.expect_err("no answer");

@@ -52,7 +52,7 @@ pub async fn notify(request: &HttpGet) -> Result<StatusCode, HttpGetError> {
     let mut exchange = redirected(request).await?;
     let announced = exchange.response.body().size_hint().exact();
     if announced.is_none_or(|length| length <= MAX_BODY as u64) {
-        // Neither what is in it nor whether it is complete matters.
+        // Its content is not used, and it need not be complete.
         let _ = read_body(&mut exchange).await;
     }
     Ok(exchange.response.status())

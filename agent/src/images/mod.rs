@@ -5,7 +5,7 @@
 //! Lookups are cached per pod, so that a container restart costs no ImageStatus call. An entry is removed when this agent
 //! pulls the image again, when CreateContainer fails, and with its pod; a stale entry is used once more and refreshed
 //! afterwards. An image that is retagged by others thus reaches a restarting container one restart later than a new pod;
-//! an image that is deleted by others costs one failed CreateContainer.
+//! an image that is deleted by others costs one failed CreateContainer. Images of volumes are looked up at every start.
 
 mod access;
 mod cache;
@@ -93,7 +93,7 @@ pub struct ImageInfo {
 /// A pulled image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
-    /// Its id; what the runtime called it if that could not be found out.
+    /// Its id; the runtime's answer to PullImage if the id could not be determined.
     pub image_ref: String,
     /// When the limit on parallel pulls let it begin.
     pub began: Instant,
@@ -141,7 +141,7 @@ impl Images {
         self.access.as_ref()
     }
 
-    /// Finds out what became of pulls that an earlier run of the agent has begun. To be called before the first pull.
+    /// Determines the outcome of pulls that an earlier run of the agent has begun. To be called before the first pull.
     pub async fn recover(&self) {
         let Some(access) = &self.access else { return };
         let unsettled = access.unsettled().await;
@@ -164,16 +164,16 @@ impl Images {
         }
     }
 
-    /// Finds out what became of an earlier pull.
+    /// Determines the outcome of an earlier pull.
     async fn settle(&self, access: &AccessRecords, image: &str) {
         match self.find_intended(image).await {
             Ok(Some(image_ref)) => access.settle_present(image, &image_ref, self.seen(&image_ref)).await,
             Ok(None) => access.settle(image, None).await,
-            Err(error) => tracing::warn!(image, %error, "cannot find out what became of an earlier image pull"),
+            Err(error) => tracing::warn!(image, %error, "cannot determine the result of an earlier image pull"),
         }
     }
 
-    /// Finds out what became of pulls that were cancelled so long ago that the runtime has ended them too.
+    /// Determines the outcome of pulls that were cancelled so long ago that the runtime has ended them too.
     async fn settle_cancelled(&self) {
         let Some(access) = &self.access else { return };
         for image in access.cancelled_for(LONGEST_PULL).await {
@@ -203,7 +203,7 @@ impl Images {
 
     /// The id of an image by the name in a pod's spec, which may differ from the names that the runtime lists.
     async fn find_intended(&self, image: &str) -> Result<Option<String>, RuntimeError> {
-        // What is no name has not been pulled.
+        // A text that is not the name of an image has not been pulled.
         let Ok(name) = with_default_tag(image) else { return Ok(None) };
         Ok(self.inspect(&name, None).await?.map(|found| found.image_ref))
     }
@@ -279,7 +279,7 @@ impl Images {
         let (answer, source) = result?;
         self.changes.send_modify(|count| *count += 1);
         let image_ref = self.id_of(answer, &sandbox.annotations).await;
-        self.records().used(&image_ref, Instant::now());
+        self.records().pulled(&image_ref, Instant::now());
         Ok(Pulled { image_ref, began, source })
     }
 
@@ -304,7 +304,7 @@ impl Images {
 
     /// The id of an image that was pulled. Earlier versions of CRI-O and cri-dockerd answer PullImage with
     /// `<repository>@<digest>`; access records and image garbage collection identify images by the id that ImageStatus has.
-    /// Asked for by the answer: the name that was pulled may denote another image meanwhile.
+    /// Looked up by the answer: the name that was pulled may denote another image meanwhile.
     async fn id_of(&self, answer: String, annotations: &BTreeMap<String, String>) -> String {
         if reference::is_id(&answer) {
             return answer;
@@ -312,7 +312,7 @@ impl Images {
         match self.inspect(&answer, Some(annotations)).await {
             Ok(Some(found)) if !found.image_ref.is_empty() => return found.image_ref,
             Ok(_) => tracing::warn!(image = answer, "the runtime reports no id of an image that it has pulled"),
-            Err(error) => tracing::warn!(image = answer, %error, "cannot find out the id of a pulled image"),
+            Err(error) => tracing::warn!(image = answer, %error, "cannot determine the id of a pulled image"),
         }
         answer
     }

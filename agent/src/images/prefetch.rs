@@ -22,7 +22,7 @@ use super::Images;
 /// A pull ahead of its container's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Progress {
-    /// Whether the image is on the node is being asked.
+    /// The image is being looked up on the node.
     Looking,
     /// It is being pulled.
     Pulling,
@@ -70,13 +70,14 @@ pub struct PrefetchedPull {
 }
 
 impl PrefetchedPull {
-    /// True once it is known that the image is being pulled or was pulled.
+    /// Waits until it is known whether the image is pulled: false if it is on the node already, or if the pull failed.
+    /// Cancel-safe.
     pub async fn is_pull(&mut self) -> bool {
         let known = self.progress.wait_for(|progress| *progress != Progress::Looking).await;
         known.is_ok_and(|progress| *progress != Progress::Nothing)
     }
 
-    /// Waits for the end of the pull: how long it took, without and with waiting for a permit; `None` if it failed.
+    /// Waits for the end of the pull: its duration without and with the wait for a permit; `None` if it failed. Cancel-safe.
     pub async fn ended(&mut self) -> Option<(Duration, Duration)> {
         let ended = self.progress.wait_for(|progress| !matches!(progress, Progress::Looking | Progress::Pulling)).await;
         match *ended.ok()? {

@@ -134,6 +134,15 @@ async fn a_pulled_image_has_its_id_whatever_the_runtime_answers() {
     }
 }
 
+/// Of a pull ahead the container is created when the pod's init containers have ended.
+#[tokio::test]
+async fn a_pulled_image_is_not_older_than_its_pull_for_garbage_collection() {
+    let (images, _) = answering("sha256:1", Ok(None));
+    let began = Instant::now();
+    images.pull("r.io/app:1", &cri::PodSandboxConfig::default(), &[]).await.expect("pulled");
+    assert!(images.records().is_used_since("sha256:1", began));
+}
+
 #[tokio::test]
 async fn an_image_is_verified_although_the_runtime_answered_its_pull_with_a_name() {
     const IMAGE: &str = "r.io/app:1";
@@ -152,7 +161,7 @@ async fn an_image_is_verified_although_the_runtime_answered_its_pull_with_a_name
     }
 }
 
-/// A runtime that has the images of these names, and does nothing but tell their ids.
+/// A runtime that has the images of these names, and only reports their ids.
 fn having(names: &'static [&'static str]) -> Images {
     let socket = Socket::default();
     socket.serve(script(move |method, message| {
@@ -213,7 +222,7 @@ async fn an_image_is_verified_although_the_runtime_was_not_there_when_the_agent_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_pull_that_the_runtime_was_not_asked_for_leaves_no_intent() {
+async fn a_pull_that_is_cancelled_before_the_call_leaves_no_intent() {
     let (dir, socket) = (tempfile::tempdir().expect("a folder"), Socket::default());
     socket.serve(Arc::new(|_, _| std::future::pending().boxed()));
     let runtime =

@@ -1,5 +1,5 @@
-//! Kernel features of this node, and what is lost without each of them. Observation reads a few files and makes one test
-//! call; the assessment is pure.
+//! Kernel features of this node, and what is lost without each of them. Observation reads a few files and makes a few test
+//! calls; the assessment is pure.
 
 use std::fmt;
 use std::io;
@@ -13,6 +13,7 @@ use super::proc;
 use crate::cgroups::Hierarchy;
 use crate::cgroups::HierarchyKind;
 use crate::filesystem::read_mounts;
+use crate::filesystem::try_openat2;
 
 /// What takes the place of the probes.
 const WITHOUT_PROBES: &str = "no probes: exits come from pidfds, OOM kills from the kernel log and counters of cgroups";
@@ -41,7 +42,7 @@ impl Capabilities {
         u64::from_str_radix(bits.trim(), 16).ok().map(Self)
     }
 
-    /// Of this process; none if `/proc` is not readable.
+    /// Capabilities of this process; none if `/proc` is not readable.
     pub fn of_this_process() -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         Self::parse(&status).unwrap_or_default()
@@ -90,6 +91,8 @@ pub struct NodeFacts {
     pub capabilities: Capabilities,
     /// The error of `bpf()`, if it fails.
     pub bpf_refused: Option<String>,
+    /// The error of `openat2()`, if it fails.
+    pub openat2_refused: Option<String>,
     /// This process can open a pidfd.
     pub pidfd: bool,
     /// This process runs in the host's PID namespace.
@@ -125,6 +128,7 @@ impl NodeFacts {
             btf: Path::new(btf::VMLINUX).exists(),
             capabilities: Capabilities::of_this_process(),
             bpf_refused: bpf_allowed().err().map(|error| error.to_string()),
+            openat2_refused: try_openat2().err().map(|error| error.to_string()),
             pidfd: PidFd::open(std::process::id()).is_ok(),
             host_pid_namespace: proc::in_host_pid_namespace(),
             hierarchy: Hierarchy::find().ok(),
@@ -154,6 +158,13 @@ impl NodeFacts {
                 self.bpf_refused.as_ref().map(|_| WITHOUT_PROBES),
             ),
             fact(
+                "openat2()",
+                self.openat2_refused.clone().unwrap_or_else(|| "allowed".to_owned()),
+                self.openat2_refused
+                    .as_ref()
+                    .map(|_| "volumes are neither set up nor removed: it came with 5.6, and nothing replaces it"),
+            ),
+            fact(
                 "pidfd",
                 self.yes_no(self.pidfd),
                 (!self.pidfd).then_some("restarts wait for the runtime's event, about 45 ms after a container exits"),
@@ -162,7 +173,7 @@ impl NodeFacts {
                 "PID namespace",
                 if self.host_pid_namespace { "the host's" } else { "its own" }.to_owned(),
                 (!self.host_pid_namespace)
-                    .then_some("neither probes nor pidfd: the runtime's pids are those of another PID namespace"),
+                    .then_some("no probes, whose pids are the host's; pidfds only if the runtime is in the same one"),
             ),
             self.hierarchy_fact(),
             self.controllers_fact(),
@@ -348,11 +359,12 @@ mod tests {
     #[test]
     fn each_missing_feature_is_reported_once() {
         type Remove = fn(&mut NodeFacts);
-        let lacking: [(&str, Remove); 9] = [
+        let lacking: [(&str, Remove); 10] = [
             ("kernel", |facts| facts.kernel = "5.4.0".to_owned()),
             ("type information (BTF)", |facts| facts.btf = false),
             ("capabilities", |facts| facts.capabilities = Capabilities(1 << 39 | 1 << 24)),
             ("bpf()", |facts| facts.bpf_refused = Some("Operation not permitted".to_owned())),
+            ("openat2()", |facts| facts.openat2_refused = Some("Function not implemented".to_owned())),
             ("pidfd", |facts| facts.pidfd = false),
             ("PID namespace", |facts| facts.host_pid_namespace = false),
             ("cgroup hierarchy of containers", |facts| facts.hierarchy = None),
@@ -427,6 +439,6 @@ mod tests {
     fn this_node_can_be_observed() {
         let facts = NodeFacts::observe();
         assert!(version(&facts.kernel).is_some(), "{}", facts.kernel);
-        assert_eq!(facts.judge().len(), 11);
+        assert_eq!(facts.judge().len(), 12);
     }
 }

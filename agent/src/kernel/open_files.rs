@@ -29,7 +29,7 @@ mod tests {
         let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("limits");
         let holds = limit(most).expect("the hard limit is reachable");
         assert_eq!((holds, getrlimit(Resource::RLIMIT_NOFILE).expect("limits").0), (most, most));
-        // More than the kernel allows anyone (fs.nr_open).
+        // More than the kernel allows any process (fs.nr_open).
         let holds = limit(1 << 40).expect("as much as is allowed");
         assert_eq!((holds, getrlimit(Resource::RLIMIT_NOFILE).expect("limits").0), (most, most));
     }

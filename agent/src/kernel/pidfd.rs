@@ -47,7 +47,7 @@ pub enum PinError {
     },
 }
 
-/// A process that was alive after its `/proc` files had been read: they belong to it.
+/// A process that still existed after its `/proc` files had been read: they belong to it.
 #[derive(Debug)]
 pub struct PinnedProcess {
     pid: u32,
@@ -57,7 +57,7 @@ pub struct PinnedProcess {
 
 /// Pins process `pid`. Must be called inside a tokio runtime; reads two small files of `/proc`.
 ///
-/// The order proves identity: open the descriptor, read `/proc`, then check that the process still lives. The pid was not
+/// The order proves identity: open the descriptor, read `/proc`, then check that the process still exists. The pid was not
 /// reused in between.
 ///
 /// # Errors

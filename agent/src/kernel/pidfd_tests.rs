@@ -30,7 +30,7 @@ async fn a_running_process_is_pinned_until_it_ends() {
 
     child.kill().expect("our own child");
     timeout(DEADLINE, pinned.gone()).await.expect("it ends in time").expect("readable");
-    // Asked again, it is still gone.
+    // A second call returns the same.
     timeout(DEADLINE, pinned.gone()).await.expect("still").expect("readable");
     child.wait().expect("reaped");
     if let Some(status) = pinned.exit_status() {

@@ -168,7 +168,7 @@ mod tests {
         assert_eq!((GET_ATTRIBUTES, SET_ATTRIBUTES), (0x801c_581f, 0x401c_5820));
     }
 
-    /// What counts is tested in the virtual machine: `tests/tests/scenarios/project_quotas.rs`.
+    /// Counting is tested in the virtual machine: `tests/tests/scenarios/project_quotas.rs`.
     #[test]
     fn file_systems_without_projects_are_recognised() {
         let proc = Path::new("/proc/self");

@@ -16,10 +16,10 @@ const EXPECTED: [(&str, i64); 6] = [
     ("kernel/keys/root_maxbytes", 25_000_000),
 ];
 
-/// A tunable that has not its expected value.
+/// A tunable that does not have its expected value.
 #[derive(Debug, thiserror::Error)]
 pub enum TunableError {
-    /// Its value is another one.
+    /// Its value differs.
     #[error("invalid kernel flag: {name}, expected value: {expected}, actual value: {actual}")]
     Differs {
         /// Path below `/proc/sys`.

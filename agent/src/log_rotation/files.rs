@@ -42,7 +42,7 @@ pub(super) enum Found {
     File(u64),
     /// Nothing.
     Missing,
-    /// No regular file, or it cannot be examined: not for this agent to rotate.
+    /// No regular file, or it cannot be examined: it is not rotated.
     Other,
 }
 
@@ -97,7 +97,7 @@ impl Log {
         fs::rename(self.path(), self.folder.join(name)).map_err(self.failed("rename", &self.name))
     }
 
-    /// Gives a renamed log its name back, unless the runtime has made another one meanwhile: that one is written then.
+    /// Restores the name of a renamed log, unless the runtime has created a new log meanwhile, which it writes then.
     ///
     /// # Errors
     /// It cannot be renamed.

@@ -76,7 +76,7 @@ enum RotationError {
     /// The runtime did not open a new file.
     #[error("the runtime did not open a new log: {0}")]
     Reopen(#[from] RuntimeError),
-    /// The log has lost its name and has not got it back.
+    /// The log was renamed and could not be renamed back.
     #[error("the runtime did not open a new log: {reopen}; {rename}")]
     RenameBack { reopen: RuntimeError, rename: Box<Self> },
 }

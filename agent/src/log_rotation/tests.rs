@@ -122,7 +122,7 @@ impl Node {
         self.containers.lock().expect("not poisoned").push(status);
     }
 
-    /// An agent. Dropping it is killing it.
+    /// An agent. Dropping it simulates a kill.
     fn agent(&self, policy: Policy) -> AbortOnDropHandle<()> {
         let containers = self.containers.clone();
         let pods = move || vec![Arc::new(testing::snapshot(containers.lock().expect("not poisoned").clone()))];

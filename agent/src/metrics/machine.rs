@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 use prometheus::Registry;
 use prometheus::proto::MetricFamily;
@@ -9,19 +10,20 @@ use prometheus::proto::MetricFamily;
 use super::register::Register;
 
 const LABELS: [&str; 3] = ["boot_id", "machine_id", "system_uuid"];
+/// `/proc/cpuinfo` has a form of its own on each architecture, and names cores and sockets on few.
+const PROCESSORS: &str = "/sys/devices/system/cpu";
 
 /// All machine metrics.
 pub(super) fn gather() -> Vec<MetricFamily> {
     let registry = Registry::new();
     let register = Register::new(&registry);
-    let identity = ["/proc/sys/kernel/random/boot_id", "/etc/machine-id", "/sys/class/dmi/id/product_uuid"]
-        .map(|path| fs::read_to_string(path).unwrap_or_default().trim().to_owned());
-    let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let identity = identity(Path::new("/"));
+    let cpus = topology(Path::new(PROCESSORS));
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     for (name, help, value) in [
-        ("machine_cpu_physical_cores", "Physical CPU cores.", topology(&cpus).cores),
-        ("machine_cpu_cores", "Logical CPU cores.", topology(&cpus).processors),
-        ("machine_cpu_sockets", "CPU sockets.", topology(&cpus).sockets),
+        ("machine_cpu_physical_cores", "Physical CPU cores.", cpus.cores),
+        ("machine_cpu_cores", "Logical CPU cores.", cpus.processors),
+        ("machine_cpu_sockets", "CPU sockets.", cpus.sockets),
         ("machine_memory_bytes", "Memory installed.", kibibytes(&memory, "MemTotal:")),
         ("machine_swap_bytes", "Swap installed.", kibibytes(&memory, "SwapTotal:")),
     ] {
@@ -29,8 +31,21 @@ pub(super) fn gather() -> Vec<MetricFamily> {
         gauge.with_label_values(&identity).set(value);
     }
     let failed = register.gauge("machine_scrape_error", "1 if the machine could not be looked at.");
-    failed.set((cpus.is_empty() || memory.is_empty()).into());
+    failed.set((cpus.processors == 0.0 || memory.is_empty()).into());
     registry.gather()
+}
+
+/// The values of [`LABELS`], those of the Node object: each of the first of its files below `root` that has one.
+fn identity(root: &Path) -> [String; 3] {
+    let machine = ["etc/machine-id", "var/lib/dbus/machine-id"];
+    let firmware = ["sys/class/dmi/id/product_uuid", "proc/device-tree/system-id", "proc/device-tree/vm,uuid"];
+    let system = [&firmware[..], &machine[..]].concat();
+    let text = |path: &&str| {
+        let content = fs::read_to_string(root.join(path)).unwrap_or_default();
+        content.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned()
+    };
+    let first = |paths: &[&str]| paths.iter().map(text).find(|found| !found.is_empty()).unwrap_or_default();
+    [first(&["proc/sys/kernel/random/boot_id"]), first(&machine), first(&system)]
 }
 
 #[derive(Debug, PartialEq)]
@@ -40,16 +55,20 @@ struct Topology {
     sockets: f64,
 }
 
-/// From `/proc/cpuinfo`. Processors that name neither core nor socket are a core each, in one socket.
-fn topology(text: &str) -> Topology {
+/// Processors that are online, by their folders `cpu<number>`. One that names neither core nor socket is a core of its own,
+/// in the one socket.
+fn topology(folder: &Path) -> Topology {
     let (mut processors, mut cores, mut sockets) = (0, BTreeSet::new(), BTreeSet::new());
-    for block in text.split("\n\n").filter(|block| block.contains("processor")) {
-        let value = |wanted: &str| {
-            let line = block.lines().find(|line| line.split(':').next().is_some_and(|name| name.trim() == wanted))?;
-            line.split_once(':').map(|(_, value)| value.trim().to_owned())
-        };
-        let socket = value("physical id").unwrap_or_default();
-        cores.insert((socket.clone(), value("core id").unwrap_or_else(|| format!("processor {processors}"))));
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let value = |file: &str| Some(fs::read_to_string(entry.path().join(file)).ok()?.trim().to_owned());
+        // One that cannot be taken offline need not have the file.
+        if !name.strip_prefix("cpu").is_some_and(is_number) || value("online").as_deref() == Some("0") {
+            continue;
+        }
+        let socket = value("topology/physical_package_id").unwrap_or_default();
+        cores.insert((socket.clone(), value("topology/core_id").unwrap_or(name)));
         sockets.insert(socket);
         processors += 1;
     }
@@ -66,14 +85,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn topologies() {
-        let block = |n: u32, socket: u32, core: u32| {
-            format!("processor\t: {n}\nphysical id\t: {socket}\ncore id\t\t: {core}\ncpu cores\t: 2\n\n")
+    fn a_machine_without_firmware_has_the_machine_id_as_system_uuid() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let with = |file: &str, text: &str| {
+            let file = folder.path().join(file);
+            fs::create_dir_all(file.parent().expect("a parent")).expect("folders");
+            fs::write(file, text).expect("a file");
+            identity(folder.path())
         };
-        let text: String = [(0, 0, 0), (1, 0, 1), (2, 0, 0), (3, 1, 0)].map(|(n, s, c)| block(n, s, c)).concat();
-        assert_eq!(topology(&text), Topology { processors: 4.0, cores: 3.0, sockets: 2.0 });
-        let bare = "processor\t: 0\nBogoMIPS\t: 50\n\nprocessor\t: 1\n\nHardware\t: x\n";
-        assert_eq!(topology(bare), Topology { processors: 2.0, cores: 2.0, sockets: 1.0 });
+        assert_eq!(with("etc/machine-id", "0123\n"), ["", "0123", "0123"]);
+        assert_eq!(with("sys/class/dmi/id/product_uuid", "ab-cd\n"), ["", "0123", "ab-cd"]);
+    }
+
+    #[test]
+    fn topologies() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let put = |file: &str, text: &str| {
+            let file = folder.path().join(file);
+            fs::create_dir_all(file.parent().expect("a parent")).expect("folders");
+            fs::write(file, text).expect("a file");
+        };
+        let found = || topology(folder.path());
+        assert_eq!(found(), Topology { processors: 0.0, cores: 0.0, sockets: 0.0 });
+        for (cpu, socket, core) in [(0, "0\n", "0\n"), (1, "0\n", "1\n"), (2, "0\n", "0\n"), (13, "1\n", "0\n")] {
+            put(&format!("cpu{cpu}/topology/physical_package_id"), socket);
+            put(&format!("cpu{cpu}/topology/core_id"), core);
+        }
+        put("cpu1/online", "1\n");
+        put("cpu4/online", "0\n");
+        put("cpufreq/policy0/affected_cpus", "0\n");
+        assert_eq!(found(), Topology { processors: 4.0, cores: 3.0, sockets: 2.0 });
+        (0..=13).for_each(|cpu| _ = fs::remove_dir_all(folder.path().join(format!("cpu{cpu}/topology"))));
+        assert_eq!(found(), Topology { processors: 4.0, cores: 4.0, sockets: 1.0 });
     }
 
     #[test]

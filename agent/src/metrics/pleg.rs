@@ -1,5 +1,7 @@
 //! Relists, inspections and lifecycle events.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::SystemTime;
 
@@ -20,6 +22,8 @@ pub struct Pleg {
     relist: Histogram,
     interval: Histogram,
     last_seen: Gauge,
+    /// The last list of all pods succeeded.
+    is_listed: AtomicBool,
     pod_relist: Histogram,
     connected: IntCounter,
     connection_errors: IntCounter,
@@ -48,8 +52,9 @@ impl Pleg {
             ),
             last_seen: register.float_gauge(
                 "kubelet_pleg_last_seen_seconds",
-                "[ALPHA] Unix time at which the last successful list of all pods began, or a later inspection succeeded.",
+                "[ALPHA] Unix time at which the last successful list of all pods began, or the runtime answered later.",
             ),
+            is_listed: AtomicBool::default(),
             pod_relist: register.histogram(
                 "kubelet_pleg_pod_relist_duration_seconds",
                 "[ALPHA] Duration of inspecting one pod.",
@@ -101,6 +106,7 @@ impl Pleg {
         if let Some(interval) = interval {
             self.interval.observe(interval.as_secs_f64());
         }
+        self.is_listed.store(ok, Ordering::Relaxed);
         self.seen(SystemTime::now().checked_sub(took), ok);
     }
 
@@ -108,8 +114,14 @@ impl Pleg {
     pub fn inspection(&self, took: Duration, ok: bool) {
         self.inspections.with_label_values(&[result(ok)]).inc();
         self.pod_relist.observe(took.as_secs_f64());
-        // While events arrive all pods are listed every few minutes only, and each event asks for an inspection.
+        // While events arrive all pods are listed every few minutes only, and each event requests an inspection.
         self.seen(Some(SystemTime::now()), ok);
+    }
+
+    /// The runtime reported whether it is ready. On an idle node nothing else shows for minutes that the PLEG works; alerts
+    /// fire for a PLEG that was not seen for three minutes.
+    pub fn runtime_answered(&self) {
+        self.seen(Some(SystemTime::now()), self.is_listed.load(Ordering::Relaxed));
     }
 
     /// The runtime reported what runs, or did not. The time stays while it does not, so that its age shows for how long.

@@ -283,7 +283,7 @@ impl Pods {
         self.rejections.with_label_values(&[label]).inc();
     }
 
-    /// A pod was removed and is wanted again under the same UID.
+    /// A pod was removed and is desired again under the same UID.
     pub fn restarted(&self, origin: PodOrigin) {
         self.restarted.with_label_values(&[origin.label()]).inc();
     }

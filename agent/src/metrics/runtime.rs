@@ -142,8 +142,8 @@ impl Runtime {
         }
     }
 
-    /// An image was wanted by a pull policy in lower case: whether it was there, and whether it was to be pulled, as
-    /// far as either became clear.
+    /// An image was requested with a pull policy, which is in lower case: whether it was present, and whether it was to be
+    /// pulled, as far as either became clear.
     pub fn image_asked(&self, policy: &'static str, present: Option<bool>, required: Option<bool>) {
         let label = |is: Option<bool>| match is {
             Some(true) => "true",

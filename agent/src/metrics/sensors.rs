@@ -12,7 +12,7 @@ pub struct Sensors {
     dropped: IntCounterVec,
 }
 
-/// How a sensor is.
+/// State of a sensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SensorLevel {
     /// Working.

@@ -49,9 +49,9 @@ impl Slis {
         Self(Mutex::new(Families::new(process_start)))
     }
 
-    fn with<T>(&self, look: impl FnOnce(&mut Families) -> T) -> T {
+    fn with<T>(&self, apply: impl FnOnce(&mut Families) -> T) -> T {
         // Families are replaced as a whole: a panic elsewhere leaves them usable.
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        apply(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A check succeeded or failed.
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn counted_and_forgotten() {
+    fn counted_and_dropped() {
         let slis = Slis::new(1.5);
         slis.checked("ping", true);
         slis.checked("ping", false);

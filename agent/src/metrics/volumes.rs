@@ -51,9 +51,9 @@ pub struct ClaimStats<'a> {
 /// How a volume was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricSource {
-    /// Its file system was asked for its size.
+    /// Its file system reported its size.
     FileSystem,
-    /// Its device was asked for its size.
+    /// Its device reported its size.
     Device,
     /// Its files were counted.
     Walk,
@@ -75,7 +75,7 @@ impl MetricSource {
 /// Which volumes are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VolumeState {
-    /// Those that pods want.
+    /// Those that desired pods need.
     Desired,
     /// Those that are set up.
     Actual,

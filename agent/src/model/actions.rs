@@ -1,4 +1,4 @@
-//! What shall happen to one pod now: the result of the pure plan, the input of the thin runner.
+//! The actions on one pod: the result of the pure plan, executed by `workers::act`.
 //!
 //! Order of execution (upstream `SyncPod`): kill pod, or else kill containers; removals; prune; sandbox; resize; starts in
 //! the given order (ephemeral, init and sidecars, regular).
@@ -47,15 +47,15 @@ pub struct StartContainer {
     pub index: usize,
     /// Container name, for logs and results.
     pub name: String,
-    /// restartCount and attempt of the new instance if an older one is visible; else the runner looks at the log
-    /// directory (container-decisions, start of one container, step 2).
+    /// restartCount and attempt of the new instance if an older one is visible; else `workers::act` derives them from the
+    /// log directory, as upstream's `calcRestartCountByLogDir`.
     pub restart_count: Option<u32>,
     /// Finish time (ns since the Unix epoch) of the newest exited instance, if any: what the crash-loop back-off
     /// goes by.
     pub last_finished_at: Option<i64>,
-    /// Instances that were created and, as far as the runtime says, never started. Their start may have been asked for
-    /// by a call that was given up, and may still succeed: they are removed first, and as long as the
-    /// runtime refuses that, nothing is started.
+    /// Instances that were created and, as far as the runtime says, never started. Their start may have been requested by a
+    /// call that was cancelled, and may still succeed: they are removed first, and as long as the runtime refuses that,
+    /// nothing is started.
     pub replaces: Vec<ContainerId>,
     /// Set when the crash-loop back-off forbids the start for now.
     pub blocked: Option<Blocked>,

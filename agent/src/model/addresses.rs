@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-/// The address that `text` has, as upstream parses what runtimes and cloud providers report: numbers with leading zeros are
-/// decimal, and an IPv4 address that is mapped to IPv6 is one of IPv4.
+/// The address that `text` has, as upstream parses `--node-ip` and what runtimes and cloud providers report: numbers with
+/// leading zeros are decimal, and an IPv4 address that is mapped to IPv6 is one of IPv4.
 pub fn parse_reported_ip(text: &str) -> Option<IpAddr> {
     let parsed = text.parse::<IpAddr>().or_else(|_| without_leading_zeros(text).parse());
     parsed.ok().map(|ip| ip.to_canonical())

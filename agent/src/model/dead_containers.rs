@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeadContainerPolicy {
     /// Dead instances of each container (`--maximum-dead-containers-per-container`); `None`: no limit, except that one stays
-    /// when another dies.
+    /// when another exits.
     pub per_container: Option<usize>,
     /// Dead containers of the node (`--maximum-dead-containers`); `None`: no limit.
     pub total: Option<usize>,

@@ -30,7 +30,7 @@ impl ConfigSource {
     }
 }
 
-/// One step from the merged set of desired pods to the next (`facts`: op per batch).
+/// One change of the merged set of desired pods: pods of one source, all with the same operation.
 #[derive(Clone, Debug)]
 pub enum PodUpdate {
     /// New pods. May be empty: the source is alive and has none.
@@ -43,8 +43,8 @@ pub enum PodUpdate {
     Remove(ConfigSource, Vec<Pod>),
     /// Only the status differs from what was known.
     Reconcile(ConfigSource, Vec<Pod>),
-    /// UIDs of all pods that the source has and that cannot be decoded, without those that are known in an earlier form. What
-    /// runs of them runs on.
+    /// UIDs of all pods that the source has and that cannot be decoded, without those that are known in an earlier form.
+    /// Their containers are left running.
     Undecodable(ConfigSource, Vec<PodUid>),
 }
 

@@ -134,7 +134,7 @@ fn amount_of(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Result<Op
     amount.map_err(|source| DownwardError::Quantity { resource: name.to_owned(), source })
 }
 
-/// The own limit of `pod` (KEP-2837), which upstream's files do not know, else what the node has to give. Huge pages are never
+/// The own limit of `pod` (KEP-2837), which upstream's files do not have, else the node's allocatable. Huge pages are never
 /// overcommitted: their limit is always stated.
 fn default_limit(
     pod: Option<&Pod>,

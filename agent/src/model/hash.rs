@@ -1,4 +1,4 @@
-//! The hash by which a running container is recognised as (still) the one the spec asks for: annotation
+//! The hash by which a running container is compared with its definition in the spec: annotation
 //! `io.kubernetes.container.hash`. Covers the name and the image, nothing else.
 
 /// FNV-1a, 32 bits.

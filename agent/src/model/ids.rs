@@ -65,7 +65,7 @@ macro_rules! identity {
 }
 
 identity! {
-    /// `metadata.uid` of a pod; for static pods the hash the source made.
+    /// `metadata.uid` of a pod; for static pods the hash that the source computed.
     PodUid
 }
 identity! {
@@ -94,7 +94,7 @@ impl PodRef {
         format!("{}_{}", self.name, self.namespace)
     }
 
-    /// The name of the folder of its logs, by which others find them.
+    /// The name of the folder of its logs, by which log collectors find them.
     pub fn log_dir_name(&self) -> String {
         format!("{}_{}_{}", self.namespace, self.name, self.uid)
     }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::ContainerId;
 use super::PodRef;
 
-/// Which sensor made the PLEG look.
+/// The sensor whose hint caused the inspection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub enum Source {
     /// The runtime's event stream.
@@ -16,7 +16,7 @@ pub enum Source {
     Kernel,
     /// A relist of all pods.
     Relist,
-    /// An inspection a worker asked for after its own action.
+    /// An inspection that a worker requested after its own action.
     Worker,
 }
 

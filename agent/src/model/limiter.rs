@@ -1,7 +1,7 @@
 //! A rate limiter: so many operations per second in the long run, so many at once.
 //!
-//! Permits are granted in the order in which they are asked for. A permit costs one interval (the reciprocal of the
-//! rate); up to `burst` intervals may be borrowed from the future (generic cell rate algorithm).
+//! Permits are granted in the order of requests. A permit costs one interval (the reciprocal of the rate); up to `burst`
+//! intervals may be borrowed from the future (generic cell rate algorithm).
 
 use std::num::NonZeroU32;
 use std::sync::Mutex;

@@ -14,7 +14,7 @@ pub struct StartFailure {
     pub token: String,
     /// Human-readable detail.
     pub message: String,
-    /// When the pod is looked at again for this, if that has a time of its own: a back-off ends, or is to be shown.
+    /// When the pod is synced again for this, if that has a time of its own: a back-off ends, or is to be shown.
     pub retry_at: Option<SystemTime>,
 }
 

@@ -38,8 +38,8 @@ pub enum RecursiveReadOnlyError {
 /// True if the mount is to be made read-only recursively. `supported`: the pod's runtime handler has the feature.
 ///
 /// # Errors
-/// The mount asks for a mode that contradicts its other fields, or that the runtime lacks. `IfPossible` never fails for
-/// lack of support.
+/// The mount requests a mode that contradicts its other fields, or that the runtime lacks. `IfPossible` never fails for lack
+/// of support.
 pub fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, RecursiveReadOnlyError> {
     let volume = || mount.name.clone();
     let mode = mount.recursive_read_only.as_deref().unwrap_or("Disabled");

@@ -221,7 +221,7 @@ pub fn is_resizing(pod: &Pod, snapshot: &PodSnapshot, actuated: Option<&PodResou
 }
 
 /// What is allocated to the pod as a whole is not applied to it. A pod that was started without `spec.resources` has none
-/// applied; one without any record is taken for up to date.
+/// applied; one without any record counts as up to date.
 pub fn is_pod_level_behind(pod: &Pod, actuated: Option<&PodResources>) -> bool {
     let wanted = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
     let Some((actuated, wanted)) = actuated.zip(wanted) else { return false };

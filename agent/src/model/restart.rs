@@ -1,5 +1,5 @@
-//! May a container run again? Restart policies of pod and container and the rules by exit code (KEP-5307), with the
-//! whole-pod action (KEP-5532). Decides on one container at a time; the plan decides on the pod.
+//! Whether a container is started again: restart policies of pod and container and the rules by exit code (KEP-5307), with
+//! the whole-pod action (KEP-5532). Decides on one container at a time; the plan decides on the pod.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::ContainerRestartRuleOnExitCodes;
@@ -68,7 +68,7 @@ impl Default for RestartGates {
     }
 }
 
-/// The answer to "is this container to be started?".
+/// The decision whether a container is started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RestartDecision {
     /// Start it.
@@ -104,7 +104,7 @@ pub fn should_start(
     }
 }
 
-/// Whether rules or policy want the container again after this exit code.
+/// Whether rules or policy restart the container after this exit code.
 pub fn restarts_after(pod: &Pod, container: &Container, exit_code: i32, gates: RestartGates) -> bool {
     match matching_action(container, exit_code, gates) {
         Some("Restart") => true,
@@ -123,9 +123,9 @@ pub fn may_restart_all(container: &Container, gates: RestartGates) -> bool {
     gates.all_containers && rules(container, gates).any(|(action, _)| action == "RestartAllContainers")
 }
 
-/// Whether a restart of all containers is due: because it is on the way (`announced`: the pod's status says
-/// AllContainersRestarting), or because a newest instance of an init or regular container exited with a code whose
-/// rule demands it.
+/// Whether a restart of all containers is due: because it has begun (`announced`: the pod's status says
+/// AllContainersRestarting), or because a newest instance of an init or regular container exited with a code whose rule
+/// demands it.
 pub fn restart_all_due(pod: &Pod, snapshot: &PodSnapshot, announced: bool, gates: RestartGates) -> bool {
     let mut with_rule = spec::lasting_containers(pod).filter(|c| may_restart_all(c.spec, gates)).peekable();
     // Most pods have no such rule.
@@ -145,6 +145,12 @@ pub fn restart_all_pending(pod: &Pod, snapshot: &PodSnapshot, announced: bool, g
     }
     let newest = snapshot.newest_by_name();
     spec::lasting_containers(pod).any(|container| newest.contains_key(container.name()))
+}
+
+/// Whether another sandbox, of this attempt, is created for a pod whose sandbox is gone. With policy `Never` none is once
+/// the pod has had containers, whatever the policies and rules of these.
+pub fn may_replace_sandbox(pod: &Pod, snapshot: &PodSnapshot, attempt: u32) -> bool {
+    RestartPolicy::of_pod(pod) != RestartPolicy::Never || attempt == 0 || snapshot.containers.is_empty()
 }
 
 /// Whether this instance exited with a code whose rule restarts the whole pod.

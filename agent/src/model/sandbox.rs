@@ -1,4 +1,4 @@
-//! Does a pod need another sandbox than the one it has? One pure rule, used by the plan and by the pod's condition
+//! Decides whether a pod needs a new sandbox. One pure rule, used by the plan and by the pod's condition
 //! `PodReadyToStartContainers`.
 
 use k8s_openapi::api::core::v1::Pod;
@@ -7,7 +7,7 @@ use super::PodSnapshot;
 use super::SandboxId;
 use super::spec;
 
-/// What the sandboxes of a pod are good for.
+/// Whether a sandbox of a pod can be used, or a new one is needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxNeed {
     /// The newest one serves.

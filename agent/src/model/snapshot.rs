@@ -1,4 +1,4 @@
-//! What the runtime reported of one pod, with the moment it was asked. Only `pleg` puts snapshots into the pod cache.
+//! What the runtime reported of one pod, with the moment before the call. Only `pleg` puts snapshots into the pod cache.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub enum ContainerState {
 /// Everything the runtime reported of one pod at one moment, all sandboxes included.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodSnapshot {
-    /// Whose snapshot this is. Name and namespace are empty if the runtime knew nothing of the pod.
+    /// The pod. Name and namespace are empty if the runtime has nothing of it.
     pub pod: PodRef,
     /// Sandboxes, newest first (attempt, then creation time, then id, descending).
     pub sandboxes: Vec<SandboxStatus>,
@@ -33,7 +33,7 @@ pub struct PodSnapshot {
     pub containers: Vec<ContainerStatus>,
     /// IPs of the newest sandbox if it is ready; else the last ones known while no sandbox is ready.
     pub ips: Vec<String>,
-    /// The moment just before the runtime was asked: everything that had happened by then is in here.
+    /// The moment just before the call to the runtime: everything that had happened by then is included.
     pub sampled_at: Instant,
 }
 

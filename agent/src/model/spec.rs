@@ -134,7 +134,7 @@ pub fn is_critical(pod: &Pod) -> bool {
     is_static(pod) || is_mirror || priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
 
-/// The absolute form of a path inside a container: from `/`, without `.`, `..` and empty parts. The API admits others.
+/// The absolute form of a path: from `/`, without `.`, `..` and empty parts. The API admits others inside of containers.
 pub fn absolute_path(path: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     for part in path.split('/') {

@@ -86,10 +86,10 @@ pub enum AddressUpdate {
 impl AddressConfig {
     /// Parses `--node-ip`; invalid entries are omitted.
     pub fn parse_node_ips(flag: &str) -> Vec<IpAddr> {
-        flag.split(',').filter_map(|entry| entry.trim().parse().ok()).collect()
+        flag.split(',').filter_map(|entry| parse_reported_ip(entry.trim())).collect()
     }
 
-    /// The addresses of the flag: at most one of each family, none if it only says which family is preferred.
+    /// The addresses of the flag: at most one of each family, none if it only states which family is preferred.
     fn specified(&self) -> Option<&[IpAddr]> {
         Some(self.node_ips.as_slice()).filter(|ips| ips.first().is_some_and(|ip| !ip.is_unspecified()))
     }

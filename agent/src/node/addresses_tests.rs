@@ -38,8 +38,10 @@ fn rules_in_order() {
     let both = network(&["2001:db8::5", "10.0.0.5"], &["192.0.2.1", "2001:db8::5"]);
     let unreachable = network(&["127.0.0.1", "198.51.100.9"], &["192.0.2.1", "2001:db8::5"]);
     let one_family = network(&[], &["192.0.2.1"]);
-    let table: [(&str, &str, bool, &Network, &[&str]); 20] = [
+    let table: [(&str, &str, bool, &Network, &[&str]); 22] = [
         ("n", "192.0.2.1", false, &plain, &["InternalIP 192.0.2.1", "Hostname n"]),
+        ("n", "192.000.002.001", false, &plain, &["InternalIP 192.0.2.1", "Hostname n"]),
+        ("n", "::ffff:192.0.2.1", false, &plain, &["InternalIP 192.0.2.1", "Hostname n"]),
         ("n", "10.0.0.5, 2001:db8::5", false, &plain, &["InternalIP 10.0.0.5", "InternalIP 2001:db8::5", "Hostname n"]),
         ("n", "2001:db8::5,10.0.0.5", false, &plain, &["InternalIP 2001:db8::5", "InternalIP 10.0.0.5", "Hostname n"]),
         ("n", "", false, &plain, &["InternalIP 10.0.0.5", "Hostname n"]),
@@ -103,7 +105,7 @@ fn the_annotation_is_set_with_external_clouds_only() {
 }
 
 #[test]
-fn names_are_looked_up_only_if_needed() {
+fn names_are_resolved_only_if_needed() {
     let table = [
         ("n", "", false, true),
         ("n", "0.0.0.0", true, true),

@@ -21,7 +21,7 @@ const CONDITION_EVENTS: [(&str, &str, &str); 4] = [
     (conditions::READY, "NodeReady", "NodeNotReady"),
 ];
 
-/// A condition at the last look.
+/// A condition at the last status update.
 #[derive(Debug)]
 struct ReportedCondition {
     /// Its status in the API server.
@@ -49,7 +49,8 @@ pub(super) struct ReportedState {
 
 impl ReportedState {
     /// Events of the change from `known`, the Node in the API server, to `now`. Pressures have an event with the first status,
-    /// readiness only if it differs from the known status, a reboot once.
+    /// readiness only if it differs from the known status, or for a new node if it is ready, a
+    /// reboot once.
     pub(super) fn events_since(&mut self, known: &Node, now: &Node) -> Vec<NodeEvent> {
         let name = now.metadata.name.as_deref().unwrap_or_default();
         let mut events: Vec<NodeEvent> = self.reboot(known, now, name).into_iter().collect();
@@ -64,7 +65,9 @@ impl ReportedState {
                 Some(last) => Some(last.before(known)),
                 None => known.filter(|_| type_ == conditions::READY),
             };
-            if before != Some(is) {
+            // A node that has just been registered did not become unready.
+            let is_new = type_ == conditions::READY && before.is_none();
+            if before != Some(is) && (is == "True" || !is_new) {
                 turned(if is == "True" { yes } else { no });
             }
             *last = Some(ReportedCondition { known: known.map(str::to_owned), reported: is.to_owned() });
@@ -153,6 +156,14 @@ mod tests {
             reasons(ReportedState::default().events_since(&Node::default(), &now)),
             ["NodeHasSufficientMemory", "NodeReady"]
         );
+    }
+
+    #[test]
+    fn a_new_node_did_not_become_unready() {
+        let mut reported = ReportedState::default();
+        let (starting, ready) = (node(Some("False"), "False", "1", false), node(Some("True"), "False", "1", false));
+        assert_eq!(reasons(reported.events_since(&Node::default(), &starting)), ["NodeHasSufficientMemory"]);
+        assert_eq!(reasons(reported.events_since(&starting, &ready)), ["NodeReady"]);
     }
 
     #[test]

@@ -26,7 +26,8 @@ pub(super) fn between(old: &Node, new: &Node) -> Option<Value> {
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
-fn of_status(old: &Value, new: &Value) -> Option<Value> {
+/// The part of the patch below `status`, from one status to another; `None` if they are equal.
+pub(super) fn of_status(old: &Value, new: &Value) -> Option<Value> {
     let (mut old, mut new) = (object(old), object(new));
     let mut take = |field: &str| (list(old.remove(field)), list(new.remove(field)));
     let (conditions, addresses) = (take("conditions"), take("addresses"));

@@ -5,19 +5,27 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::NodeCondition;
 use k8s_openapi::api::core::v1::NodeStatus;
+use serde_json::Value;
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::initial;
+use super::patch;
 
-/// Whether the two differ in anything but the time of the last heartbeat and the order of conditions.
-pub(super) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
+/// The patch from one status to another, apart from the time of the last heartbeat; `None` if they differ in that and the
+/// order of conditions at most.
+pub(super) fn difference(old: Option<&NodeStatus>, new: Option<&NodeStatus>) -> Option<Value> {
     let bare = |status: &NodeStatus| {
         let mut conditions: Vec<NodeCondition> = status.conditions.clone().unwrap_or_default();
         conditions.iter_mut().for_each(|condition| condition.last_heartbeat_time = None);
         conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
         NodeStatus { conditions: Some(conditions), ..status.clone() }
     };
-    bare(old) != bare(new)
+    let (old, new) = (old.map(bare), new.map(bare));
+    if old == new {
+        return None;
+    }
+    patch::of_status(&json!(old), &json!(new))
 }
 
 /// Adds the labels that every Node must have. True if one was missing or wrong. The deprecated ones are set at
@@ -69,8 +77,6 @@ pub(super) fn jittered(period: Duration, spread: f64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -84,12 +90,13 @@ mod tests {
             { "type": "X", "status": "True" },
             { "type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:10Z" },
         ] }));
-        assert!(!differs(&old, &new));
+        let differs = |new: &NodeStatus| difference(Some(&old), Some(new)).is_some();
+        assert!(!differs(&new));
         let turned = status(
             json!({ "conditions": [{ "type": "Ready", "status": "False" }, { "type": "X", "status": "True" }] }),
         );
-        assert!(differs(&old, &turned));
-        assert!(differs(&old, &NodeStatus { phase: Some("x".to_owned()), ..old.clone() }));
+        assert!(differs(&turned));
+        assert!(differs(&NodeStatus { phase: Some("x".to_owned()), ..old.clone() }));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use kube::Client;
 use kube::api::Patch;
 use kube::api::PatchParams;
 use kube::api::PostParams;
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -102,6 +103,9 @@ pub struct StatusLoop<H> {
     /// The pod CIDR that the runtime has accepted.
     pod_cidr: String,
     schedule: Schedule,
+    /// What was sent and the API server has not kept, such as a field whose feature gate is off there: it is sent with the
+    /// next report, not with every computation.
+    not_kept: Option<Value>,
     reported: ReportedState,
     startup: Startup,
     /// Errors that were logged already.
@@ -136,6 +140,7 @@ impl<H: Host> StatusLoop<H> {
             images_at: None,
             pod_cidr: String::new(),
             schedule: Schedule::new(inputs.config.report_period),
+            not_kept: None,
             reported: ReportedState::default(),
             startup: Startup::new(inputs.metrics.clone()),
             logged_errors: Vec::new(),
@@ -210,7 +215,7 @@ impl<H: Host> StatusLoop<H> {
                 call::log_failure(&self.inputs.config.name, "cannot update the node status", &error);
             }
             if missing {
-                // A retry does not help: the Node has to be created by others.
+                // A retry does not help: the Node has to be created by another client.
                 return;
             }
             if attempt > 0 && error.is_unanswered() {
@@ -324,11 +329,8 @@ impl<H: Host> StatusLoop<H> {
         self.record_events(&known, &node);
         let moved = self.apply_pod_cidr(&pod_cidr(&node)).await;
         let restored = report::restore_labels(&mut node);
-        let differs = match (&known.status, &node.status) {
-            (Some(known), Some(now)) => report::differs(known, now),
-            (known, now) => known != now,
-        };
-        let changed = moved || restored || differs;
+        let difference = report::difference(known.status.as_ref(), node.status.as_ref());
+        let changed = moved || restored || (difference.is_some() && difference != self.not_kept);
         if !changed && !self.schedule.is_due(Instant::now()) {
             return Ok(());
         }
@@ -341,6 +343,9 @@ impl<H: Host> StatusLoop<H> {
             answer => Some(answer?),
         };
         self.reported(&node, changed);
+        let lost = answer.as_ref().and_then(|kept| report::difference(kept.status.as_ref(), node.status.as_ref()));
+        // Another client may have changed more meanwhile.
+        self.not_kept = lost.filter(|lost| difference.as_ref() == Some(lost));
         match answer {
             Some(answer) => self.inputs.cache.offer(answer),
             None => self.inputs.cache.sent(node),

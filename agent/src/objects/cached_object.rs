@@ -157,7 +157,7 @@ impl<K: Kind> CachedObject<K> {
         // The sender lives as long as `self`.
         let _ = tokio::time::timeout(FIRST_READ, known.wait_for(|known| known.fresh)).await;
         let (mut object, mut failure) = (None, None);
-        // One look, so that the object cannot be stored between finding none and asking to be woken.
+        // Reads and writes in one step, so that the object cannot be stored between the two without waking its pods.
         self.shared.known.send_if_modified(|known| {
             (object, failure) = (known.object.clone(), known.failure.clone());
             known.missed |= object.is_none();

@@ -1,5 +1,5 @@
 //! Claims and persistent volumes with their secrets, read when a pod is to use them, and the Node. Nothing is cached: what a
-//! pod needs of a claim is needed once.
+//! pod needs of a claim is needed once, and its size rarely.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +9,9 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
+use kube::api::Patch;
+use kube::api::PatchParams;
+use serde_json::Value;
 use tokio::sync::watch;
 
 use super::Objects;
@@ -17,7 +20,7 @@ use super::error::code;
 use super::error::describe;
 use super::store::is_name;
 
-/// Timeout of a GET.
+/// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Objects {
@@ -32,6 +35,25 @@ impl Objects {
     ) -> Result<PersistentVolumeClaim, ObjectError> {
         let inner = self.inner.as_ref().ok_or(ObjectError::Standalone)?;
         read(Api::namespaced(inner.client.clone(), namespace), "persistentvolumeclaims", name).await
+    }
+
+    /// Changes the status of a claim by a strategic merge patch. Returns the claim.
+    ///
+    /// # Errors
+    /// The patch is refused, or not answered within ten seconds; there is no API server.
+    pub async fn patch_claim_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<PersistentVolumeClaim, ObjectError> {
+        let inner = self.inner.as_ref().ok_or(ObjectError::Standalone)?;
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(inner.client.clone(), namespace);
+        let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
+        match tokio::time::timeout(TIMEOUT, api.patch_status(name, &params, &patch)).await {
+            Ok(patched) => patched.map_err(|error| ObjectError::Api(describe(&error))),
+            Err(_) => Err(ObjectError::Api(format!("patching claim {namespace}/{name} took longer than {TIMEOUT:?}"))),
+        }
     }
 
     /// The persistent volume, as it is now.

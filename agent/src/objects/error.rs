@@ -70,10 +70,10 @@ pub enum ObjectError {
     /// A source of trust bundles that names neither a bundle nor a signer.
     #[error("a clusterTrustBundle source needs either name or signerName")]
     UnnamedTrustBundle,
-    /// A label selector that is none.
+    /// An invalid label selector.
     #[error("invalid label selector: {0}")]
     BadSelector(String),
-    /// A text that should be PEM.
+    /// A text that is not PEM.
     #[error("{what} is not PEM: {cause}")]
     BadPem {
         /// Which text.

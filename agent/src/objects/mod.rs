@@ -239,7 +239,7 @@ impl Objects {
         inner.pod_certificates.get(&inner.tokens, pod, key, wanted, notify).await
     }
 
-    /// How many sources of volumes want a certificate, by signer and upstream's `state` of it.
+    /// How many sources of volumes request a certificate, by signer and upstream's `state` of it.
     pub fn certificate_states(&self) -> BTreeMap<(String, &'static str), usize> {
         self.inner.as_ref().map(|inner| inner.pod_certificates.states()).unwrap_or_default()
     }
@@ -286,6 +286,11 @@ impl Objects {
         let unwatched = inner.config_maps.has_unwatched(&references.config_maps)
             || inner.secrets.has_unwatched(&references.secrets);
         unwatched.then(|| inner.config_maps.refresh_period())
+    }
+
+    /// How often an object that is not watched is read again; `None` without an API server.
+    pub fn reading_period(&self) -> Option<Duration> {
+        self.inner.as_ref().map(|inner| inner.config_maps.refresh_period())
     }
 }
 

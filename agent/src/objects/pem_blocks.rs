@@ -24,8 +24,8 @@ pub(super) fn chain(certificates: Vec<Vec<u8>>) -> String {
     certificates.into_iter().map(|der| block(CERTIFICATE, der)).collect()
 }
 
-/// One PEM text of trust anchors, each once. Their order is that of their hashes: it stays from read to read, and says
-/// nothing that a reader could rely on.
+/// One PEM text of trust anchors, each once. Their order is that of their hashes: it stays from read to read,
+/// and has no meaning.
 pub(super) fn anchors(certificates: impl IntoIterator<Item = Vec<u8>>) -> String {
     let by_hash = certificates.into_iter().map(|der| (<[u8; 32]>::from(Sha256::digest(&der)), der));
     chain(by_hash.collect::<BTreeMap<_, _>>().into_values().collect())

@@ -65,7 +65,7 @@ impl RuntimeClasses {
         })
     }
 
-    /// The handler of a class. One that the watch does not have is asked for: it may have been created with its pod.
+    /// The handler of a class. One that the watch does not have is requested: it may have been created with its pod.
     ///
     /// # Errors
     /// There is no such class; the classes were never listed and are not within a second.

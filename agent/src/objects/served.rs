@@ -12,7 +12,7 @@ const GROUP: &str = "certificates.k8s.io";
 /// serves none.
 ///
 /// # Errors
-/// The API server cannot be asked.
+/// The discovery request fails.
 pub(super) async fn served(
     client: &Client,
     kind: &str,

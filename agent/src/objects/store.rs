@@ -85,7 +85,8 @@ pub(super) struct Store<K> {
 /// The objects that registered pods use.
 struct Registered<K> {
     objects: HashMap<ObjectKey, Arc<CachedObject<K>>>,
-    /// Those of each registration that has any: pods come and go without a look at the objects of the others.
+    /// Those of each registration that has any: registering a pod, or releasing its objects, does not search the objects of
+    /// the others.
     by_registration: HashMap<RegistrationId, Vec<Arc<CachedObject<K>>>>,
 }
 

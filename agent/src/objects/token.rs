@@ -42,7 +42,7 @@ const MAX_JITTER_SECONDS: u64 = 10;
 const FIRST_RETRY: Duration = Duration::from_secs(30);
 /// The longest such pause.
 const LAST_RETRY: Duration = Duration::from_secs(5 * 60);
-/// The longest such pause once the cached token has expired: what it is for fails until it is replaced.
+/// The longest such pause once the cached token has expired: its users fail until it is replaced.
 const EXPIRED_RETRY: Duration = Duration::from_secs(30);
 /// How long a request for a first token may take.
 const FIRST_TOKEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -72,7 +72,7 @@ pub struct TokenKey {
 pub struct Token {
     /// The token itself.
     pub text: SecretString,
-    /// When to ask again; `None`: never.
+    /// When it is due for replacement; `None`: never.
     pub refresh_at: Option<SystemTime>,
 }
 
@@ -164,8 +164,8 @@ impl Tokens {
     /// `account`: UID that the service account must have.
     ///
     /// # Errors
-    /// No token was issued, and no cached one is still valid. If one has expired, the API server is asked once in a while only:
-    /// in between the error is that of the last attempt.
+    /// No token was issued, and no cached one is still valid. If one has expired, requests are separated by pauses, during
+    /// which the error is that of the last attempt.
     pub(super) async fn get(&self, key: &TokenKey, account: Option<&str>) -> Result<Token, ObjectError> {
         let held_key = (key.clone(), account.map(str::to_owned));
         let held = self.lock().get(&held_key).cloned();
@@ -243,7 +243,7 @@ struct Issuer {
 }
 
 impl Issuer {
-    /// Asks for a token, with `is_valid` beside one that is valid still. `timeout`: of each request.
+    /// Requests a token. `is_valid`: the cached one is still valid. `timeout`: of each request.
     async fn issue(
         &self,
         key: &TokenKey,
@@ -295,11 +295,11 @@ impl Issuer {
 
     /// Discovered once; if that fails the subresource is assumed to exist.
     async fn offers_tokens(&self) -> bool {
-        let look = || async {
+        let discover = || async {
             let resources = self.client.list_core_api_resources("v1").await?;
             Ok::<_, kube::Error>(resources.resources.iter().any(|resource| resource.name == "serviceaccounts/token"))
         };
-        self.offered.get_or_try_init(look).await.copied().unwrap_or(true)
+        self.offered.get_or_try_init(discover).await.copied().unwrap_or(true)
     }
 }
 

@@ -37,7 +37,7 @@ use crate::model::Backoff;
 const FIRST_READ: Duration = Duration::from_secs(1);
 /// Versions of the API, the preferred one first.
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
-/// When an API server is asked again that cannot be asked, or does not serve the API.
+/// First pause before the API is discovered again, after a failure or if it is not served.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 /// The resource, as messages name it.
@@ -131,7 +131,7 @@ impl TrustBundles {
     }
 }
 
-/// The anchors of all bundles that are asked for.
+/// The anchors of all bundles that the source selects.
 fn chosen(known: &Known, wanted: &ClusterTrustBundleProjection) -> Result<String, ObjectError> {
     let all = match known {
         Known::Listed(all) => all,

@@ -5,8 +5,8 @@
 //!                └─▶ JSON lines ───replay───▶ the same
 //! ```
 //!
-//! `record` is the vocabulary. All that shows something is a function of `state`, which is a fold over records, so that
-//! recorded lines are shown like a live node.
+//! `record` defines the records. Every output is a function of `state`, which is a fold over records, so that recorded lines
+//! are shown like a live node.
 
 pub mod collect;
 pub mod metrics;

@@ -81,7 +81,7 @@ fn is_unknown(bytes: &[u8]) -> bool {
     serde_json::from_slice::<Head>(bytes).is_ok_and(|head| !Record::KINDS.contains(&head.kind.as_str()))
 }
 
-/// A line of the program's own log, which says so by what it has and by what it lacks.
+/// A line of the program's own log, recognised by the fields that it has and by those that it lacks.
 fn is_logged(bytes: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct Logged {

@@ -34,8 +34,17 @@ impl KillCounters {
         }
     }
 
+    /// The cgroup was removed. Without this those of pods that come and go would take the places of those that stay.
+    pub fn remove(&mut self, cgroup: u64) {
+        let is_counted = self.counted.remove(&cgroup).is_some();
+        // Most cgroups do not live long, and are near the end.
+        if is_counted && let Some(place) = self.order.iter().rposition(|known| *known == cgroup) {
+            self.order.remove(place);
+        }
+    }
+
     /// A record with the counter of its cgroup, which includes the kill. The first value of an unknown cgroup is a
-    /// beginning: kills before it are not news. `of_group`: the whole cgroup is killed (`memory.oom.group`); the kernel
+    /// beginning: kills before it are not counted. `of_group`: the whole cgroup is killed (`memory.oom.group`); the kernel
     /// counts the process that it chose once more when it comes to it again, without a record.
     pub fn record(&mut self, cgroup: u64, counter: u64, of_group: bool) -> CounterChange {
         let known = self.counted.get(&cgroup).copied();
@@ -134,6 +143,20 @@ mod tests {
         assert_eq!(counters.record(1, 2, false), CounterChange::Kill { unreported: 0 });
         assert_eq!(counters.reconcile(1, 1), 0, "an older reading");
         assert_eq!(counters.reconcile(1, 3), 1);
+    }
+
+    #[test]
+    fn cgroups_that_come_and_go_do_not_replace_those_that_stay() {
+        let mut counters = KillCounters::default();
+        counters.begin(0, 3);
+        for cgroup in 1..2 * MAX_CGROUPS as u64 {
+            counters.begin(cgroup, 0);
+            counters.remove(cgroup);
+        }
+        assert_eq!(counters.record(0, 3, false), CounterChange::NotAKill, "the process was exiting already");
+        assert_eq!(counters.reconcile(0, 5), 2);
+        counters.remove(0);
+        assert_eq!((counters.counted.len(), counters.order.len()), (0, 0));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub const KILLED: i32 = 137;
 
 /// What the runtime reports of the victim's pod and container.
 #[derive(Clone, Copy, Debug)]
-pub struct Owner<'a> {
+pub struct VictimOwner<'a> {
     /// The pod.
     pub pod: &'a PodRef,
     /// The container; `None` for the sandbox.
@@ -32,7 +32,7 @@ pub struct Owner<'a> {
     pub shares_pid_namespace: Option<bool>,
 }
 
-impl<'a> Owner<'a> {
+impl<'a> VictimOwner<'a> {
     /// The owner of a container or sandbox id in a snapshot.
     pub fn of(snapshot: &'a PodSnapshot, id: &str) -> Option<Self> {
         let pod = &snapshot.pod;
@@ -49,7 +49,7 @@ impl<'a> Owner<'a> {
 }
 
 /// The verdict on `record`. `is_repeated`: another process of the same group was killed just before, by the same event.
-pub fn decide(record: &OomRecord, owner: Option<Owner<'_>>, is_repeated: bool, time: OomTime) -> OomVerdict {
+pub fn decide(record: &OomRecord, owner: Option<VictimOwner<'_>>, is_repeated: bool, time: OomTime) -> OomVerdict {
     let victim = victim(record, owner);
     let scope = scope(record);
     let (limit_cgroup, limit_bytes) = match &record.limit {
@@ -84,7 +84,7 @@ pub fn decide(record: &OomRecord, owner: Option<Owner<'_>>, is_repeated: bool, t
     verdict
 }
 
-fn container(record: &OomRecord, owner: Option<Owner<'_>>) -> Option<OomContainer> {
+fn container(record: &OomRecord, owner: Option<VictimOwner<'_>>) -> Option<OomContainer> {
     match owner {
         Some(owner) => owner.container.map(|of| OomContainer { id: of.id.clone(), name: of.name.clone() }),
         None => record.container().map(|id| OomContainer { id: id.clone(), name: String::new() }),
@@ -93,7 +93,7 @@ fn container(record: &OomRecord, owner: Option<Owner<'_>>) -> Option<OomContaine
 
 /// What the process was to its container. The pid of the main process is the runtime's; without it a container with a PID
 /// namespace of its own has the namespace's init as main process.
-fn victim(record: &OomRecord, owner: Option<Owner<'_>>) -> OomVictim {
+fn victim(record: &OomRecord, owner: Option<VictimOwner<'_>>) -> OomVictim {
     let is_sandbox = owner.is_some_and(|owner| owner.container.is_none());
     match &record.place {
         Some(place) if place.container.is_none() || is_sandbox => return OomVictim::Other,

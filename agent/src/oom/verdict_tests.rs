@@ -67,7 +67,7 @@ fn snapshot(main: Option<u32>, shares_pid_namespace: bool) -> PodSnapshot {
 }
 
 fn verdict(record: &OomRecord, snapshot: Option<&PodSnapshot>) -> OomVerdict {
-    let owner = snapshot.and_then(|snapshot| Owner::of(snapshot, record.container()?.as_str()));
+    let owner = snapshot.and_then(|snapshot| VictimOwner::of(snapshot, record.container()?.as_str()));
     decide(record, owner, false, OomTime(1))
 }
 

@@ -1,6 +1,6 @@
 //! Defers the delivery of events while containers are being started or pods stopped: delivering costs the API server, and
-//! on a small cluster the same node, more than it costs the agent. Warnings are not deferred: the event
-//! of an OOM kill is promised within 200 ms.
+//! on a small cluster the same node, more than it costs the agent. Warnings are not deferred: the event of an OOM kill has
+//! to be sent within 200 ms.
 
 use std::time::Duration;
 

@@ -33,7 +33,7 @@ impl FirstStatusHold {
         self.enabled && !self.priority.is_idle() && Instant::now() < deadline
     }
 
-    /// Waits until a status with this deadline is no longer held back.
+    /// Waits until a status with this deadline is no longer held back. Cancel-safe.
     pub async fn released(&self, deadline: Instant) {
         tokio::select! {
             () = self.priority.idle() => {}

@@ -27,7 +27,8 @@ impl RemovalPermits {
         Self { permits: Arc::new(Semaphore::new(REMOVALS)), stops }
     }
 
-    /// Runs `removal` with a permit, which it keeps for 10 s at most.
+    /// Runs `removal` with a permit, which it keeps for 10 s at most. If the future is dropped, `removal` is dropped too,
+    /// however far it has come.
     pub async fn run<T>(&self, removal: impl Future<Output = T>) -> T {
         let permit = self.acquire().await;
         let mut removal = std::pin::pin!(removal);

@@ -1,7 +1,7 @@
 //! Keeps the limits on dead containers that concern all pods (upstream: the container garbage collection, once a minute).
 //!
-//! Decides by the pod cache and makes no call for that. What exceeds a limit is removed by the pods' workers; of pods whose
-//! worker has finished it is removed here, since nothing else acts on them.
+//! Decides by the pod cache, without a call to the runtime. What exceeds a limit is removed by the pods' workers; of pods
+//! whose worker has finished it is removed here, since nothing else acts on them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -89,11 +89,11 @@ impl DeadContainerLimits {
             recorder.node_event(EventType::Warning, "ContainerGCFailed", &reason);
             retries.failed(Operation::CollectGarbage, &target, &reason);
         }
-        // The cache then shows them as removed; a failure is made good by the next relist.
+        // The cache then shows them as removed; a failure is corrected by the next relist.
         let _ = pleg.inspect(&snapshot.pod.uid).await;
     }
 
-    /// Not those that are being terminated: what becomes of their containers is about to be decided.
+    /// Not those that are being terminated: their workers are about to decide on their containers.
     fn worked_pods(&self) -> Vec<WorkedPod> {
         let workers = self.registry.summaries();
         let worked = |snapshot: Arc<PodSnapshot>| {

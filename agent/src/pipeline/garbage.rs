@@ -37,7 +37,7 @@ impl Garbage for NodeGarbage {
             for error in gc::remove_dead(&self.context.act, &snapshot).await {
                 tracing::warn!(pod_uid = uid.as_str(), %error, "cannot remove a dead container");
             }
-            // The cache then shows them as removed; a failure is made good by the next relist.
+            // The cache then shows them as removed; a failure is corrected by the next relist.
             let _ = self.context.pleg.inspect(&uid).await;
         }
     }

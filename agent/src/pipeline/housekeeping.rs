@@ -32,7 +32,7 @@ const PASS_INTERVAL: Duration = Duration::from_secs(2);
 /// that.
 const LINKS_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Whether the pod of a UID is desired, or something may still be made of it.
+/// Whether the pod of a UID is desired, or something may still be created for it.
 type Known<'a> = &'a (dyn Fn(&str) -> bool + Sync);
 
 /// Removes leftovers in the background, one pass at a time.
@@ -99,8 +99,8 @@ impl Leftovers for OrphanCleanup {
         let (context, pods, keep) = (self.context.clone(), self.pods.clone(), keep.clone());
         let (registry, again) = (self.registry.clone(), self.again.clone());
         tokio::spawn(async move {
-            // A pod is desired before anything of it is made, and has its worker until it is cleaned up: listing first and
-            // asking then spares one that has come since, also if it has been deleted again.
+            // A pod is desired before anything is created for it, and has its worker until it is cleaned up: listing first
+            // and checking afterwards spares a pod that was added since, also if it has been deleted again.
             let known = |uid: &str| {
                 let of_pod = PodUid::from(uid);
                 keep.contains(uid) || pods.by_uid(&of_pod).is_some() || registry.phase(&of_pod).is_some()
@@ -108,7 +108,7 @@ impl Leftovers for OrphanCleanup {
             let logs = remove_logs_and_links(&context, &known, &mut pace.links);
             let (orphans_due, logs_due) = tokio::join!(remove_orphans(&context, &known), logs);
             // Also what an earlier agent has left without a pod.
-            context.act.volumes.look_for_unused();
+            context.act.volumes.request_unused_search();
             drop(pace);
             if let Some(due) = [orphans_due, logs_due].into_iter().flatten().min() {
                 // Fails once the sync loop has ended.
@@ -144,7 +144,7 @@ async fn remove_orphan(context: &WorkerContext, uid: &str, known: Known<'_>) -> 
     if due.is_some() {
         return due;
     }
-    // Asked again: the pass may have waited for others for minutes.
+    // Checked again: the pass may have waited for others for minutes.
     match act::remove_orphan(&context.act, uid, known).await {
         Ok(true) => {
             retries.succeeded(Operation::RemoveOrphan, uid);
@@ -171,7 +171,7 @@ async fn leftovers(volumes: Volumes, cgroups: Option<Cgroups>) -> (HashSet<Strin
     (on_disk.into_iter().collect(), with_cgroup.into_keys().collect())
 }
 
-/// Returns when it is due again if some could not be removed, or if it is too early to look at links.
+/// Returns when it is due again if some could not be removed, or if it is too early to check links.
 async fn remove_logs_and_links(context: &WorkerContext, known: Known<'_>, links: &mut AtMostEvery) -> Option<Instant> {
     let logs_due = remove_logs(context, known).await;
     let links_due = links.begin(Instant::now());
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_that_is_asked_for_too_often_begins_once_in_an_interval_and_as_soon_as_it_is_due() {
+    fn work_that_is_requested_too_often_begins_once_in_an_interval_and_as_soon_as_it_is_due() {
         let (start, mut passes) = (Instant::now(), AtMostEvery::new(PASS_INTERVAL));
         let begun = (0..420).filter(|reason| passes.begin(start + Duration::from_secs(*reason) / 7).is_none()).count();
         assert_eq!(begun, 30, "seven reasons a second, for a minute");

@@ -7,7 +7,7 @@
 //!  Observation ─▶ PLEG ───┘                   └─▶ statuses ─▶ status manager ─▶ API server
 //! ```
 //!
-//! Joins and decides nothing: whatever differs between nodes is a field of [`Services`].
+//! Only joins, and decides nothing: whatever differs between nodes is a field of [`Services`].
 
 mod dead_containers;
 mod devices;
@@ -117,7 +117,7 @@ pub struct Services {
     pub node: NodeSettings,
     /// What is allocated to pods, and what was applied.
     pub allocations: Allocations,
-    /// Resizes that this node never does.
+    /// Resizes that this node can never perform.
     pub resize_policy: ResizePolicy,
     /// Files of the node.
     pub files: NodeFiles,
@@ -289,7 +289,8 @@ impl Services {
         let collecting = shutdown.clone();
         let collecting = async move { _ = collecting.run_until_cancelled(images.run()).await };
         tasks.spawn(named("image garbage collection", collecting));
-        let (releasing, devices) = (shutdown.clone(), DeviceRelease::new(context.clone()));
+        let devices = DeviceRelease::new(context.act.volumes.clone(), context.retries.clone());
+        let releasing = shutdown.clone();
         let releasing = async move { _ = releasing.run_until_cancelled(devices.run()).await };
         tasks.spawn(named("release of devices", releasing));
         if let Some(limits) = DeadContainerLimits::new(context.clone(), running.registry.clone(), pods.clone()) {

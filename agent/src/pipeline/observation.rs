@@ -1,4 +1,4 @@
-//! The PLEG and what feeds it.
+//! The PLEG and its inputs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ const PARALLEL_INSPECTIONS: usize = 64;
 /// A runtime that takes longer to describe one pod counts as failing for that pod.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the PLEG is fed with.
+/// Inputs of the PLEG.
 pub struct Observation {
     /// Hints of all sensors.
     pub hints: mpsc::Receiver<Hint>,

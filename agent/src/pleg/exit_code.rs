@@ -1,7 +1,7 @@
 //! Exit codes that the runtime does not report yet. CRI-O reports an exit with code -1 until it has read what its monitor of
 //! the container has written. No process has such a code: that of the kernel counts where it is known. Else the code is
-//! held back for a while, in which the pod is inspected again: a restart policy would take it for a failure, and what a pod
-//! has ended as is final.
+//! held back for a while, in which the pod is inspected again: a restart policy would count it as a failure, and the final
+//! phase of a pod never changes.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub(super) fn lacks_code(container: &ContainerStatus) -> bool {
     is_reported && container.exit_code.is_none_or(is_placeholder)
 }
 
-/// The runtime has reported the exit, and is asked for its code.
+/// The runtime has reported the exit, and is queried for its code.
 pub(super) fn is_held_back(container: &ContainerStatus) -> bool {
     lacks_code(container) && container.exit_code.is_none()
 }

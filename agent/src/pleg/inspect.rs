@@ -191,7 +191,7 @@ async fn container_status(
     known: &KnownContainers<'_>,
     early: &PrefetchedStatuses,
 ) -> Result<Option<ContainerStatus>, RuntimeError> {
-    // One that was asked for beside the lists may have changed although its state is the same (resources).
+    // One that was requested beside the lists may have changed although its state is the same (resources).
     let known = reusable_container(listed, known).filter(|_| !early.contains_key(&listed.id));
     if let Some(known) = known {
         return Ok(Some(known.clone()));

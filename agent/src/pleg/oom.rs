@@ -26,7 +26,7 @@ use crate::oom::verdict;
 use crate::oom::verdict::ExitEvidence;
 use crate::oom::verdict::KILLED;
 use crate::oom::verdict::OOM_KILLED;
-use crate::oom::verdict::Owner;
+use crate::oom::verdict::VictimOwner;
 
 /// Records that wait for a snapshot; beyond that the oldest is reported as it is.
 const MAX_WAITING: usize = 1024;
@@ -103,7 +103,7 @@ impl PlegTask {
     }
 
     fn conclude(&mut self, record: OomRecord, snapshot: Option<Arc<PodSnapshot>>) {
-        let owner = snapshot.as_deref().zip(record.container()).and_then(|(of, id)| Owner::of(of, id.as_str()));
+        let owner = snapshot.as_deref().zip(record.container()).and_then(|(of, id)| VictimOwner::of(of, id.as_str()));
         let time = OomTime(self.config.clock.wall_nanos_before(record.moment.age(Instant::now())));
         let verdict = verdict::decide(&record, owner, self.ooms.history.is_repeated(&record), time);
         self.ooms.history.add(&record, &verdict);

@@ -280,7 +280,7 @@ impl PlegTask {
         self.publish(uid, snapshot, Source::Kernel);
     }
 
-    /// Applies proven exits to a snapshot, drops confirmed ones, and gives way to the runtime where the contradiction has
+    /// Applies proven exits to a snapshot, drops confirmed ones, and accepts the runtime's state where the contradiction has
     /// lasted. True if exits are still unconfirmed.
     pub(super) fn overlay_pending_exits(&mut self, uid: &PodUid, snapshot: &mut PodSnapshot) -> bool {
         let Some(record) = self.records.get_mut(uid) else { return false };
@@ -296,7 +296,10 @@ impl PlegTask {
             record.proven_exits.remove(id);
         }
         for id in &overlay.contradicted {
-            tracing::warn!(pod = %snapshot.pod, id = %id, "the runtime still reports a container as running whose exit the kernel proved; the runtime wins");
+            tracing::warn!(
+                pod = %snapshot.pod, id = %id,
+                "the runtime still reports a container as running whose exit the kernel proved; using the runtime's state"
+            );
             self.config.observer.contradiction();
             self.relists.request(RelistReason::Contradiction, Instant::now());
         }

@@ -103,9 +103,9 @@ impl PodRecord {
     /// True if an inspection should start now. After a failed one, hints wait for the retry; callers do not.
     pub(super) fn wants_inspection(&self) -> bool {
         let retrying = self.failures > 0 && self.recheck.is_some();
-        let reason_to_look = self.again.is_some() || !self.hints.is_empty();
+        let reason_to_inspect = self.again.is_some() || !self.hints.is_empty();
         self.inflight.is_none()
-            && (!self.waiters.is_empty() || (self.acting_since.is_none() && !retrying && reason_to_look))
+            && (!self.waiters.is_empty() || (self.acting_since.is_none() && !retrying && reason_to_inspect))
     }
 
     /// How long hints may wait for an acting worker; `None` if there are none.

@@ -1,5 +1,5 @@
-//! What the PLEG reports of a change of its cache: lifecycle events with the moment they happened, and the pods whose workers
-//! have to look.
+//! What the PLEG reports of a change of its cache: lifecycle events with the moment they happened, and the pods whose
+//! workers have to be woken.
 
 use std::time::Duration;
 

@@ -38,7 +38,7 @@ const LOG_WINDOW: u64 = 64 * 1024;
 
 /// How long a log must not have grown, and how often it is read again at most.
 const LOG_PAUSE: Duration = Duration::from_millis(10);
-const LOG_LOOKS: u32 = 10;
+const LOG_READS: u32 = 10;
 
 /// How long a read is waited for. Exits and restarts wait for it.
 const READ_LIMIT: Duration = Duration::from_secs(10);
@@ -197,7 +197,7 @@ impl MessageReader {
     /// The end of a log, once it no longer grows: a runtime may report an exit before it has written all output.
     async fn end_of_log(&self, pod: &PodUid, path: &str) -> io::Result<FileEnd> {
         let mut end = self.tail(pod, path, LOG_WINDOW).await?;
-        for _ in 0..LOG_LOOKS {
+        for _ in 0..LOG_READS {
             tokio::time::sleep(LOG_PAUSE).await;
             let before = std::mem::replace(&mut end, self.tail(pod, path, LOG_WINDOW).await?);
             if before == end && !end.bytes.is_empty() {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn falls_back_to_the_log_only_on_error_and_only_if_asked() {
+    async fn falls_back_to_the_log_only_on_error_and_only_if_configured() {
         let log = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(log.path(), "2026-01-01T00:00:00Z stdout F one\n2026-01-01T00:00:01Z stderr F two words\n")
             .unwrap();

@@ -1,4 +1,4 @@
-//! The PLEG on runtimes that know little of their containers: no exit code yet, no process on the node, a wrong one.
+//! The PLEG on runtimes that report incomplete or wrong statuses: no exit code yet, no process on the node, a wrong one.
 
 mod earlier_exits;
 mod faults;
@@ -377,7 +377,7 @@ async fn a_code_that_stays_unknown_is_reported_as_the_runtime_has_it() {
 
 /// Kata Containers and gVisor: the pid is that of the sandbox.
 #[tokio::test(start_paused = true)]
-async fn processes_of_a_handler_without_any_are_looked_for_once() {
+async fn processes_of_a_handler_without_any_are_searched_once() {
     let runtime = FakeRuntime::with(4711, "kata");
     runtime.set(running("a"));
     let pleg = Pleg::on(&runtime, |_| Pinned::NotFound("in the cgroup of the sandbox".to_owned()));
@@ -400,7 +400,7 @@ async fn processes_of_a_handler_without_any_are_looked_for_once() {
 
 /// A process that is found shows that the handler has them.
 #[tokio::test(start_paused = true)]
-async fn processes_of_a_handler_are_looked_for_again_once_one_was_found() {
+async fn processes_of_a_handler_are_searched_again_once_one_was_found() {
     let runtime = FakeRuntime::with(1, "runc");
     runtime.set(running("a"));
     let pleg = Pleg::on(&runtime, |pid| match pid {

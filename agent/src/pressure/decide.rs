@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_are_named() {
+    fn waiting_pods_are_named() {
         let waiting = |name: &str, waited| PodEvidence { waited, ..pod(name, 10, 0) };
         let mut pods =
             vec![waiting("a", 0.05), waiting("b", 0.4), waiting("c", 0.001), waiting("d", 0.2), waiting("e", 0.1)];

@@ -51,7 +51,7 @@ impl Record {
 
 /// What was known of a container before this agent saw it running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Known {
+pub(super) struct PriorState {
     /// It was started well before the agent, or an earlier agent's status has it, whatever the clock says: it may have been
     /// set back since. Not if that status has another instance: no probe is known to have succeeded for this one.
     pub(super) older: bool,
@@ -63,7 +63,7 @@ pub(super) struct Known {
     pub(super) ready: bool,
 }
 
-impl Known {
+impl PriorState {
     /// Of the instance `id` of the container `name`, which was started `started_at` nanoseconds after the Unix epoch; the
     /// agent started at `agent`. `None`: it is known to have started before the instance.
     pub(super) fn of(
@@ -116,7 +116,7 @@ mod tests {
     fn a_restart_of_the_agent_keeps_what_was_known() {
         use ProbeKind::{Liveness, Readiness, Startup};
         use ProbeResult::{Failure, Success, Unknown};
-        let known = |older, started, ready| Known { older, started, ready };
+        let known = |older, started, ready| PriorState { older, started, ready };
         for (known, kind, expected) in [
             (known(false, None, false), Liveness, Success),
             (known(false, None, false), Readiness, Failure),
@@ -146,7 +146,7 @@ mod tests {
             }))
             .expect("a status");
             let agent = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
-            let known = Known::of(&Record::of(&status), name, &ContainerId::from(id), 700_000_000_000, agent);
+            let known = PriorState::of(&Record::of(&status), name, &ContainerId::from(id), 700_000_000_000, agent);
             known.initial(ProbeKind::Readiness)
         };
         for (reason, name, id, expected) in [
@@ -172,21 +172,21 @@ mod tests {
         let agent = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
         let at = |seconds: i64| seconds * 1_000_000_000;
         let of = |record: &Record, id: &str, started_at: i64, agent: Option<SystemTime>| {
-            Known::of(record, "c", &ContainerId::from(id), started_at, agent)
+            PriorState::of(record, "c", &ContainerId::from(id), started_at, agent)
         };
-        let same = Known { older: true, started: Some(true), ready: true };
+        let same = PriorState { older: true, started: Some(true), ready: true };
         // It has replaced the instance while the agent before this one could not report it.
-        let other = Known { older: false, started: None, ready: false };
+        let other = PriorState { older: false, started: None, ready: false };
         for started_at in [at(700), at(990), at(2000), 0] {
             assert_eq!(of(&record, "a", started_at, agent), same, "{started_at}");
             assert_eq!(of(&record, "b", started_at, agent), other, "{started_at}");
         }
-        let new = Known { older: false, started: Some(true), ready: true };
+        let new = PriorState { older: false, started: Some(true), ready: true };
         assert_eq!(of(&record, "a", at(700), None), new);
-        let unknown = Known { older: true, started: None, ready: false };
+        let unknown = PriorState { older: true, started: None, ready: false };
         let nothing = Record::default();
         assert_eq!(of(&nothing, "a", at(1), agent), unknown);
-        assert_eq!(of(&nothing, "a", at(1), None), Known { older: false, ..unknown });
+        assert_eq!(of(&nothing, "a", at(1), None), PriorState { older: false, ..unknown });
     }
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
                 "conditions": [{ "type": "Ready", "status": "True" }], "initContainerStatuses": [container],
             }))
             .expect("a status");
-            let known = Known::of(&Record::of(&status), "c", &ContainerId::from("b"), 700_000_000_000, agent);
+            let known = PriorState::of(&Record::of(&status), "c", &ContainerId::from("b"), 700_000_000_000, agent);
             assert_eq!([Readiness, Startup].map(|kind| known.initial(kind)), [Failure, Unknown], "{id:?}");
         }
     }

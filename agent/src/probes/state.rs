@@ -22,9 +22,9 @@ use crate::model::ProbeResult;
 /// this time, and are not kept out of service for a whole period. Upstream has extra runs, too: one per sync of the pod.
 const EARLY_RETRY: Duration = Duration::from_millis(500);
 
-/// The numbers of a probe. Values that the API server would have replaced or rejected read as their defaults.
+/// The numbers of a probe's spec. Values that the API server would have replaced or rejected read as their defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Terms {
+pub(super) struct ProbeSpec {
     pub(super) initial_delay: Duration,
     pub(super) period: Duration,
     pub(super) timeout: Duration,
@@ -32,7 +32,7 @@ pub(super) struct Terms {
     failure_threshold: u32,
 }
 
-impl Terms {
+impl ProbeSpec {
     pub(super) fn of(probe: &Probe) -> Self {
         let number = |value: Option<i32>, default: u32| {
             value.and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0).unwrap_or(default)
@@ -90,24 +90,24 @@ struct Progress {
 #[derive(Clone, Debug)]
 pub(super) struct ProbeState {
     kind: ProbeKind,
-    terms: Terms,
+    spec: ProbeSpec,
     progress: Option<Progress>,
 }
 
 impl ProbeState {
-    pub(super) fn new(kind: ProbeKind, terms: Terms) -> Self {
-        Self { kind, terms, progress: None }
+    pub(super) fn new(kind: ProbeKind, spec: ProbeSpec) -> Self {
+        Self { kind, spec, progress: None }
     }
 
-    pub(super) fn terms(&self) -> Terms {
-        self.terms
+    pub(super) fn spec(&self) -> ProbeSpec {
+        self.spec
     }
 
     /// The container may be killed for failures that begin with the first run.
     pub(super) fn first_failure_may_kill(&self) -> bool {
         match self.kind {
             ProbeKind::Liveness => true,
-            ProbeKind::Startup => self.terms.failure_threshold == 1,
+            ProbeKind::Startup => self.spec.failure_threshold == 1,
             ProbeKind::Readiness => false,
         }
     }
@@ -143,7 +143,7 @@ impl ProbeState {
 
     /// The container's startup probe has succeeded: readiness is probed at once, liveness when its next run is due.
     pub(super) fn open_gate(&mut self, now: Instant) {
-        let (kind, period) = (self.kind, self.terms.period);
+        let (kind, period) = (self.kind, self.spec.period);
         let Some(progress) = self.progress.as_mut().filter(|progress| progress.gated) else { return };
         progress.gated = false;
         progress.due = match kind {
@@ -154,18 +154,18 @@ impl ProbeState {
 
     /// A run has ended. Returns the result if a threshold is reached; without a change of the outcome it is the same again.
     pub(super) fn complete(&mut self, run: RunResult, now: Instant) -> Option<ProbeResult> {
-        let (kind, terms) = (self.kind, self.terms);
+        let (kind, spec) = (self.kind, self.spec);
         let progress = self.progress.as_mut()?;
         // A run that outlasts the period is followed by the next one at once.
-        progress.due = (progress.due + terms.period).max(now);
+        progress.due = (progress.due + spec.period).max(now);
         if kind == ProbeKind::Readiness && run != RunResult::Success && !progress.was_ready {
             let pause = EARLY_RETRY.saturating_mul(2_u32.saturating_pow(progress.early_runs));
-            progress.due = progress.due.min(now + pause.min(terms.period));
+            progress.due = progress.due.min(now + pause.min(spec.period));
             progress.early_runs = progress.early_runs.saturating_add(1);
         }
         let (result, threshold) = match run {
-            RunResult::Success => (ProbeResult::Success, terms.success_threshold),
-            RunResult::Failure => (ProbeResult::Failure, terms.failure_threshold),
+            RunResult::Success => (ProbeResult::Success, spec.success_threshold),
+            RunResult::Failure => (ProbeResult::Failure, spec.failure_threshold),
             RunResult::Error => return None,
         };
         progress.was_ready |= result == ProbeResult::Success;

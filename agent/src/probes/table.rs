@@ -14,12 +14,12 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::ProbeResultStore;
-use super::initial::Known;
+use super::initial::PriorState;
 use super::initial::Record;
 use super::state::Beginning;
+use super::state::ProbeSpec;
 use super::state::ProbeState;
 use super::state::RunResult;
-use super::state::Terms;
 use super::target::KINDS;
 use super::target::Target;
 use crate::model::ContainerClass;
@@ -49,7 +49,7 @@ pub(super) struct Job {
     pub(super) timeout: Duration,
 }
 
-/// The moment at which pods are looked at.
+/// The time of an observation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub(super) now: Instant,
@@ -142,7 +142,7 @@ impl Table {
             self.observe_probe(id, &newest, &moment_of, &mut |instance| {
                 let of_last_status = || last_status().as_ref().map(Record::of).unwrap_or_default();
                 let record = record.get_or_insert_with(of_last_status);
-                Known::of(record, &instance.name, &instance.id, instance.started_at, moment_of(&instance.id).agent)
+                PriorState::of(record, &instance.name, &instance.id, instance.started_at, moment_of(&instance.id).agent)
             });
             self.requeue(id);
         }
@@ -159,7 +159,7 @@ impl Table {
         let id = ProbeId(self.next);
         self.next += 1;
         all.entry(target.container.name.clone()).or_default().push(id);
-        let state = ProbeState::new(target.kind, Terms::of(&target.probe));
+        let state = ProbeState::new(target.kind, ProbeSpec::of(&target.probe));
         let target = Arc::new(target);
         self.probes.insert(id, ScheduledProbe { uid: uid.clone(), target, state, running: None, queued: None });
         id
@@ -170,7 +170,7 @@ impl Table {
         id: ProbeId,
         newest: &HashMap<&str, &ContainerStatus>,
         moment_of: &dyn Fn(&ContainerId) -> Moment,
-        known: &mut dyn FnMut(&ContainerStatus) -> Known,
+        known: &mut dyn FnMut(&ContainerStatus) -> PriorState,
     ) {
         let Some(entry) = self.probes.get_mut(&id) else { return };
         let (kind, name) = (entry.target.kind, entry.target.container.name.as_str());
@@ -261,7 +261,7 @@ impl Table {
             let pod = self.pods.get(&entry.uid);
             if let Some((pod, container)) = pod.zip(entry.state.instance()) {
                 let (pod, container, target) = (pod.pod.clone(), container.clone(), entry.target.clone());
-                return Some(Job { probe: id, pod, container, target, timeout: entry.state.terms().timeout });
+                return Some(Job { probe: id, pod, container, target, timeout: entry.state.spec().timeout });
             }
         }
         None
@@ -345,8 +345,8 @@ fn probed(pod: &Pod) -> impl Iterator<Item = Target> {
 /// When an instance is probed first: after the initial delay; without one, a probe that may kill the container runs after a
 /// period, so that a server has as long to begin as a kubelet gives it at most. Instances that ran before the agent are
 /// spread over a period, since they would all be due at once.
-fn first_run(running: &ContainerStatus, state: &ProbeState, known: Known, moment: Moment) -> Instant {
-    let terms = state.terms();
+fn first_run(running: &ContainerStatus, state: &ProbeState, known: PriorState, moment: Moment) -> Instant {
+    let probe = state.spec();
     let started = u64::try_from(running.started_at).unwrap_or_default();
     let started = SystemTime::UNIX_EPOCH + Duration::from_nanos(started);
     let age = moment.wall.duration_since(started).unwrap_or_default();
@@ -354,12 +354,12 @@ fn first_run(running: &ContainerStatus, state: &ProbeState, known: Known, moment
         // The clock was set back and gives no age. A container that has served is past its delay.
         Duration::ZERO
     } else {
-        terms.initial_delay.saturating_sub(age)
+        probe.initial_delay.saturating_sub(age)
     };
     let wait = if known.older || moment.agent.is_some_and(|agent| started < agent) {
-        terms.period.mul_f64(fastrand::f64())
-    } else if terms.initial_delay.is_zero() && state.first_failure_may_kill() {
-        terms.period.saturating_sub(age)
+        probe.period.mul_f64(fastrand::f64())
+    } else if probe.initial_delay.is_zero() && state.first_failure_may_kill() {
+        probe.period.saturating_sub(age)
     } else {
         Duration::ZERO
     };

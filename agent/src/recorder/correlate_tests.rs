@@ -115,7 +115,7 @@ fn named(name: &str) -> k8s_openapi::api::core::v1::Pod {
 }
 
 #[test]
-fn ten_minutes_of_silence_forget_the_messages() {
+fn ten_minutes_without_an_event_drop_the_messages() {
     let messages = |pause: i64| {
         let mut correlator = Correlator::new("node");
         for number in 1..=9 {

@@ -83,8 +83,8 @@ impl Operation {
         (Duration::from_millis(first), Duration::from_millis(longest))
     }
 
-    /// True if housekeeping retries it: each of its passes looks at everything on the node, so that targets are not to be due
-    /// one after the other.
+    /// True if housekeeping retries it: each of its passes covers the whole node, so that targets are not to be due one
+    /// after the other.
     const fn is_retried_together(self) -> bool {
         matches!(self, Self::RemovePod | Self::RemoveOrphan)
     }
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_orphan_that_stays_is_reported_once_and_forgotten_with_its_directory() {
+    async fn an_orphan_that_stays_is_reported_once_and_dropped_with_its_directory() {
         let (recorder, mut events) = listening();
         let retries = RetryTracker::new(recorder, None);
         let (start, mut attempts) = (Instant::now(), 0);
@@ -313,7 +313,7 @@ mod tests {
         assert!(retries.is_failing(Operation::CollectLogs, ""), "another operation");
     }
 
-    /// Every pass costs a look at everything on the node.
+    /// Every pass reads everything on the node.
     #[tokio::test(start_paused = true)]
     async fn what_housekeeping_retries_is_due_together() {
         for operation in [Operation::RemoveOrphan, Operation::RemovePod] {
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn targets_have_pauses_of_their_own_and_are_forgotten() {
+    async fn targets_have_pauses_of_their_own_and_are_dropped() {
         let retries = RetryTracker::new(Recorder::default(), None);
         retries.failed(Operation::KillPod, "a", "busy");
         assert_eq!(retries.due(Operation::KillPod, "b"), None);

@@ -18,7 +18,7 @@ pub enum RuntimeError {
         operation: Operation,
         /// Id or name of what it was about; empty where there is no such thing.
         object: Box<str>,
-        /// Where the runtime should be.
+        /// The runtime's endpoint.
         endpoint: Box<str>,
         /// The innermost cause.
         why: Box<str>,
@@ -30,7 +30,7 @@ pub enum RuntimeError {
         operation: Operation,
         /// Id or name of what it was about.
         object: Box<str>,
-        /// Where the runtime is.
+        /// The runtime's endpoint.
         endpoint: Box<str>,
         /// How long the call was given.
         deadline: Duration,

@@ -1,6 +1,7 @@
 //! Calls on pod sandboxes.
 
 use keblet_proto::cri::v1 as cri;
+use serde::Deserialize;
 
 use super::Operation;
 use super::Runtime;
@@ -58,6 +59,17 @@ impl Runtime {
         Ok(status)
     }
 
+    /// The image that a sandbox was made from, by a verbose PodSandboxStatus; `None` if the runtime does not report it.
+    ///
+    /// # Errors
+    /// The runtime does not answer within the deadline, or answers with an error.
+    pub async fn sandbox_image(&self, id: &str) -> Result<Option<String>, RuntimeError> {
+        let message = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
+        let call = self.call(Operation::PodSandboxStatus, id);
+        let answer = call.send(message, async |r| self.runtime().pod_sandbox_status(r).await).await?;
+        Ok(answer.info.get("info").and_then(|info| image_of(info)))
+    }
+
     /// Sandboxes that meet all conditions of `filter`; all of them by default.
     ///
     /// # Errors
@@ -95,7 +107,35 @@ impl Runtime {
     }
 }
 
+/// The image in the verbose information of a sandbox: containerd and CRI-O both put JSON with an `image` under the
+/// key `info`.
+fn image_of(info: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Info {
+        image: String,
+    }
+    let info: Info = serde_json::from_str(info).ok()?;
+    Some(info.image).filter(|image| !image.is_empty())
+}
+
 /// `namespace/name`, because the sandbox has no id yet.
 fn full_name(config: &cri::PodSandboxConfig) -> String {
     config.metadata.as_ref().map_or_else(String::new, |m| format!("{}/{}", m.namespace, m.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::image_of;
+
+    #[test]
+    fn image_from_verbose_information() {
+        for (info, image) in [
+            (r#"{"pid":7,"image":"registry.k8s.io/pause:3.10","runtimeSpec":{}}"#, Some("registry.k8s.io/pause:3.10")),
+            (r#"{"image":""}"#, None),
+            (r#"{"pid":7}"#, None),
+            ("no json", None),
+        ] {
+            assert_eq!(image_of(info).as_deref(), image, "{info}");
+        }
+    }
 }

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Runtime;
 
-/// Period while the runtime is ready, network included. That it is gone shows at once by its event stream, which nudges;
-/// only the network is left to be asked for.
+/// Period while the runtime is ready, network included. The end of its event stream requests a check at once, so that only
+/// changes of its network wait for this.
 const HEALTHY_PERIOD: Duration = Duration::from_secs(60);
 /// Period while it is not.
 const UNHEALTHY_PERIOD: Duration = Duration::from_secs(1);

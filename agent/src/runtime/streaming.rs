@@ -1,4 +1,4 @@
-//! Calls for what flows: URLs of interactive streams, checkpoints, usage of containers.
+//! Calls for streams and usage: URLs of interactive streams, checkpoints, usage of containers.
 
 use std::time::Duration;
 

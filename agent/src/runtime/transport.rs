@@ -32,7 +32,7 @@ where
             }
         }
     });
-    // The address is never resolved; runtimes only want a well-formed authority.
+    // The address is never resolved; runtimes only require a well-formed authority.
     Endpoint::from_static("http://localhost")
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)

@@ -10,12 +10,12 @@ pub(super) struct Check {
 
 /// The parameters of a health request.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct HealthQuery {
     pub(super) verbose: bool,
     pub(super) exclude: Vec<String>,
 }
 
-impl Wanted {
+impl HealthQuery {
     /// From the query; unknown parameters are ignored.
     pub(super) fn new(query: &[(String, String)]) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Wanted {
 }
 
 /// The response to `/healthz`. `more` are informational lines that do not change the status.
-pub(super) fn overall(checks: &[Check], wanted: &Wanted, more: &[String]) -> (StatusCode, String) {
+pub(super) fn overall(checks: &[Check], wanted: &HealthQuery, more: &[String]) -> (StatusCode, String) {
     let mut body = String::new();
     let mut failed = false;
     for check in checks {
@@ -62,7 +62,7 @@ pub(super) fn overall(checks: &[Check], wanted: &Wanted, more: &[String]) -> (St
     }
 }
 
-fn unmatched(checks: &[Check], wanted: &Wanted) -> Option<String> {
+fn unmatched(checks: &[Check], wanted: &HealthQuery) -> Option<String> {
     let mut names: Vec<String> = wanted
         .exclude
         .iter()
@@ -93,8 +93,8 @@ mod tests {
         ]
     }
 
-    fn wanted(query: &[(&str, &str)]) -> Wanted {
-        Wanted::new(&query.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect::<Vec<_>>())
+    fn wanted(query: &[(&str, &str)]) -> HealthQuery {
+        HealthQuery::new(&query.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect::<Vec<_>>())
     }
 
     #[test]

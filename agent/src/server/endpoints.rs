@@ -15,7 +15,7 @@ use axum::response::Response;
 use super::Handles;
 use super::answer;
 use super::checks::Check;
-use super::checks::Wanted;
+use super::checks::HealthQuery;
 use super::checks::overall;
 use super::checks::single;
 use super::debug;
@@ -92,7 +92,7 @@ impl Endpoints {
     async fn healthz(&self, request: Request) -> Response {
         let (mut parts, _) = request.into_parts();
         let query = Query::<Vec<(String, String)>>::from_request_parts(&mut parts, &()).await;
-        let wanted = Wanted::new(&query.map(|query| query.0).unwrap_or_default());
+        let wanted = HealthQuery::new(&query.map(|query| query.0).unwrap_or_default());
         let checks = self.checks();
         for check in checks.iter().filter(|check| !wanted.excludes(check)) {
             self.handles.metrics.slis.checked(check.name, check.outcome.is_ok());

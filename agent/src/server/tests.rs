@@ -63,7 +63,8 @@ async fn health_server() {
     assert_eq!(get(health, "/healthz/ping").await, (200, "ok".to_owned()));
     assert_eq!(
         get(health, "/healthz?verbose").await.1,
-        "[+]ping ok\n[!]sensor exits down: no CAP_BPF\n[+]sensor relist up\nhealthz check passed\n"
+        "[+]ping ok\nsensor exits down: no CAP_BPF\nsensor relist up\nhealthz check passed\n",
+        "monitoring agents parse lines with a mark as checks, and a sensor is none"
     );
     for unknown in ["/", "/pods", "/metrics", "/healthz/syncloop"] {
         assert_eq!(get(health, unknown).await, (404, "404 page not found\n".to_owned()), "{unknown}");

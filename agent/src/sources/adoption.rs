@@ -128,7 +128,7 @@ impl Adoptions {
         match &problem {
             Some(error) if adopted.problem != problem => {
                 let file = path.display();
-                tracing::warn!(%file, error, "cannot record which static pods are adopted; it is tried again");
+                tracing::warn!(%file, error, "cannot record which static pods are adopted; retrying");
             }
             None if adopted.problem.is_some() => {
                 tracing::info!(file = %path.display(), "recorded which static pods are adopted");
@@ -178,7 +178,7 @@ fn decide<'a>(
         .chain(&spec.containers)
         .map(|one| (one.name.as_str(), container_hash(&one.name, one.image.as_deref().unwrap_or_default())))
         .collect();
-    // Containers that are not created yet, or removed already, do not speak against it.
+    // Containers that are not created yet, or removed already, do not rule it out.
     let equal = newest.containers.iter().all(|(name, hash)| defined.get(name.as_str()) == Some(hash));
     let is_later = (changed_at..=listed_at).contains(&newest.created_at);
     (is_later && equal).then_some(newest.uid.as_str())

@@ -25,7 +25,7 @@ const MAX_REWRITTEN: usize = 100;
 pub(super) struct SyntaxProblem {
     /// Line, from 1, if the parser knows it.
     pub line: Option<u64>,
-    /// What the parser says.
+    /// The parser's message.
     pub message: String,
 }
 

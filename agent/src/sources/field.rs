@@ -81,7 +81,7 @@ plain_value!(i32, i64, usize, bool);
 #[derive(Debug, Default)]
 pub struct Findings(Vec<FieldError>);
 
-/// More errors than these tell the reader nothing new.
+/// Number of errors that are kept.
 const MAX_FINDINGS: usize = 50;
 
 impl Findings {

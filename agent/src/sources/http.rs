@@ -76,7 +76,7 @@ pub(super) enum FetchError {
         /// The URL that was requested.
         url: String,
     },
-    /// Nothing at all: the pods of this source go.
+    /// An empty body: the pods of this source are removed.
     #[error("zero-length data received from {url}")]
     Empty {
         /// The URL that was requested.

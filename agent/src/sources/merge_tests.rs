@@ -71,7 +71,7 @@ fn pods_of(update: &PodUpdate) -> &[Pod] {
 }
 
 #[test]
-fn the_first_set_always_says_that_the_source_lives() {
+fn the_first_set_always_marks_the_source_as_ready() {
     let mut map = PodMap::default();
     assert_eq!(shown(&step(&mut map, vec![], 1)), ["add"]);
     assert_eq!(shown(&step(&mut map, vec![], 2)), Vec::<String>::new());

@@ -22,7 +22,7 @@ struct Progress {
 /// Shared by the merger, which delivers updates, and the sync loop, which handles them. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct SourcesHandle {
-    /// One entry per configured source. A std lock: held for a look, never across an await.
+    /// One entry per configured source. A std lock: held for one access, never across an await.
     progress: Arc<Mutex<Vec<(ConfigSource, Progress)>>>,
     /// A source has delivered.
     delivery: Arc<Notify>,
@@ -56,7 +56,7 @@ impl SourcesHandle {
     /// Waits until a configured source has delivered its first set. Cancelled by dropping it.
     pub(super) async fn until_delivered(&self, source: ConfigSource) {
         loop {
-            // Before the look, so that no delivery is missed.
+            // Before the check, so that no delivery is missed.
             let delivery = self.delivery.notified();
             if self.lock().iter().any(|(one, progress)| *one == source && progress.delivered) {
                 return;

@@ -36,7 +36,7 @@ pub(super) struct Watcher {
 pub(super) fn config() -> SourcesConfig {
     SourcesConfig {
         static_pod_path: None,
-        // Events alone must do.
+        // Only events cause scans.
         file_check_frequency: Duration::from_secs(3600),
         static_pod_url: None,
         static_pod_url_headers: vec![],
@@ -68,8 +68,8 @@ impl Watcher {
         self.update_after(|_| ()).await;
     }
 
-    /// Takes in one update; what `look` finds when it has arrived, as the sync loop sees it.
-    pub(super) async fn update_after<T>(&mut self, look: impl FnOnce(&SourcesHandle) -> T) -> T {
+    /// Takes in one update; what `read` finds when it has arrived, as the sync loop sees it.
+    pub(super) async fn update_after<T>(&mut self, read: impl FnOnce(&SourcesHandle) -> T) -> T {
         let update = tokio::time::timeout(DEADLINE, self.updates.recv()).await;
         let update = update.unwrap_or_else(|_| panic!("no update in {DEADLINE:?}; so far {:?}", self.log));
         let (kind, source, pods) = match update.expect("the stream is open") {
@@ -80,7 +80,7 @@ impl Watcher {
             PodUpdate::Reconcile(source, pods) => ("reconcile", source, pods),
             PodUpdate::Undecodable(..) => panic!("only the API source has such pods"),
         };
-        let found = look(&self.handle);
+        let found = read(&self.handle);
         self.handle.mark_seen(source);
         if pods.is_empty() {
             self.log.push(kind.to_owned());

@@ -148,7 +148,7 @@ fn the_default_counts_nothing() {
 }
 
 #[test]
-fn removed_and_terminated_pods_are_forgotten() {
+fn removed_and_terminated_pods_are_dropped() {
     let metrics = Metrics::new();
     let startups = Startups::counting(metrics.clone());
     let fresh = pod(&json!({}), &json!({}));

@@ -1,9 +1,9 @@
 //! Builds the summary from samples. Pure.
 
 use super::extras::Extras;
+use super::extras::FsUsage;
 use super::extras::PodExtras;
 use super::extras::RuntimeFs;
-use super::extras::Used;
 use super::extras::VolumeUsage;
 use super::sample::ContainerSample;
 use super::sample::Measured;
@@ -173,8 +173,8 @@ fn swap(measured: &Measured, at: i64) -> Option<Swap> {
 }
 
 /// A file system, or the usage of `part` of it; without a size if the file system is not visible.
-fn fs(at: i64, disk: Option<&DiskUsage>, part: Option<Used>) -> Fs {
-    let whole = disk.map(|disk| Used { bytes: disk.used, inodes: disk.inodes_used });
+fn fs(at: i64, disk: Option<&DiskUsage>, part: Option<FsUsage>) -> Fs {
+    let whole = disk.map(|disk| FsUsage { bytes: disk.used, inodes: disk.inodes_used });
     let part = part.or(whole).unwrap_or_default();
     Fs {
         time: Time(at),
@@ -257,7 +257,7 @@ mod tests {
 
     #[tokio::test]
     async fn everything() {
-        let used = |bytes| Used { bytes, inodes: 1 };
+        let used = |bytes| FsUsage { bytes, inodes: 1 };
         let eth0 = InterfaceUsage { name: "eth0".to_owned(), rx_bytes: 1, ..Default::default() };
         let disk = DiskUsage { capacity: 100, available: 50, used: 40, inodes: 10, inodes_free: 4, inodes_used: 6 };
         let volume = |name: &str, claim: Option<&str>, is_local| VolumeUsage {

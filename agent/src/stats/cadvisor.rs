@@ -23,9 +23,9 @@ use self::table::FAMILIES;
 use self::text::Text;
 use self::text::escaped;
 use super::descriptors;
+use super::descriptors::ContainerProcesses;
 use super::descriptors::Descriptors;
 use super::descriptors::OpenFiles;
-use super::descriptors::Wanted;
 use super::family::Family;
 use super::filesystems::FileSystem;
 use super::sample::ContainerSample;
@@ -81,12 +81,13 @@ struct Row {
     has_pressure: bool,
 }
 
-/// Reads what the sample does not contain. Blocks.
+/// Reads what the sample does not contain. `sandbox_image` is empty if it is not known. Blocks.
 pub(super) fn take(
     layout: &Layout,
     proc: &Path,
     file_systems: Vec<FileSystem>,
     sample: &Sample,
+    sandbox_image: &str,
     descriptors: &mut Descriptors,
     ooms: &OomCounts,
 ) -> Scrape {
@@ -111,7 +112,8 @@ pub(super) fn take(
         let of_pod = |row: Row| Row { namespace: pod.pod.namespace.to_string(), pod: pod.pod.name.to_string(), ..row };
         let own = pod.own.as_ref().and_then(row).map(|row| Row { started_at: Some(pod.created_at), ..row });
         rows.extend(own.map(of_pod));
-        rows.extend(sandbox(layout, proc, pod).map(of_pod));
+        let of_sandbox = |row: Row| Row { image: sandbox_image.to_owned(), ..row };
+        rows.extend(sandbox(layout, proc, pod).map(of_sandbox).map(of_pod));
         for container in &pod.containers {
             inits.extend(container.init.map(|init| (container.id.clone(), init)));
             let measured = row(&container.measured).map(|row| with_processes_below(layout, row));
@@ -141,7 +143,7 @@ fn count_open_files(proc: &Path, rows: &mut [Row], inits: &HashMap<ContainerId, 
     let wanted = rows.iter().filter(|row| !row.container.is_empty()).filter_map(|row| {
         let (id, init) = inits.get_key_value(row.name.as_str())?;
         let processes = row.detail.processes.clone()?;
-        Some(Wanted { id: id.clone(), init: *init, processes })
+        Some(ContainerProcesses { id: id.clone(), init: *init, processes })
     });
     let open = descriptors.count(proc, wanted.collect(), descriptors::LIMIT);
     for row in rows.iter_mut().filter(|row| !row.container.is_empty()) {

@@ -116,7 +116,7 @@ fn pod(source: &StatsSource, snapshot: &PodSnapshot) -> Option<PodSample> {
         own = own.or_else(|| named(snapshot.pod.uid.as_str()));
         let place = named(container.id.as_str());
         // A process elsewhere runs a sandbox such as a virtual machine, or its number was used again. One that is gone uses
-        // nothing: the runtime, which is slow while containers end, is not asked for it.
+        // nothing: the runtime, which is slow while containers end, is not queried for it.
         let runs_elsewhere = memberships.as_deref().is_some_and(|memberships| is_in_a_cgroup(layout, memberships));
         let needs_runtime = place.is_none() && (container.pid.is_none() || runs_elsewhere);
         containers.push(measure(layout, container, place.as_ref(), needs_runtime));

@@ -15,7 +15,7 @@ use crate::model::ContainerId;
 
 /// Time for one request. Measured: about 1.5 µs for an entry.
 pub(super) const LIMIT: Duration = Duration::from_millis(4);
-/// Entries after which the time is looked at.
+/// Entries after which the time is checked.
 const STEP: usize = 64;
 
 /// What the processes of a container have open.
@@ -31,7 +31,7 @@ pub(super) struct OpenFiles {
 
 /// A container to be counted.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct ContainerProcesses {
     pub(super) id: ContainerId,
     /// Its init process.
     pub(super) init: u32,
@@ -55,11 +55,11 @@ impl Descriptors {
     pub(super) fn count(
         &mut self,
         proc: &Path,
-        wanted: Vec<Wanted>,
+        wanted: Vec<ContainerProcesses>,
         limit: Duration,
     ) -> HashMap<ContainerId, OpenFiles> {
         let began = Instant::now();
-        let mut order: Vec<(Option<Instant>, Wanted)> =
+        let mut order: Vec<(Option<Instant>, ContainerProcesses)> =
             wanted.into_iter().map(|one| (self.0.get(&one.id).map(|counted| counted.at), one)).collect();
         order.sort_by_key(|(at, _)| *at);
         let old = std::mem::take(&mut self.0);
@@ -77,8 +77,8 @@ impl Descriptors {
     }
 }
 
-/// `None` if the time is over before all are counted, or if the processes of others may not be looked at.
-fn of_container(proc: &Path, wanted: &Wanted, deadline: Instant) -> Option<OpenFiles> {
+/// `None` if the time is over before all are counted, or if the processes of other users may not be inspected.
+fn of_container(proc: &Path, wanted: &ContainerProcesses, deadline: Instant) -> Option<OpenFiles> {
     let mut open =
         OpenFiles { soft_limit: soft_limit(&folder(proc, wanted.init).join("limits")), ..Default::default() };
     for process in &wanted.processes {
@@ -131,8 +131,8 @@ mod tests {
         fs::write(proc.join(pid.to_string()).join("limits"), LIMITS).unwrap();
     }
 
-    fn wanted(id: &str, processes: &[u32]) -> Wanted {
-        Wanted { id: id.into(), init: processes[0], processes: processes.to_vec() }
+    fn wanted(id: &str, processes: &[u32]) -> ContainerProcesses {
+        ContainerProcesses { id: id.into(), init: processes[0], processes: processes.to_vec() }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Usage of volumes as their file system or device reports it: one call for each, when it is asked for and at most once in a
+//! Usage of volumes as their file system or device reports it: one call for each, when it is requested and at most once in a
 //! period. One that does not answer, as an export whose server is gone, keeps its last usage and a thread of its own.
 
 use std::collections::HashMap;
@@ -15,11 +15,11 @@ use crate::kernel::usage::DiskUsage;
 use crate::kernel::usage::MeasuredBy;
 use crate::metrics::MetricSource;
 
-/// How long volumes may take to answer before no further ones are asked.
+/// How long volumes may take to answer before no further ones are queried.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Volumes that are asked at a time.
+/// Volumes that are queried at a time.
 const AT_ONCE: usize = 8;
-/// Volumes that do not answer, each of which keeps a thread, before no other one is asked.
+/// Volumes that do not answer, each of which keeps a thread, before no other one is queried.
 const MOST_WAITING: usize = 64;
 /// Usage that was not requested during this time is dropped.
 const KEPT: Duration = Duration::from_secs(600);
@@ -27,7 +27,7 @@ const KEPT: Duration = Duration::from_secs(600);
 /// Usage by the path of a volume.
 pub(super) type Usages = HashMap<PathBuf, DiskUsage>;
 
-/// Asks volumes and keeps their answers.
+/// Queries volumes and keeps their usage.
 #[derive(Default)]
 pub(super) struct Disks(Mutex<HashMap<PathBuf, Known>>, Durations);
 

@@ -40,18 +40,18 @@ pub struct Folders {
 
 /// Bytes and inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct FsUsage {
     /// Bytes on disk.
     pub bytes: u64,
     /// Files and folders.
     pub inodes: u64,
 }
 
-impl std::ops::Add for Used {
+impl std::ops::Add for FsUsage {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { bytes: self.bytes + other.bytes, inodes: self.inodes + other.inodes }
+        Self { bytes: self.bytes.saturating_add(other.bytes), inodes: self.inodes.saturating_add(other.inodes) }
     }
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Extras {
     pub(super) interfaces: Vec<InterfaceUsage>,
     pub(super) pods: HashMap<PodUid, PodExtras>,
     /// Writable layers, by container id.
-    pub(super) writable: HashMap<String, Used>,
+    pub(super) writable: HashMap<String, FsUsage>,
 }
 
 /// A file system of the runtime.
@@ -94,7 +94,7 @@ pub(super) struct RuntimeFs {
     /// Its size; `None` if it is not visible to the agent.
     pub(super) disk: Option<DiskUsage>,
     /// What the runtime takes of it.
-    pub(super) used: Used,
+    pub(super) used: FsUsage,
 }
 
 /// The first file systems of images and of writable layers, as the runtime reports them.
@@ -122,7 +122,7 @@ pub(super) struct VolumeUsage {
     pub(super) is_local: bool,
     /// The file system that it is on, or its device.
     pub(super) disk: DiskUsage,
-    pub(super) used: Used,
+    pub(super) used: FsUsage,
 }
 
 /// Volumes of pods, and what is known of their usage.
@@ -136,7 +136,7 @@ pub(super) struct MeasuredVolumes {
 }
 
 /// What was measured before, for the part that reads files.
-pub(super) struct Known {
+pub(super) struct PriorMeasurements {
     /// Files of pods outside their volumes.
     pub(super) files: HashMap<PodUid, PodFiles>,
     /// `None` if volumes are not measured.
@@ -144,7 +144,7 @@ pub(super) struct Known {
     /// The runtime's file systems.
     pub(super) reported: ReportedDisks,
     /// Writable layers, by container id.
-    pub(super) writable: HashMap<String, Used>,
+    pub(super) writable: HashMap<String, FsUsage>,
 }
 
 /// The runtime's file systems. One call.
@@ -156,17 +156,17 @@ pub(super) async fn reported_disks(runtime: &Runtime) -> Result<ReportedDisks, S
 }
 
 /// Writable layers, by container id. One call to the runtime.
-pub(super) async fn writable_layers(runtime: &Runtime) -> Result<HashMap<String, Used>, StatsError> {
+pub(super) async fn writable_layers(runtime: &Runtime) -> Result<HashMap<String, FsUsage>, StatsError> {
     layers(runtime, cri::ContainerStatsFilter::default()).await
 }
 
 /// Writable layers, by container id, of these pods and perhaps of others; `of_all`: how many pods there are. The runtime
-/// reads the cgroups too of every container that it is asked for: a few pods are asked for one after another.
+/// also reads the cgroups of every requested container: a few pods are requested one after another.
 pub(super) async fn writable_layers_of(
     runtime: &Runtime,
     pods: &[&PodUid],
     of_all: usize,
-) -> Result<HashMap<String, Used>, StatsError> {
+) -> Result<HashMap<String, FsUsage>, StatsError> {
     if pods.len() * FEW > of_all {
         return writable_layers(runtime).await;
     }
@@ -179,20 +179,24 @@ pub(super) async fn writable_layers_of(
     Ok(all)
 }
 
-async fn layers(runtime: &Runtime, filter: cri::ContainerStatsFilter) -> Result<HashMap<String, Used>, StatsError> {
+async fn layers(runtime: &Runtime, filter: cri::ContainerStatsFilter) -> Result<HashMap<String, FsUsage>, StatsError> {
     let stats = runtime.list_container_stats(filter).await;
     let stats = stats.map_err(|error| StatsError::Pods(error.rpc_text()))?;
     let layer = |stats: cri::ContainerStats| Some((stats.attributes?.id, used(&stats.writable_layer?)));
     Ok(stats.into_iter().filter_map(layer).collect())
 }
 
-fn used(usage: &cri::FilesystemUsage) -> Used {
+fn used(usage: &cri::FilesystemUsage) -> FsUsage {
     let value = |value: &Option<cri::UInt64Value>| value.as_ref().map_or(0, |value| value.value);
-    Used { bytes: value(&usage.used_bytes), inodes: value(&usage.inodes_used) }
+    FsUsage { bytes: value(&usage.used_bytes), inodes: value(&usage.inodes_used) }
 }
 
 /// Reads the rest. Blocks.
-pub(super) fn measure(source: &StatsSource, sample: &Sample, mut known: Known) -> Result<Extras, StatsError> {
+pub(super) fn measure(
+    source: &StatsSource,
+    sample: &Sample,
+    mut known: PriorMeasurements,
+) -> Result<Extras, StatsError> {
     let root = &source.folders.root;
     let root_fs = DiskUsage::of(root)
         .map_err(|error| StatsError::RootFs(format!("cannot read the usage of {}: {error}", root.display())))?;
@@ -234,7 +238,7 @@ fn runtime_fs(reported: &cri::FilesystemUsage) -> Result<RuntimeFs, StatsError> 
     Ok(RuntimeFs { disk, used: used(reported) })
 }
 
-fn of_pod(source: &StatsSource, pod: &PodSample, known: &mut Known) -> PodExtras {
+fn of_pod(source: &StatsSource, pod: &PodSample, known: &mut PriorMeasurements) -> PodExtras {
     let uid = &pod.pod.uid;
     // Fails for a process that has just ended.
     let interfaces = pod.network_of.and_then(|pid| interfaces_of(&source.proc.join(pid.to_string())).ok());
@@ -264,7 +268,7 @@ impl MeasuredVolumes {
     }
 }
 
-fn volume_usage(volume: VolumeAt, sizes: &[(String, Used)], disks: &Usages) -> Option<VolumeUsage> {
+fn volume_usage(volume: VolumeAt, sizes: &[(String, FsUsage)], disks: &Usages) -> Option<VolumeUsage> {
     let VolumeAt { name, path, claim, is_local, by, project: _ } = volume;
     let (disk, used) = match by {
         MeasuredBy::Walk => {
@@ -273,7 +277,7 @@ fn volume_usage(volume: VolumeAt, sizes: &[(String, Used)], disks: &Usages) -> O
         }
         MeasuredBy::FileSystem | MeasuredBy::Device => {
             let disk = *disks.get(&path)?;
-            (disk, Used { bytes: disk.used, inodes: disk.inodes_used })
+            (disk, FsUsage { bytes: disk.used, inodes: disk.inodes_used })
         }
     };
     Some(VolumeUsage { name, claim, is_local, disk, used })
@@ -286,6 +290,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_volume_that_reports_the_largest_size_hides_nothing_else() {
+        let (volume, logs) = (FsUsage { bytes: u64::MAX, inodes: u64::MAX }, FsUsage { bytes: 4096, inodes: 1 });
+        assert_eq!(volume + logs, volume);
+    }
+
+    #[test]
     fn volumes_that_were_not_measured_or_are_gone_are_absent() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str, path: &Path, by| VolumeAt {
@@ -296,7 +306,7 @@ mod tests {
             by,
             project: None,
         };
-        let used = Used { bytes: 7, inodes: 1 };
+        let used = FsUsage { bytes: 7, inodes: 1 };
         let sizes = vec![("data".to_owned(), used), ("gone".to_owned(), used)];
         let disk = DiskUsage { capacity: 9, used: 5, inodes_used: 3, ..DiskUsage::default() };
         let walked = |name: &str, path: &Path| at(name, path, MeasuredBy::Walk);
@@ -318,7 +328,7 @@ mod tests {
         assert_eq!((data.name.as_str(), data.used, data.claim.as_deref()), ("data", used, Some("claim")));
         assert!(data.disk.capacity > 0);
         assert_eq!((export.name.as_str(), export.disk), ("export", disk));
-        assert_eq!(export.used, Used { bytes: 5, inodes: 3 });
+        assert_eq!(export.used, FsUsage { bytes: 5, inodes: 3 });
         assert!(volumes.is_empty());
     }
 

@@ -19,7 +19,7 @@ use std::time::Instant as RealInstant;
 use tokio::time::Instant;
 
 use super::Folders;
-use super::Used;
+use super::FsUsage;
 use crate::model::PodRef;
 use crate::model::PodUid;
 
@@ -32,9 +32,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PodFiles {
     /// Logs by container.
-    pub(super) logs: HashMap<String, Used>,
+    pub(super) logs: HashMap<String, FsUsage>,
     /// Other files of the pod: in its log folder, and its hosts file.
-    pub(super) other: Used,
+    pub(super) other: FsUsage,
 }
 
 /// The files of pods.
@@ -116,7 +116,7 @@ impl Files {
             let measuring = Measuring(self.0.clone());
             let work = move || measuring.run(of_pod, due, now, effort.limit);
             if let Err(error) = thread::Builder::new().name("logs".to_owned()).spawn(work) {
-                tracing::warn!(%error, "there is no thread to measure the logs of pods");
+                tracing::warn!(%error, "cannot start a thread to measure the logs of pods");
             }
             state = self.0.await_thread();
         }
@@ -196,14 +196,14 @@ fn of_pod(folders: &Folders, pod: &PodRef) -> PodFiles {
 }
 
 /// The files in a container's log folder, without the folder itself, as upstream; the runtime makes no folders there.
-fn of_container(folder: &Path) -> Used {
+fn of_container(folder: &Path) -> FsUsage {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().take(LONGEST_LISTING);
     let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()));
-    files.fold(Used::default(), |sum, entry| sum + file(&entry.path()))
+    files.fold(FsUsage::default(), |sum, entry| sum + file(&entry.path()))
 }
 
-fn file(path: &Path) -> Used {
-    fs::symlink_metadata(path).map(|meta| Used { bytes: meta.blocks() * 512, inodes: 1 }).unwrap_or_default()
+fn file(path: &Path) -> FsUsage {
+    fs::symlink_metadata(path).map(|meta| FsUsage { bytes: meta.blocks() * 512, inodes: 1 }).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn files_of_pods_that_are_not_wanted_are_neither_measured_nor_forgotten() {
+    async fn files_of_pods_that_are_not_requested_are_neither_measured_nor_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let folders = Folders { root: dir.path().to_owned(), pod_logs: dir.path().join("logs") };
         let write = |name: &str, file: &str| {

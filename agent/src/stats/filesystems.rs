@@ -80,7 +80,7 @@ impl MountTable {
         let one = |(number, device, point): &(String, String, String)| Mounted {
             device: device.clone(),
             point: point.into(),
-            traffic: traffic.get(number).copied(),
+            traffic: traffic.get(number).or_else(|| traffic.get(device)).copied(),
         };
         self.devices.iter().map(one).collect()
     }
@@ -121,12 +121,14 @@ fn devices(table: &str) -> Vec<(String, String, String)> {
     mounts
 }
 
-/// The table `diskstats` by `major:minor` (<https://docs.kernel.org/admin-guide/iostats.html>).
+/// The table `diskstats` by `major:minor` and by file (<https://docs.kernel.org/admin-guide/iostats.html>). The table of
+/// mounts has another number than that of the device for btrfs.
 fn traffic(table: &str) -> BTreeMap<String, Traffic> {
     let disk = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let number = format!("{}:{}", words.next()?, words.next()?);
-        let values: Vec<u64> = words.skip(1).filter_map(|word| word.parse().ok()).collect();
+        let device = format!("/dev/{}", words.next()?);
+        let values: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
         let at = |index: usize| values.get(index).copied();
         let traffic = Traffic {
             reads_merged: at(1)?,
@@ -139,9 +141,9 @@ fn traffic(table: &str) -> BTreeMap<String, Traffic> {
             io_time: at(9)?,
             weighted_time: at(10)?,
         };
-        Some((number, traffic))
+        Some([(number, traffic), (device, traffic)])
     };
-    table.lines().filter_map(disk).collect()
+    table.lines().filter_map(disk).flatten().collect()
 }
 
 #[cfg(test)]
@@ -186,6 +188,10 @@ mod tests {
         assert_eq!((traffic.reads_merged, traffic.sectors_read, traffic.read_time), (2, 3, 4));
         assert_eq!((traffic.in_progress, traffic.io_time, traffic.weighted_time), (9, 10, 11));
         assert!(MountTable::default().mounted(&dir.path().join("none")).is_empty());
+        let table = "22 1 0:31 /@ / rw - btrfs /dev/sda1 rw\n23 22 0:40 / /data rw - btrfs /dev/sdb rw\n";
+        fs::write(dir.path().join("self/mountinfo"), table).unwrap();
+        let counted = MountTable::default().mounted(dir.path()).into_iter().map(|disk| disk.traffic);
+        assert_eq!(counted.collect::<Vec<_>>(), [Some(traffic), None], "btrfs, by the device's file");
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod pod_usage;
 mod quotas;
 mod resource;
 mod sample;
+mod sandbox_image;
 mod summary;
 mod walks;
 
@@ -54,8 +55,8 @@ use self::durations::Durations;
 pub use self::error::StatsError;
 use self::extras::Extras;
 pub use self::extras::Folders;
+pub use self::extras::FsUsage;
 use self::extras::MeasuredVolumes;
-pub use self::extras::Used;
 pub use self::extras::VolumeAt;
 use self::files::Effort;
 use self::files::Files;
@@ -67,6 +68,7 @@ pub use self::pod_usage::ContainerUsage;
 pub use self::pod_usage::PodUsage;
 use self::quotas::Quotas;
 use self::sample::Sample;
+use self::sandbox_image::SandboxImage;
 pub use self::walks::Folder;
 use self::walks::Recount;
 pub use self::walks::Sizes;
@@ -142,6 +144,7 @@ pub struct Stats {
     extras: Arc<Mutex<Option<Aged>>>,
     files: Files,
     descriptors: Arc<Mutex<Descriptors>>,
+    sandbox_image: SandboxImage,
     /// Of volumes.
     disks: Arc<Disks>,
     /// Of the machine.
@@ -150,7 +153,7 @@ pub struct Stats {
     quotas: Arc<Quotas>,
     walks: Arc<Walks>,
     durations: Durations,
-    /// Why the runtime did not measure containers when it was last asked.
+    /// Why the runtime did not measure containers in its last call.
     runtime_failure: Arc<std::sync::Mutex<Option<String>>>,
 }
 
@@ -170,6 +173,7 @@ impl Stats {
             extras: Arc::default(),
             files: Files::default(),
             descriptors: Arc::default(),
+            sandbox_image: SandboxImage::default(),
             disks: Arc::default(),
             machine_disks: Arc::default(),
             mount_table: Arc::default(),
@@ -226,10 +230,12 @@ impl Stats {
             }
         };
         let (file_systems, source) = (self.file_systems().await, self.source.clone());
+        let image = self.sandbox_image.get(&source.runtime, &sample).await.to_owned();
         // Held by the thread: one that hangs keeps no others.
         let mut descriptors = self.descriptors.clone().lock_owned().await;
         let scrape = tokio::task::spawn_blocking(move || {
-            cadvisor::take(&source.layout, &source.proc, file_systems, &sample, &mut descriptors, &source.ooms)
+            let StatsSource { layout, proc, ooms, .. } = &*source;
+            cadvisor::take(layout, proc, file_systems, &sample, &image, &mut descriptors, ooms)
         })
         .await;
         // The agent is shutting down.
@@ -445,7 +451,7 @@ impl Stats {
             return;
         }
         match &failure {
-            Some(error) => tracing::warn!(error, "the runtime does not measure containers that only it can"),
+            Some(error) => tracing::warn!(error, "the runtime does not report usage that only it can measure"),
             None => tracing::info!("the runtime measures containers again"),
         }
         *known = failure;
@@ -463,7 +469,11 @@ impl Stats {
         // Holds the lock also after the request was cancelled: one that hangs keeps no other threads.
         let measured = tokio::task::spawn_blocking(move || -> Result<Arc<Extras>, StatsError> {
             let files = stats.files(|_| true, Effort::SCRAPE);
-            let extras = extras::measure(&stats.source, &sample, extras::Known { files, volumes, reported, writable })?;
+            let extras = extras::measure(
+                &stats.source,
+                &sample,
+                extras::PriorMeasurements { files, volumes, reported, writable },
+            )?;
             let (_, extras) = last.insert((Instant::now(), Arc::new(extras)));
             Ok(extras.clone())
         });

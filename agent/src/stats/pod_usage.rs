@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
-use super::extras::Used;
+use super::extras::FsUsage;
 use super::files::PodFiles;
 use super::sample::PodSample;
 use crate::model::ContainerId;
@@ -19,9 +19,9 @@ pub struct PodUsage {
     /// By container.
     pub containers: BTreeMap<String, ContainerUsage>,
     /// Files of the pod outside its volumes that belong to no container: in its log folder, and its hosts file.
-    pub other: Used,
+    pub other: FsUsage,
     /// Volumes on the disk of the node.
-    pub volumes: BTreeMap<String, Used>,
+    pub volumes: BTreeMap<String, FsUsage>,
 }
 
 /// What a running container uses.
@@ -30,9 +30,9 @@ pub struct ContainerUsage {
     /// Working set in bytes.
     pub memory: Option<u64>,
     /// The writable layer.
-    pub rootfs: Option<Used>,
+    pub rootfs: Option<FsUsage>,
     /// The logs.
-    pub logs: Option<Used>,
+    pub logs: Option<FsUsage>,
 }
 
 impl PodUsage {
@@ -54,7 +54,7 @@ impl PodUsage {
     }
 
     /// With its files, and the writable layers of its containers by id.
-    pub(super) fn with_disks(self, sample: &PodSample, files: &PodFiles, writable: &HashMap<String, Used>) -> Self {
+    pub(super) fn with_disks(self, sample: &PodSample, files: &PodFiles, writable: &HashMap<String, FsUsage>) -> Self {
         let disks = |(name, usage): (String, ContainerUsage)| {
             let id = sample.containers.iter().find(|container| container.name == name).map(|found| &found.id);
             let usage = usage.with_disks(&name, id, files, writable);
@@ -64,7 +64,7 @@ impl PodUsage {
     }
 
     /// Its files alone, and the writable layers of its containers by id.
-    pub(super) fn of_files(snapshot: &PodSnapshot, files: &PodFiles, writable: &HashMap<String, Used>) -> Self {
+    pub(super) fn of_files(snapshot: &PodSnapshot, files: &PodFiles, writable: &HashMap<String, FsUsage>) -> Self {
         let mut containers = BTreeMap::new();
         // The newest instance of each comes first.
         for container in snapshot.running() {
@@ -82,7 +82,7 @@ impl ContainerUsage {
         name: &str,
         id: Option<&ContainerId>,
         files: &PodFiles,
-        writable: &HashMap<String, Used>,
+        writable: &HashMap<String, FsUsage>,
     ) -> Self {
         let rootfs = id.and_then(|id| writable.get(id.as_str())).copied();
         let logs = Some(files.logs.get(name).copied().unwrap_or_default());
@@ -106,11 +106,11 @@ mod tests {
         let usage = PodUsage::of(pod);
         assert_eq!((usage.memory, usage.processes, usage.containers["main"].memory), (Some(600), Some(3), Some(600)));
         assert_eq!((usage.containers["main"].rootfs, usage.containers["main"].logs), (None, None), "not measured");
-        let some = |bytes| Used { bytes, inodes: 1 };
+        let some = |bytes| FsUsage { bytes, inodes: 1 };
         let files = PodFiles { logs: HashMap::new(), other: some(3) };
         let usage = usage.with_disks(pod, &files, &[("main-0".to_owned(), some(5))].into());
         let main = usage.containers["main"];
-        assert_eq!((main.rootfs, main.logs, usage.other), (Some(some(5)), Some(Used::default()), some(3)));
+        assert_eq!((main.rootfs, main.logs, usage.other), (Some(some(5)), Some(FsUsage::default()), some(3)));
         sample.pods[0].own = None;
         let containers = &mut sample.pods[0].containers;
         let mut second = containers[0].clone();

@@ -1,5 +1,5 @@
-//! Sizes of volumes that their file system counts: one system call for each, whatever the volume holds, so that they are read
-//! whenever they are asked for. A volume whose count cannot be read is left to the walker.
+//! Sizes of volumes that their file system counts: one system call for each, whatever the volume holds, so that they are
+//! read for every request. A volume whose count cannot be read is left to the walker.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,8 +12,8 @@ use tokio::time::Instant;
 use tokio::time::timeout;
 
 use super::Folder;
+use super::FsUsage;
 use super::Sizes;
-use super::Used;
 use super::durations::Durations;
 use crate::kernel::project_quota;
 use crate::metrics::MetricSource;
@@ -24,14 +24,14 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the failure of a volume is remembered after its last request.
 const KEPT: Duration = Duration::from_secs(600);
 
-type Read = Arc<dyn Fn(&Path, u32) -> io::Result<Used> + Send + Sync>;
+type Read = Arc<dyn Fn(&Path, u32) -> io::Result<FsUsage> + Send + Sync>;
 
 /// Reads the sizes.
 pub(super) struct Quotas {
     read: Read,
     /// Held by the thread that reads: a file system that hangs keeps one thread.
     reading: Arc<Mutex<()>>,
-    /// Volumes that could not be read, which is logged once, and when they were last asked for.
+    /// Volumes that could not be read, which is logged once, and when they were last requested.
     failed: std::sync::Mutex<HashMap<(PodUid, String), Instant>>,
     durations: Durations,
 }
@@ -40,7 +40,7 @@ impl Default for Quotas {
     fn default() -> Self {
         Self::reading_with(Arc::new(|path, project| {
             let usage = project_quota::usage(path, project)?;
-            Ok(Used { bytes: usage.bytes, inodes: usage.inodes })
+            Ok(FsUsage { bytes: usage.bytes, inodes: usage.inodes })
         }))
     }
 }
@@ -76,7 +76,7 @@ impl Quotas {
     }
 
     /// One result for each folder; `None` if a file system does not answer.
-    async fn results(&self, folders: Vec<Folder>) -> Option<Vec<io::Result<Used>>> {
+    async fn results(&self, folders: Vec<Folder>) -> Option<Vec<io::Result<FsUsage>>> {
         let began = Instant::now();
         let permit = timeout(READ_TIMEOUT, self.reading.clone().lock_owned()).await.ok()?;
         let (read, durations) = (self.read.clone(), self.durations.clone());
@@ -135,11 +135,11 @@ mod tests {
         let is_broken = broken.clone();
         let quotas = Quotas::reading_with(Arc::new(move |path, project| match path.to_str() {
             Some("/broken") if is_broken.load(Ordering::Relaxed) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
-            _ => Ok(Used { bytes: u64::from(project), inodes: 1 }),
+            _ => Ok(FsUsage { bytes: u64::from(project), inodes: 1 }),
         }));
         let all = || vec![folder("a", Some(7)), folder("plain", None), folder("broken", Some(8)), folder("b", Some(9))];
         let (sizes, walked) = quotas.sizes(all()).await;
-        let used = |bytes| Used { bytes, inodes: 1 };
+        let used = |bytes| FsUsage { bytes, inodes: 1 };
         assert_eq!(sizes[&PodUid::from("u")], [("a".to_owned(), used(7)), ("b".to_owned(), used(9))]);
         assert_eq!(names(&walked), ["plain", "broken"]);
         quotas.sizes(all()).await;
@@ -155,7 +155,7 @@ mod tests {
         let metrics = Metrics::new();
         let quotas = Quotas::reading_with(Arc::new(|path, _| match path.to_str() {
             Some("/broken") => Err(io::Error::from_raw_os_error(libc::ESRCH)),
-            _ => Ok(Used::default()),
+            _ => Ok(FsUsage::default()),
         }));
         let quotas = quotas.with_durations(Durations::new(metrics.clone()));
         quotas.sizes(vec![folder("a", Some(7)), folder("plain", None), folder("broken", Some(8))]).await;
@@ -170,7 +170,7 @@ mod tests {
         let answers = std::sync::Mutex::new(answers);
         let quotas = Quotas::reading_with(Arc::new(move |_, _| {
             answers.lock().unwrap().recv().map_err(io::Error::other)?;
-            Ok(Used::default())
+            Ok(FsUsage::default())
         }));
         let (first, ()) =
             tokio::join!(quotas.sizes(vec![folder("a", Some(7))]), tokio::time::advance(READ_TIMEOUT * 2));

@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::Used;
+use super::FsUsage;
 use super::durations::Durations;
 use crate::kernel::usage::TreeWalk;
 use crate::metrics::MetricSource;
@@ -71,7 +71,7 @@ pub(super) enum Recount {
 }
 
 /// Sizes of folders by pod: the volume's name, and its size.
-pub type Sizes = HashMap<PodUid, Vec<(String, Used)>>;
+pub type Sizes = HashMap<PodUid, Vec<(String, FsUsage)>>;
 
 /// The pod, and the volume's name.
 type Key = (PodUid, String);
@@ -99,9 +99,9 @@ impl Walk {
         is_complete
     }
 
-    fn used(&self) -> Used {
+    fn used(&self) -> FsUsage {
         let usage = self.tree.usage();
-        Used { bytes: usage.bytes, inodes: usage.inodes }
+        FsUsage { bytes: usage.bytes, inodes: usage.inodes }
     }
 }
 
@@ -109,9 +109,9 @@ impl Walk {
 #[derive(Debug)]
 struct Counted {
     /// The last count, and when it was complete.
-    complete: Option<(Instant, Used)>,
+    complete: Option<(Instant, FsUsage)>,
     /// What a later walk has found so far.
-    part: Used,
+    part: FsUsage,
     /// That walk.
     walk: Option<Walk>,
     /// When its last turn ended.
@@ -121,23 +121,23 @@ struct Counted {
 
 impl Counted {
     /// The folder has, or had when it was last counted, at least this size.
-    fn used(&self) -> Used {
+    fn used(&self) -> FsUsage {
         let complete = self.complete.map(|(_, used)| used).unwrap_or_default();
-        Used { bytes: complete.bytes.max(self.part.bytes), inodes: complete.inodes.max(self.part.inodes) }
+        FsUsage { bytes: complete.bytes.max(self.part.bytes), inodes: complete.inodes.max(self.part.inodes) }
     }
 
     fn is_wanted(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.asked) < KEPT
     }
 
-    /// The walk to go on with; what one has found that was not asked for any more is too old to be added to.
+    /// The walk to go on with; what one has found that was no longer requested is too old to be added to.
     fn take_walk(&mut self) -> Option<Walk> {
         let is_wanted = self.is_wanted(Instant::now());
         self.walk.take().filter(|_| is_wanted)
     }
 
     fn is_due(&self, now: Instant, age: Duration) -> bool {
-        let is_old = |(at, _): (Instant, Used)| now.saturating_duration_since(at) >= age;
+        let is_old = |(at, _): (Instant, FsUsage)| now.saturating_duration_since(at) >= age;
         self.walk.is_some() || self.complete.is_none_or(is_old)
     }
 }
@@ -275,12 +275,12 @@ impl State {
     fn note(&mut self, key: Key, (walk, is_complete): Turn) -> bool {
         let (now, used) = (Instant::now(), walk.used());
         let is_kept = self.has_room(&walk);
-        let new = || Counted { complete: None, part: Used::default(), walk: None, turn: now, asked: now };
+        let new = || Counted { complete: None, part: FsUsage::default(), walk: None, turn: now, asked: now };
         let counted = self.known.entry(key).or_insert_with(new);
         counted.turn = now;
         if is_complete {
             counted.complete = Some((now, used));
-            counted.part = Used::default();
+            counted.part = FsUsage::default();
             self.durations.observe(MetricSource::Walk, walk.took);
             return false;
         }
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_walk_that_remembers_many_files_is_kept_and_every_folder_is_counted() {
+    async fn one_walk_with_many_hard_links_is_kept_and_every_folder_is_counted() {
         let dir = tempfile::tempdir().unwrap();
         let linked = |number: usize| {
             let folder = filled(dir.path(), &number.to_string(), 50);

@@ -21,6 +21,8 @@ const POD_SCHEDULED: &str = "PodScheduled";
 pub(super) const READY: &str = "Ready";
 const READY_TO_START: &str = "PodReadyToStartContainers";
 const SANDBOX_NOT_READY: &str = "PodSandboxNotReady";
+/// Reason of the condition `DisruptionTarget` of a pod that a kubelet terminates.
+pub(super) const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
 
 /// Conditions of resizes, which come with their times.
 const RESIZES: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
@@ -50,20 +52,21 @@ pub(super) fn is_timed(type_: &str) -> bool {
     RESIZES.contains(&type_)
 }
 
-/// True for conditions that the agent and others write.
-pub(super) fn is_shared(type_: &str) -> bool {
-    type_ == DISRUPTION_TARGET
+/// True for the condition that the agent disrupts the pod. Others write conditions of that type too, and the disruption
+/// controller takes theirs back from pods that were not deleted: a copy of them may be outdated.
+pub(super) fn is_own_disruption(condition: &PodCondition) -> bool {
+    condition.type_ == DISRUPTION_TARGET && condition.reason.as_deref() == Some(TERMINATION_BY_KUBELET)
 }
 
 /// True for conditions the agent writes, alone or with others.
 pub(super) fn is_written_by_agent(type_: &str) -> bool {
-    is_owned(type_) || is_shared(type_)
+    is_owned(type_) || type_ == DISRUPTION_TARGET
 }
 
 /// All conditions of a pod with this phase and these container statuses.
 pub(super) fn all(input: &StatusInput<'_>, status: &PodStatus) -> Vec<PodCondition> {
     let api = input.api().and_then(|api| api.conditions.as_deref()).unwrap_or_default();
-    let disrupted = input.old.conditions.iter().flatten().find(|c| c.type_ == DISRUPTION_TARGET);
+    let disrupted = input.old.conditions.iter().flatten().find(|c| is_own_disruption(c));
     let replaced = |type_: &str| OWNED.contains(&type_) || (disrupted.is_some() && type_ == DISRUPTION_TARGET);
     let foreign = |c: &&PodCondition| !replaced(&c.type_);
     let resizes = if input.is_terminal { &[] } else { input.resize.conditions };

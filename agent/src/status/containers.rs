@@ -116,7 +116,7 @@ struct PodView<'a> {
     instances: HashMap<&'a str, Instances<'a>>,
     has_init: bool,
     restart_all: bool,
-    /// A regular container was created, and the runtime knows of its state.
+    /// A regular container was created, and the runtime reports its state.
     has_regular_instance: bool,
     /// The longest termination message of a container, in bytes.
     message_limit: usize,
@@ -229,7 +229,7 @@ impl<'a> PodView<'a> {
             started,
             allocated_resources: definition.spec.resources.as_ref().and_then(|resources| resources.requests.clone()),
             resources: Some(resources),
-            user: newest.user.as_ref().map(user),
+            user: newest.user.as_ref().and_then(user),
             stop_signal: newest.stop_signal.filter(|_| self.input.stop_signals).map(stop_signal),
             // Kept from the first status of the container; a status without predecessor takes the spec.
             volume_mounts: old.map_or_else(|| self.mounts(definition.mounts), |old| old.volume_mounts.clone()),
@@ -396,8 +396,13 @@ fn stop_signal(name: &str) -> String {
     name.replace("PLUS", "+").replace("MINUS", "-")
 }
 
-fn user(user: &ContainerUser) -> ApiUser {
+/// `None` for a user that the API server does not accept, of an image for example: it would refuse the whole status.
+fn user(user: &ContainerUser) -> Option<ApiUser> {
     let groups = &user.supplemental_groups;
+    let mut ids = groups.iter().chain([&user.uid, &user.gid]);
+    if !ids.all(|id| (0..=i64::from(i32::MAX)).contains(id)) {
+        return None;
+    }
     let supplemental_groups = (!groups.is_empty()).then(|| groups.clone());
-    ApiUser { linux: Some(LinuxContainerUser { uid: user.uid, gid: user.gid, supplemental_groups }) }
+    Some(ApiUser { linux: Some(LinuxContainerUser { uid: user.uid, gid: user.gid, supplemental_groups }) })
 }

@@ -1,4 +1,4 @@
-//! Final status of a terminated pod: containers of unknown fate count as terminated, and the phase becomes terminal.
+//! Final status of a terminated pod: containers of unknown state count as terminated, and the phase becomes terminal.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;

@@ -1,5 +1,5 @@
-//! Pod statuses. `generate` is a pure function of spec, snapshot and previous status; `StatusStore` caches the result and
-//! rejects illegal state transitions. Neither calls the API server; only `manager` does, if there is one.
+//! Pod statuses. `generate` is a pure function of spec, snapshot and previous status; `StatusStore` caches the result.
+//! Neither calls the API server; only `manager` does, if there is one.
 //!
 //! ```text
 //!  snapshot ─▶ containers ─▶ phase ─▶ conditions ─▶ PodStatus ─▶ store ─▶ (API, probes, servers)

@@ -13,6 +13,7 @@ use super::containers::RESTARTING_ALL;
 use super::containers::statuses_by_name;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
+use crate::model::SandboxNeed;
 use crate::model::restart;
 use crate::model::restart::RestartGates;
 use crate::model::spec;
@@ -35,8 +36,30 @@ pub(super) fn of(input: &StatusInput<'_>, status: &PodStatus) -> &'static str {
     for container in spec::regular_containers(input.pod) {
         counts.regular(&rules, container, of_regular.get(container.name.as_str()).copied());
     }
-    let is_terminal = input.is_terminal && !spec::is_static(input.pod);
-    counts.phase(any_regular_created(input.pod, input.snapshot), is_terminal)
+    let is_given_up = is_given_up(input);
+    let has_ended = is_given_up || (input.is_terminal && !spec::is_static(input.pod));
+    match counts.phase(any_regular_created(input.pod, input.snapshot), has_ended) {
+        // Not all of its containers have run, and none will.
+        phase if is_given_up && !is_terminal(phase) => "Failed",
+        phase => phase,
+    }
+}
+
+/// Nothing of the pod runs, and nothing is started any more, since its sandbox is gone and is not replaced. Upstream leaves
+/// a pod with a container that has not run, or that rules would restart, in phase Pending or Running for good.
+fn is_given_up(input: &StatusInput<'_>) -> bool {
+    let (pod, snapshot) = (input.pod, input.snapshot);
+    let SandboxNeed::Create { attempt, .. } = SandboxNeed::of(pod, snapshot) else { return false };
+    if restart::may_replace_sandbox(pod, snapshot, attempt) {
+        return false;
+    }
+    let may_go_on = snapshot.containers.iter().any(|instance| match instance.state {
+        ContainerState::Running => true,
+        // The code may restart all containers.
+        ContainerState::Exited => instance.exit_code.is_none(),
+        ContainerState::Created | ContainerState::Unknown => false,
+    });
+    !may_go_on && !restart::restart_all_pending(pod, snapshot, input.announced_restart_all(), input.gates)
 }
 
 /// Whether a regular container was ever created in the sandbox in use.

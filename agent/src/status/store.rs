@@ -58,7 +58,7 @@ impl StatusStore {
     /// being deleted.
     ///
     /// # Errors
-    /// A terminated container that must not restart would become non-terminated; the cache is unchanged then.
+    /// The init containers of the last status are not those of the spec; the cache is unchanged then.
     pub fn set(
         &mut self,
         uid: &PodUid,
@@ -122,7 +122,7 @@ impl StatusStore {
     ) -> Result<bool, IllegalTransition> {
         let nothing = PodStatus::default();
         let old = self.basis(uid.as_str(), pod, mirror).unwrap_or(&nothing);
-        transition::check(pod, old, &status, self.gates)?;
+        transition::check(pod, old, self.gates)?;
         let seconds = time::of_wall(now);
         transition::set_condition_times(old, &mut status, &seconds);
         status.start_time = old.start_time.clone().or_else(|| status.start_time.take()).or(Some(seconds));

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::conditions::DISRUPTION_TARGET;
+use super::conditions::TERMINATION_BY_KUBELET;
 
 /// Why the agent terminates a pod. A pod that has already succeeded keeps its phase; any other becomes `Failed`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,7 +36,7 @@ pub(super) fn with_termination_reason(
         conditions.push(PodCondition {
             type_: DISRUPTION_TARGET.to_owned(),
             status: "True".to_owned(),
-            reason: Some("TerminationByKubelet".to_owned()),
+            reason: Some(TERMINATION_BY_KUBELET.to_owned()),
             message: Some(message.clone()),
             last_transition_time: since,
             observed_generation: generation,

@@ -1,33 +1,19 @@
-//! From one status of a pod to the next: illegal transitions, what counts as a change, transition times of conditions.
+//! From one status of a pod to the next: what is rejected, what counts as a change, transition times of conditions.
 
-use std::collections::HashMap;
-
-use k8s_openapi::api::core::v1::Container;
-use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodCondition;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::conditions;
-use super::containers::statuses_by_name;
-use super::state;
 use crate::model::restart;
 use crate::model::restart::RestartGates;
 use crate::model::restart::RestartPolicy;
 use crate::model::spec;
 
-/// A status update that contradicts the previous status and is rejected.
+/// A status update that contradicts the pod's spec and is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IllegalTransition {
-    /// A terminated container that must not restart would become non-terminated.
-    #[error("terminated {kind} {name} attempted illegal transition to non-terminated state")]
-    NonTerminated {
-        /// `container` or `init container`.
-        kind: &'static str,
-        /// The container's name.
-        name: String,
-    },
     /// `status.initContainerStatuses` does not match `spec.initContainers`.
     #[error("status of init container {name} at position {index} has no counterpart in spec.initContainers")]
     Misaligned {
@@ -38,39 +24,22 @@ pub enum IllegalTransition {
     },
 }
 
-/// Rejects a status in which a container that must not restart is no longer terminated. Pods with restart policy
-/// `Always` or a rule `RestartAllContainers` are not checked, nor are sidecars.
+/// Rejects the successor of a status whose init containers are not those of the spec. Pods with restart policy `Always` or a
+/// rule `RestartAllContainers` are not checked. A container whose end is final may run again, in another sandbox for
+/// example: upstream rejects such a status, with everything else in it. Here that container alone keeps its end at the
+/// API server, see `manager::final_ends`.
 ///
 /// # Errors
-/// The first illegal transition found.
-pub(super) fn check(pod: &Pod, old: &PodStatus, new: &PodStatus, gates: RestartGates) -> Result<(), IllegalTransition> {
+/// The first init container that is not the one of the spec.
+pub(super) fn check(pod: &Pod, old: &PodStatus, gates: RestartGates) -> Result<(), IllegalTransition> {
     let may_restart_all = || spec::lasting_containers(pod).any(|c| restart::may_restart_all(c.spec, gates));
     if RestartPolicy::of_pod(pod) == RestartPolicy::Always || may_restart_all() {
         return Ok(());
     }
-    let check = |kind, container, old: &ContainerStatus, new: &HashMap<&str, &ContainerStatus>| {
-        let terminated = state::terminated(old.state.as_ref());
-        let is_final = terminated.is_some_and(|old| !restart::restarts_after(pod, container, old.exit_code, gates));
-        let new = new.get(old.name.as_str());
-        if is_final && new.is_some_and(|new| state::terminated(new.state.as_ref()).is_none()) {
-            return Err(IllegalTransition::NonTerminated { kind, name: old.name.clone() });
-        }
-        Ok(())
-    };
-    let regular: HashMap<&str, &Container> =
-        spec::regular_containers(pod).iter().rev().map(|container| (container.name.as_str(), container)).collect();
-    let of_regular = statuses_by_name(new.container_statuses.as_deref().unwrap_or_default());
-    for old in old.container_statuses.iter().flatten() {
-        if let Some(&container) = regular.get(old.name.as_str()) {
-            check("container", container, old, &of_regular)?;
-        }
-    }
-    let of_init = statuses_by_name(new.init_container_statuses.as_deref().unwrap_or_default());
+    let containers = spec::init_containers(pod);
     for (index, old) in old.init_container_statuses.iter().flatten().enumerate() {
-        let container = spec::init_containers(pod).get(index).filter(|container| container.name == old.name);
-        let container = container.ok_or_else(|| IllegalTransition::Misaligned { index, name: old.name.clone() })?;
-        if !spec::is_sidecar(container) {
-            check("init container", container, old, &of_init)?;
+        if containers.get(index).is_none_or(|container| container.name != old.name) {
+            return Err(IllegalTransition::Misaligned { index, name: old.name.clone() });
         }
     }
     Ok(())

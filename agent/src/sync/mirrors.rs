@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::time::DelayQueue;
+use tokio_util::time::delay_queue;
 
 use super::pods::is_mirror_of;
 use crate::model::Pod;
@@ -64,6 +65,10 @@ struct Name {
     made: Option<ApiPod>,
     /// Deleted by this agent and possibly still in the watch.
     deleted: Option<PodRef>,
+    /// The last one whose deletion the watch reported during a call.
+    removed: Option<PodRef>,
+    /// The end of a pause, or of the time in which one that was made has to appear.
+    timer: Option<delay_queue::Key>,
 }
 
 /// One API call, or none.
@@ -100,8 +105,10 @@ impl Mirrors {
         }
         let due = next_call(action, name.present(shown.map(|pod| &**pod)), &node);
         if due == Call::Nothing {
-            if name.is_forgettable() {
-                self.names.remove(full_name);
+            if name.is_forgettable()
+                && let Some(timer) = self.names.remove(full_name).and_then(|name| name.timer)
+            {
+                self.timers.try_remove(&timer);
             }
             return;
         }
@@ -120,6 +127,7 @@ impl Mirrors {
         if let Some(name) = self.names.get_mut(&reference.full_name()) {
             name.made.take_if(|made| made.metadata.uid == mirror.metadata.uid);
             name.deleted.take_if(|deleted| *deleted == reference);
+            name.removed = Some(reference).filter(|_| name.busy);
         }
     }
 
@@ -136,6 +144,7 @@ impl Mirrors {
                     if let Some(name) = self.names.get_mut(&full_name) {
                         name.backing_off = false;
                         name.made = None;
+                        name.timer = None;
                     }
                     return Some(full_name);
                 }
@@ -148,20 +157,22 @@ impl Mirrors {
     fn on_call_result(&mut self, full_name: &str, due: &Call, result: Result<Option<ApiPod>, PodApiError>) {
         let Some(name) = self.names.get_mut(full_name) else { return };
         name.busy = false;
-        match (due, result) {
+        let removed = name.removed.take();
+        let wait = match (due, result) {
             (_, Ok(Some(made))) => {
                 tracing::info!(pod = full_name, "mirror pod created");
                 name.succeeded();
                 name.made = Some(made);
-                self.timers.insert(full_name.to_owned(), SHOWN_LIMIT);
+                SHOWN_LIMIT
             }
             (Call::Delete(gone), Ok(None) | Err(PodApiError::NotFound | PodApiError::Conflict(_))) => {
                 tracing::info!(pod = full_name, "mirror pod deleted");
                 name.succeeded();
                 name.made.take_if(|made| pod_ref(made) == *gone);
-                name.deleted = Some(gone.clone());
+                name.deleted = Some(gone.clone()).filter(|gone| removed.as_ref() != Some(gone));
+                return;
             }
-            (_, Ok(None)) => {}
+            (_, Ok(None)) => return,
             (_, Err(error)) => {
                 name.failures = name.failures.saturating_add(1);
                 name.backing_off = true;
@@ -171,8 +182,11 @@ impl Mirrors {
                     tracing::warn!(pod = full_name, reason, retry_in = ?wait, "cannot create or delete the mirror pod");
                     name.reason = reason;
                 }
-                self.timers.insert(full_name.to_owned(), wait);
+                wait
             }
+        };
+        if let Some(replaced) = name.timer.replace(self.timers.insert(full_name.to_owned(), wait)) {
+            self.timers.try_remove(&replaced);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Mirror pods against an API server that remembers what it was asked for.
+//! Mirror pods against an API server that records its requests.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -243,4 +243,35 @@ async fn a_mirror_that_is_gone_already_counts_as_deleted() {
     setup.reconcile(&MirrorAction::Delete, None);
     assert_eq!(setup.api.calls(), ["delete m"]);
     assert!(setup.mirrors.names.is_empty(), "nothing is remembered of it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_record_is_kept_of_a_mirror_whose_deletion_the_watch_reports_first() {
+    let mut setup = setup(Some(node()));
+    setup.reconcile(&MirrorAction::Delete, Some(&mirror("h", "m")));
+    setup.mirrors.removed(&mirror("h", "m"));
+    setup.reconcile(&MirrorAction::Delete, None);
+    setup.mirrors.changed().await;
+    setup.reconcile(&MirrorAction::Delete, None);
+    assert_eq!(setup.api.calls(), ["delete m"]);
+    assert!(setup.mirrors.names.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_in_which_a_mirror_has_to_appear_ends_no_pause_after_a_failure() {
+    let mut setup = setup(Some(node()));
+    setup.reconcile(&MirrorAction::Ensure(static_pod("old")), None);
+    setup.mirrors.changed().await;
+    tokio::time::sleep(SHOWN_LIMIT - Duration::from_secs(1)).await;
+    setup.mirrors.names.get_mut("web-node_default").expect("it was made").failures = 10;
+    setup.api.failures.lock().unwrap().push_back(PodApiError::Unanswered("lost".into()));
+    let made = mirror("old", "made");
+    setup.reconcile(&MirrorAction::Ensure(static_pod("new")), Some(&made));
+    setup.mirrors.changed().await;
+    let began = Instant::now();
+    setup.mirrors.changed().await;
+    assert!(began.elapsed() >= retry_after(11, 1.0), "{:?}", began.elapsed());
+    setup.reconcile(&MirrorAction::Ensure(static_pod("new")), Some(&made));
+    setup.mirrors.changed().await;
+    assert_eq!(setup.api.calls(), ["create old", "delete made", "delete made"]);
 }

@@ -57,7 +57,7 @@ async fn end(pod: &Arc<Pod>, evictions: &EvictionSender, record: &RecordPreempti
     let limit = blocking_kill_limit(grace);
     let has_ended = tokio::time::timeout(limit, stopped.cancelled()).await.is_ok();
     if !has_ended {
-        tracing::warn!(pod = %pod_ref(pod), ?limit, "a preempted pod does not end");
+        tracing::warn!(pod = %pod_ref(pod), ?limit, "a preempted pod has not terminated in time");
     }
     has_ended
 }

@@ -50,7 +50,7 @@ pub struct PendingResizes {
 }
 
 impl PendingResizes {
-    /// None, on a node with these settings.
+    /// No resizes, on a node with these settings.
     pub fn new(policy: ResizePolicy) -> Self {
         Self { queue: Queue::default(), policy, retry_at: Instant::now() + FIRST_RETRY }
     }
@@ -252,8 +252,8 @@ impl SyncLoop {
         }
     }
 
-    /// What a pod holds: the larger of what is allocated to it and what is in force. Before the runtime has told which of its
-    /// containers run it is in force in all of them, and counted again later.
+    /// What a pod holds: the larger of what is allocated to it and what is in force. Before the runtime has reported which
+    /// of its containers run it is in force in all of them, and counted again later.
     pub(super) fn held_needs(&self, pod: &Pod) -> Needs {
         let uid = pod_ref(pod).uid;
         let allocated = self.allocations.allocated_form(pod.clone());

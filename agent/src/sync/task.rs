@@ -82,7 +82,7 @@ pub struct SyncLoop {
     pub startups: Startups,
     /// Removes what terminated pods leave.
     pub leftovers: Arc<dyn Leftovers>,
-    /// When they are to be swept again.
+    /// When the next attempt to remove them is due.
     pub leftovers_due: mpsc::Receiver<Instant>,
     /// When housekeeping is due.
     pub housekeeping: Option<Instant>,
@@ -152,7 +152,7 @@ impl SyncLoop {
             }
             PodUpdate::Undecodable(_, uids) => {
                 self.undecodable = uids.into_iter().collect();
-                // What runs of those that are gone is not wanted any more.
+                // Containers of those that are gone are no longer desired.
                 return self.housekeep_soon();
             }
         };

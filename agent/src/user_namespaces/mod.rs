@@ -104,7 +104,7 @@ impl Ranges {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file is right, whatever is remembered.
+    /// The file takes precedence over the range in memory.
     fn of_pod(&self, uid: &str) -> Result<Mapping, UserNamespaceError> {
         let _disk = self.disk();
         if let Some(mapping) = files::read(&self.dirs, uid).map_err(UserNamespaceError::in_file)? {

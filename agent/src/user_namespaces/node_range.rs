@@ -2,9 +2,11 @@
 //! ids above those of the node itself.
 
 use std::io;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::unistd::User;
 use tokio::process::Command;
 
@@ -14,6 +16,8 @@ use super::StartError;
 /// The user whose subordinate ids are the pods'.
 const USER: &str = "kubelet";
 const PROGRAM: &str = "getsubids";
+/// The node's file of users, which a minimal image lacks.
+const USERS: &str = "/etc/passwd";
 /// A directory service that does not answer must not keep the agent from reporting why it does not start.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// What `idsPerPod` must be a multiple of, as the ranges that runtimes map.
@@ -86,16 +90,25 @@ impl IdRange {
 /// users and groups; the range is of no use.
 pub async fn node_range(per_pod: i64, max_pods: i32) -> Result<IdRange, StartError> {
     let per_pod = u64::try_from(per_pod).unwrap_or_default();
-    // The look-up may ask a directory service.
-    let user = tokio::task::spawn_blocking(|| User::from_name(USER)).await;
+    // The look-up may query a directory service.
+    let user = tokio::task::spawn_blocking(|| exists(User::from_name(USER), Path::new(USERS))).await;
     let user = user.map_err(|error| StartError::Mappings(error.to_string()))?;
-    let user = user.map_err(|error| StartError::Mappings(format!("user: lookup {USER}: {error}")))?;
-    let configured = match user {
-        None => None,
-        Some(_) => subordinate_ids(PROGRAM).await.map_err(StartError::Mappings)?,
+    let configured = match user.map_err(StartError::Mappings)? {
+        false => None,
+        true => subordinate_ids(PROGRAM).await.map_err(StartError::Mappings)?,
     };
     let (first, length) = configured.unwrap_or((per_pod, ALL_IDS.saturating_sub(per_pod)));
     IdRange::new(first, length, per_pod, max_pods)
+}
+
+/// True if the look-up has found the user. Without a file of users it fails: there is none then. A directory service that is
+/// not reachable may fail so, too, where there is a file.
+pub(super) fn exists(found: nix::Result<Option<User>>, users: &Path) -> Result<bool, String> {
+    match found {
+        Ok(user) => Ok(user.is_some()),
+        Err(Errno::ENOENT) if !users.exists() => Ok(false),
+        Err(error) => Err(format!("user: lookup {USER}: {error}")),
+    }
 }
 
 /// First id and number of the user's ids, by this program; `None` if it is not installed. Upstream means pods to have the

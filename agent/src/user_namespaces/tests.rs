@@ -1,6 +1,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
+use super::node_range::exists;
 use super::node_range::parse;
 use super::node_range::subordinate_ids;
 use super::*;
@@ -69,6 +70,20 @@ fn ranges_of_the_node_are_checked_in_the_kubelets_order() {
 }
 
 #[test]
+fn a_node_without_a_file_of_users_has_no_user() {
+    use nix::errno::Errno;
+    use nix::unistd::User;
+    let dir = tempfile::tempdir().expect("a folder");
+    let (there, none) = (dir.path(), dir.path().join("passwd"));
+    assert_eq!(exists(User::from_name("root"), there), Ok(true));
+    assert_eq!([exists(Ok(None), there), exists(Err(Errno::ENOENT), &none)], [Ok(false), Ok(false)]);
+    for (error, users) in [(Errno::ENOENT, there), (Errno::EIO, none.as_path())] {
+        let found = exists(Err(error), users);
+        assert!(found.is_err_and(|error| error.starts_with("user: lookup kubelet: ")), "a service does not answer");
+    }
+}
+
+#[test]
 fn output_of_getsubids() {
     assert_eq!(parse("0: kubelet 65536 7208960\n"), Ok((65_536, 7_208_960)));
     let two = "0: kubelet 1 2\n1: kubelet 3 4\n";
@@ -81,7 +96,7 @@ fn output_of_getsubids() {
 }
 
 #[tokio::test]
-async fn getsubids_is_asked_for_users_and_groups() {
+async fn getsubids_is_called_for_users_and_groups() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = dir.path().join("getsubids");
     let path = program.to_str().expect("a path");
@@ -201,7 +216,7 @@ fn a_file_that_cannot_be_read_prevents_the_start() {
 }
 
 #[tokio::test]
-async fn the_file_is_right_whatever_is_remembered() {
+async fn the_file_takes_precedence_over_the_cached_range() {
     let (dir, dirs) = disk(&["a", "b"]);
     let namespaces = UserNamespaces::open(dirs, range(3)).expect("opened");
     fs::write(file(&dir, "a"), checkpoint(2 * L, L)).expect("written");

@@ -153,6 +153,32 @@ pub enum VolumeError {
     /// A type of file system that is no name of one.
     #[error("fsType {0:?} must be a name of at most 32 lowercase letters, digits, dashes and underscores")]
     FileSystemType(String),
+    /// A file system that has no program that expands it.
+    #[error("ResizeFS.Resize - resize of format {kind} is not supported for device {device} mounted at {mounted}")]
+    NotExpandable {
+        /// Its type.
+        kind: String,
+        /// The device.
+        device: PathBuf,
+        /// Where it is mounted.
+        mounted: PathBuf,
+    },
+    /// The program that expands a file system failed.
+    #[error("resize of device {path} failed: {ending}")]
+    NotExpanded {
+        /// The device, or where it is mounted.
+        path: String,
+        /// How the program ended, with its name and a part of its output.
+        ending: String,
+    },
+    /// A claim that cannot be read or changed, whose volume is to be expanded.
+    #[error("mountVolume.NodeExpandVolume {what} failed : {source}")]
+    ExpandedClaim {
+        /// What was tried.
+        what: &'static str,
+        /// The cause.
+        source: ObjectError,
+    },
     /// A device whose first blocks cannot be read: whether it has a file system is not known.
     #[error("cannot determine what disk {device} holds: {problem}")]
     UnknownFormat {
@@ -327,7 +353,8 @@ impl FailedVolume {
     /// Reason of its event.
     pub fn reason(&self) -> &'static str {
         match &self.error {
-            VolumeError::Step { step: Step::Map(_), .. } => "FailedMapVolume",
+            VolumeError::Step { step: Step::Map(_) | Step::MapExpanded, .. } => "FailedMapVolume",
+            VolumeError::Step { step: Step::Expand, .. } => "VolumeResizeFailed",
             _ => "FailedMount",
         }
     }
@@ -338,7 +365,7 @@ impl fmt::Display for FailedVolume {
         match &self.error {
             VolumeError::Claim(error) => write!(f, "{error}"),
             VolumeError::Step { name, step, source } => {
-                write!(f, "{step} failed for volume {name:?} : {source}")
+                write!(f, "{step} for volume {name:?} : {source}")
             }
             error => write!(f, "MountVolume.SetUp failed for volume {:?} : {error}", self.volume),
         }
@@ -352,13 +379,23 @@ pub enum Step {
     Mount(&'static str),
     /// Such as `MapPodDevice`.
     Map(&'static str),
+    /// The expansion of a volume with files that was just mounted for the pod.
+    MountExpanded,
+    /// That of a raw device.
+    MapExpanded,
+    /// That of a volume that the pod has.
+    Expand,
 }
 
 impl fmt::Display for Step {
+    /// The failure of the step, in upstream's words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Mount(step) => write!(f, "MountVolume.{step}"),
-            Self::Map(step) => write!(f, "MapVolume.{step}"),
+            Self::Mount(step) => write!(f, "MountVolume.{step} failed"),
+            Self::Map(step) => write!(f, "MapVolume.{step} failed"),
+            Self::MountExpanded => f.write_str("MountVolume.Setup failed while expanding volume"),
+            Self::MapExpanded => f.write_str("MapVolume.MarkVolumeAsMounted failed while expanding volume"),
+            Self::Expand => f.write_str("NodeExpandVolume.NodeExpandVolume failed"),
         }
     }
 }
@@ -418,6 +455,9 @@ mod tests {
         };
         assert_eq!(reason(Step::Mount("MountDevice")), "FailedMount");
         assert_eq!(reason(Step::Map("SetUpDevice")), "FailedMapVolume");
+        assert_eq!(reason(Step::MountExpanded), "FailedMount");
+        assert_eq!(reason(Step::MapExpanded), "FailedMapVolume");
+        assert_eq!(reason(Step::Expand), "VolumeResizeFailed");
     }
 
     /// Comparing each with all before it would take minutes.

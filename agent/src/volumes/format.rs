@@ -35,9 +35,9 @@ pub(super) struct DeviceMount<'a> {
     pub(super) options: &'a [String],
 }
 
-/// What a device holds, as blkid(8) sees it.
+/// What a device holds, as blkid(8) reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Held {
+pub(super) enum DiskFormat {
     Nothing,
     FileSystem(String),
     /// Partitions, which are never overwritten.
@@ -63,7 +63,7 @@ impl DeviceMount<'_> {
     /// It is not known what the device holds, it holds nothing and is read-only, or a program fails.
     pub(super) async fn run(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
         check_type(self.kind())?;
-        let held = self.look(programs).await?;
+        let held = disk_format(self.device, programs).await?;
         match preparation(&held, self.is_read_only()) {
             Some(Preparation::Format) => self.format(programs).await?,
             Some(Preparation::Repair) => self.repair(programs).await?,
@@ -72,9 +72,9 @@ impl DeviceMount<'_> {
         }
         let mounted = self.mount(programs).await;
         match held {
-            Held::FileSystem(found) if found == self.kind() => mounted,
-            Held::Nothing => mounted,
-            Held::FileSystem(_) | Held::Partitions => {
+            DiskFormat::FileSystem(found) if found == self.kind() => mounted,
+            DiskFormat::Nothing => mounted,
+            DiskFormat::FileSystem(_) | DiskFormat::Partitions => {
                 mounted.map_err(|error| VolumeError::OtherFormat { source: Box::new(error) })
             }
         }
@@ -82,23 +82,6 @@ impl DeviceMount<'_> {
 
     fn is_read_only(&self) -> bool {
         self.read_only || self.options.iter().any(|option| option == "ro")
-    }
-
-    async fn look(&self, programs: &dyn Programs) -> Result<Held, VolumeError> {
-        let device = self.device.to_string_lossy();
-        let call = Call::new("blkid", ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", &*device]);
-        let held = found(&programs.run(&call).await?).map_err(|problem| self.unknown(problem))?;
-        if held == Held::Nothing {
-            // blkid(8) reports a device that it cannot read in the same way.
-            let device = self.device.to_owned();
-            let read = blocking(move || Ok(read_head(&device))).await?;
-            read.map_err(|error| self.unknown(error.to_string()))?;
-        }
-        Ok(held)
-    }
-
-    fn unknown(&self, problem: String) -> VolumeError {
-        VolumeError::UnknownFormat { device: self.device.to_owned(), problem }
     }
 
     async fn format(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
@@ -150,6 +133,24 @@ impl DeviceMount<'_> {
     }
 }
 
+/// What the device holds.
+///
+/// # Errors
+/// blkid(8) fails, or the device cannot be read.
+pub(super) async fn disk_format(device: &Path, programs: &dyn Programs) -> Result<DiskFormat, VolumeError> {
+    let unknown = |problem: String| VolumeError::UnknownFormat { device: device.to_owned(), problem };
+    let path = device.to_string_lossy();
+    let call = Call::new("blkid", ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", &*path]);
+    let held = found(&programs.run(&call).await?).map_err(unknown)?;
+    if held == DiskFormat::Nothing {
+        // blkid(8) reports a device that it cannot read in the same way.
+        let device = device.to_owned();
+        let read = blocking(move || Ok(read_head(&device))).await?;
+        read.map_err(|error| unknown(error.to_string()))?;
+    }
+    Ok(held)
+}
+
 /// Checks a type that is about to be a part of a program's name: helpers of mount(8) interpret what follows a dot.
 fn check_type(kind: &str) -> Result<(), VolumeError> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
@@ -164,10 +165,10 @@ fn check_type(kind: &str) -> Result<(), VolumeError> {
 ///
 /// # Errors
 /// It has failed, or found several things.
-fn found(ended: &Ended) -> Result<Held, String> {
+fn found(ended: &Ended) -> Result<DiskFormat, String> {
     match ended.code {
         Some(0) => {}
-        Some(NOT_FOUND) => return Ok(Held::Nothing),
+        Some(NOT_FOUND) => return Ok(DiskFormat::Nothing),
         _ => return Err(format!("blkid: {}: {}", ended.status, ended.quoted())),
     }
     let value = |key: &str| {
@@ -175,20 +176,20 @@ fn found(ended: &Ended) -> Result<Held, String> {
         lines.filter_map(|line| line.split_once('=')).find(|(name, _)| *name == key).map(|(_, value)| value)
     };
     match (value("PTTYPE"), value("TYPE")) {
-        (Some(_), _) => Ok(Held::Partitions),
-        (None, Some(kind)) => Ok(Held::FileSystem(kind.to_owned())),
+        (Some(_), _) => Ok(DiskFormat::Partitions),
+        (None, Some(kind)) => Ok(DiskFormat::FileSystem(kind.to_owned())),
         // It succeeds only with a value.
         (None, None) => Err(format!("blkid reports neither TYPE nor PTTYPE: {}", ended.quoted())),
     }
 }
 
 /// `None`: the volume cannot be mounted.
-fn preparation(held: &Held, read_only: bool) -> Option<Preparation> {
+fn preparation(held: &DiskFormat, read_only: bool) -> Option<Preparation> {
     match held {
-        Held::Nothing if read_only => None,
-        Held::Nothing => Some(Preparation::Format),
-        Held::FileSystem(_) | Held::Partitions if read_only => Some(Preparation::Nothing),
-        Held::FileSystem(_) | Held::Partitions => Some(Preparation::Repair),
+        DiskFormat::Nothing if read_only => None,
+        DiskFormat::Nothing => Some(Preparation::Format),
+        DiskFormat::FileSystem(_) | DiskFormat::Partitions if read_only => Some(Preparation::Nothing),
+        DiskFormat::FileSystem(_) | DiskFormat::Partitions => Some(Preparation::Repair),
     }
 }
 

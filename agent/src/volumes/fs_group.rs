@@ -1,6 +1,6 @@
 //! Gives the files of a volume to the pod's `fsGroup` (KEP-695): a walk that follows no link, enters no mount and leaves the
-//! volume's own directory to the end, so that an interrupted one begins anew. What cannot be changed is counted and logged,
-//! not fatal, as upstream.
+//! volume's own directory to the end, so that an interrupted one begins anew. As upstream, what cannot be changed is counted
+//! and logged, and what cannot be read interrupts it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -88,7 +88,7 @@ fn changed(mode: u32, is_dir: bool) -> u32 {
 /// walk. Blocking.
 ///
 /// # Errors
-/// The directory cannot be opened.
+/// The directory, or one below it, cannot be read.
 fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &AtomicU64) -> Result<bool, VolumeError> {
     let dir = filesystem::open_root(root).on("open", root)?;
     let held = fstat(&dir).on("inspect", root)?;
@@ -100,7 +100,10 @@ fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &AtomicU64) -> Re
     if let Some((path, error)) = walk.failed {
         tracing::warn!(root = %root.display(), group, first = %path.display(), %error, "cannot apply fsGroup to every file");
     }
-    Ok(true)
+    match walk.interrupted {
+        Some((path, error)) => Err(error).on("apply fsGroup to", &root.join(path)),
+        None => Ok(true),
+    }
 }
 
 /// As [`apply`], without blocking; a walk that takes long is reported as one of the volume at `shown`.
@@ -140,12 +143,14 @@ struct Walk<'a> {
     root: OwnedFd,
     group: u32,
     count: &'a AtomicU64,
-    /// The file that is looked at, below the root.
+    /// The current file, below the root.
     path: PathBuf,
     /// From the root to the directory that is being read.
     levels: Vec<Level>,
     /// The first file that stays as it is.
     failed: Option<(PathBuf, io::Error)>,
+    /// The file or directory that cannot be read: the walk has ended at it.
+    interrupted: Option<(PathBuf, io::Error)>,
 }
 
 /// A directory that is not read to its end.
@@ -160,16 +165,23 @@ struct Level {
 
 impl<'a> Walk<'a> {
     fn new(root: OwnedFd, group: u32, count: &'a AtomicU64) -> Self {
-        Self { root, group, count, path: PathBuf::new(), levels: Vec::new(), failed: None }
+        Self { root, group, count, path: PathBuf::new(), levels: Vec::new(), failed: None, interrupted: None }
     }
 
     /// Directories are opened from the root again: no tree exhausts descriptors, and none is left meanwhile.
     fn run(&mut self) {
         self.enter();
+        self.finish();
+    }
+
+    /// The volume's own directory comes last, and only if nothing below it was left out.
+    fn finish(&mut self) {
         while !self.levels.is_empty() {
             self.step();
         }
-        self.visit();
+        if self.interrupted.is_none() {
+            self.visit();
+        }
     }
 
     /// Changes one entry, or leaves a directory that has no more.
@@ -183,10 +195,7 @@ impl<'a> Walk<'a> {
                 }
             }
             Ok(false) => self.leave(),
-            Err(error) => {
-                self.fail(error);
-                self.leave();
-            }
+            Err(error) => self.interrupt(error),
         }
     }
 
@@ -197,10 +206,7 @@ impl<'a> Walk<'a> {
         }
         match Level::open(&self.root, &self.path) {
             Ok(level) => self.levels.push(level),
-            Err(error) => {
-                self.fail(error);
-                self.path.pop();
-            }
+            Err(error) => self.interrupt(error),
         }
     }
 
@@ -226,19 +232,19 @@ impl<'a> Walk<'a> {
     /// Changes the file at the path; true if it is a directory below the root.
     fn visit(&mut self) -> bool {
         self.count.fetch_add(1, Relaxed);
-        let change = |file: OwnedFd| -> io::Result<bool> {
-            let held = fstat(&file)?;
-            self.change(&file, &held)?;
-            Ok(kind(&held) == SFlag::S_IFDIR)
-        };
-        match open(&self.root, &self.path, OFlag::O_PATH).map_err(io::Error::from).and_then(change) {
-            Ok(is_dir) => is_dir && !self.path.as_os_str().is_empty(),
-            // Something of the agent's or the host's is mounted there: it is not the volume's.
-            Err(error) if error.raw_os_error() == Some(Errno::EXDEV as i32) => false,
-            // Removed by a container meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        let file = open(&self.root, &self.path, OFlag::O_PATH);
+        match file.and_then(|file| fstat(&file).map(|held| (file, held))) {
+            Ok((file, held)) => {
+                if let Err(error) = self.change(&file, &held) {
+                    self.failed.get_or_insert_with(|| (self.path.clone(), error));
+                }
+                kind(&held) == SFlag::S_IFDIR && !self.path.as_os_str().is_empty()
+            }
+            // Something of the agent's or the host's is mounted there, which is not the volume's; or a container has removed
+            // it meanwhile.
+            Err(Errno::EXDEV | Errno::ENOENT) => false,
             Err(error) => {
-                self.fail(error);
+                self.interrupt(error.into());
                 false
             }
         }
@@ -256,8 +262,10 @@ impl<'a> Walk<'a> {
         fs::set_permissions(itself, fs::Permissions::from_mode(mode))
     }
 
-    fn fail(&mut self, error: io::Error) {
-        self.failed.get_or_insert_with(|| (self.path.clone(), error));
+    /// Ends the walk at the path.
+    fn interrupt(&mut self, error: io::Error) {
+        self.interrupted.get_or_insert_with(|| (self.path.clone(), error));
+        self.levels.clear();
     }
 }
 
@@ -427,7 +435,7 @@ mod tests {
             visited = now;
         }
         assert_eq!((visited, deepest), ((WIDE + 4 * DEEP) as u64, DEEP + 2));
-        assert!(walk.failed.is_none() && walk.path.as_os_str().is_empty());
+        assert!(walk.failed.is_none() && walk.interrupted.is_none() && walk.path.as_os_str().is_empty());
         assert_eq!((seen(&folder).1 & 0o2770, seen(&folder.join("file")).1 & 0o660), (0o2770, 0o660));
     }
 
@@ -444,11 +452,11 @@ mod tests {
         }
         fs::rename(&top, dir.path().join("moved")).expect("moved");
         fs::create_dir(&top).expect("another folder");
-        while !walk.levels.is_empty() {
-            walk.step();
-        }
-        let (path, error) = walk.failed.expect("some are not read to their end");
+        let before = seen(dir.path());
+        walk.finish();
+        let (path, error) = walk.interrupted.expect("some are not read to their end");
         assert!(path.starts_with("d") && error.kind() == io::ErrorKind::NotFound, "{} {error}", path.display());
+        assert_eq!(seen(dir.path()), before, "the next walk is not left out");
     }
 
     #[tokio::test(start_paused = true)]

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_lock_is_held_by_one_and_forgotten_after_the_last() {
+    async fn a_lock_is_held_by_one_task_and_removed_after_the_last() {
         let locks = Locks::default();
         let first = locks.lock("a").await;
         let other = locks.lock("b").await;

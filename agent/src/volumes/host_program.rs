@@ -210,7 +210,7 @@ async fn beginning(stream: Option<impl AsyncRead + Unpin>) -> io::Result<String>
 
 #[cfg(test)]
 pub(super) mod testing {
-    //! Programs that do nothing but what a test says.
+    //! Programs that a test scripts.
 
     use std::sync::Mutex;
 

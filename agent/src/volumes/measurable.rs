@@ -36,7 +36,8 @@ impl Volumes {
     }
 
     /// The pod's volumes whose size can be measured, if they are set up: those that this agent fills, which are walked, and
-    /// those that it mounts or maps, which are asked. What a `hostPath` has is not the pod's.
+    /// those that it mounts or maps, whose file system or device reports its size. The content of a `hostPath` is
+    /// not the pod's.
     pub fn measurable(&self, pod: &Pod) -> Vec<MeasurableVolume> {
         let is_local = |volume: &Volume| match &volume.empty_dir {
             Some(empty_dir) => empty_dir.medium.as_deref().unwrap_or_default().is_empty(),

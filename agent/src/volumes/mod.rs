@@ -40,6 +40,7 @@ mod plugin;
 mod pod_files;
 mod project_quotas;
 mod read;
+mod resize;
 mod set_up;
 mod storage_medium;
 mod sub_path;
@@ -124,8 +125,8 @@ impl Volumes {
         }
     }
 
-    /// Reports volumes in use that the control plane has to know of, and uses them once they are attached if it attaches
-    /// volumes. To be called before [`Self::with_objects`].
+    /// Reports attachable volumes in use to the control plane and, if that attaches volumes, uses them once they are
+    /// attached. To be called before [`Self::with_objects`].
     pub fn with_attachments(mut self, in_use: watch::Sender<VolumesInUse>, by_control_plane: bool) -> Self {
         self.node.disks = self.node.disks.with_attachment(Attachment::new(in_use, by_control_plane));
         self
@@ -229,6 +230,8 @@ impl Volumes {
 
     /// The host path behind one `volumeMounts` entry; `sub_path` is `subPath` or the expanded `subPathExpr`, `index`
     /// the entry's position. With a subPath the volume's part is bind mounted, so that no container can swap it for a link.
+    /// The server of the volume may not answer: if the future is dropped, the mount goes on, and [`Self::tear_down`]
+    /// waits for it.
     ///
     /// # Errors
     /// There is no such volume; the subPath leads out of it or cannot be mounted.
@@ -248,7 +251,12 @@ impl Volumes {
         let (_, name) = plugin.backing(uid, volume);
         let target = self.dirs.sub_path(uid, &name, container, index)?;
         let (inside, at) = (PathBuf::from(sub_path), target.clone());
-        let (action, error) = match blocking(move || Ok(sub_path::bind(&path, &inside, &at))).await? {
+        let setting_up = self.in_progress.set_up(uid).await;
+        let bind = move || {
+            let _setting_up = setting_up;
+            Ok(sub_path::bind(&path, &inside, &at))
+        };
+        let (action, error) = match blocking(bind).await? {
             Ok(()) => return Ok(target),
             Err(sub_path::Failure::Create(error)) => ("create subPath directory", error),
             Err(sub_path::Failure::Prepare(error)) => ("prepare subPath", error),
@@ -278,7 +286,7 @@ impl Volumes {
         let alone = tokio::time::timeout(plugin::SET_UP_TIMEOUT, self.in_progress.tear_down(uid)).await;
         self.forget(uid);
         let done = self.tear_down_all(uid).await;
-        self.look_for_unused();
+        self.request_unused_search();
         done?;
         // What it still makes is torn down by the next attempt.
         alone.map(drop).map_err(|_| VolumeError::GoesOn(plugin::SET_UP_TIMEOUT))

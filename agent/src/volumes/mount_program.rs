@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_says_what_was_tried() {
+    async fn a_failure_names_the_command() {
         call("s:/e").run(&ScriptedPrograms::new(|_| None)).await.expect("it succeeds");
         let refusing = ScriptedPrograms::new(|_| Some((32, "mount: refused\n".to_owned())));
         let error = call("s:/e").run(&refusing).await.expect_err("it fails").to_string();

@@ -136,7 +136,7 @@ pub(super) async fn mount(
     dir: &Path,
     over: &CancellationToken,
 ) -> Result<(), VolumeError> {
-    // First, and without asking the server, which may no longer answer.
+    // First, and without a request to the server, which may no longer answer.
     if bind_mount::is_there(dir).await? {
         return Ok(());
     }

@@ -19,8 +19,8 @@ use super::PodDirs;
 use super::VolumeError;
 use super::actual_state::ActualState;
 use super::api;
+use super::claims::BoundVolumes;
 use super::claims::Claims;
-use super::claims::Known;
 use super::empty_dir::EmptyDir;
 use super::global_mounts::GlobalMounts;
 use super::host_path::HostPath;
@@ -50,7 +50,7 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
     /// True if the volume is of this kind.
     fn supports(&self, volume: &Volume) -> bool;
 
-    /// The plugin and the volume that a pod's volume comes down to, which name its directory: for a claim those of its
+    /// The plugin and the name of the volume behind a pod's volume, which name its directory: for a claim those of its
     /// persistent volume, once that is known.
     fn backing(&self, _uid: &str, volume: &Volume) -> (&'static str, String) {
         (self.name(), volume.name.clone())
@@ -92,6 +92,12 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
 
     /// True if the volume is what the host has: it is checked once, not again when a container restarts.
     fn is_of_host(&self, _uid: &str, _volume: &Volume) -> bool {
+        false
+    }
+
+    /// True if the capacity of the volume may grow while it is set up: it is set up again from time to time, which
+    /// expands it.
+    fn can_grow(&self, _uid: &str, _volume: &Volume) -> bool {
         false
     }
 
@@ -147,6 +153,8 @@ pub(super) struct Target<'a> {
     pub(super) fs_group: Option<u32>,
     /// Bytes that a volume in memory may take; `None`: as many as the kernel allows.
     pub(super) memory: Option<i64>,
+    /// It is brought up to date, and no container waits for it.
+    pub(super) is_refresh: bool,
     /// Cancelled when the pod's volumes are to be torn down.
     pub(super) over: &'a CancellationToken,
 }
@@ -187,7 +195,7 @@ pub(super) struct Plugins(Arc<[Box<dyn VolumePlugin>]>);
 #[derive(Clone, Debug)]
 pub(super) struct NodeVolumes {
     /// The persistent volumes of pods.
-    pub(super) claims: Known,
+    pub(super) claims: BoundVolumes,
     pub(super) globals: GlobalMounts,
     pub(super) disks: Disks,
 }
@@ -196,7 +204,7 @@ impl NodeVolumes {
     pub(super) fn new(dirs: &PodDirs) -> Self {
         let globals = GlobalMounts::new(dirs.clone());
         let disks = Disks::new(dirs.clone(), globals.clone());
-        Self { claims: Known::default(), globals, disks }
+        Self { claims: BoundVolumes::default(), globals, disks }
     }
 }
 

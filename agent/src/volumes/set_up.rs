@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::FailedVolume;
+use super::Step;
 use super::VolumeError;
 use super::Volumes;
 use super::in_progress::SettingUp;
@@ -48,6 +49,8 @@ struct OfPod {
     /// Bytes that a volume in memory may take.
     memory: Option<i64>,
     uses: ContainerUses,
+    /// They are brought up to date, and no container waits for them.
+    is_refresh: bool,
 }
 
 /// A volume to be set up, and how long that is waited for; `None`: until it ends.
@@ -73,7 +76,7 @@ impl Volumes {
                 }
             }
         }
-        let done = self.set_up_those(&setting_up, pod, memory, &wanted).await;
+        let done = self.set_up_those(&setting_up, (pod, false), memory, &wanted).await;
         let mut failed = Vec::new();
         for (done, (volume, limit)) in done.into_iter().zip(&wanted) {
             // The refresh of what has content reports and retries it; containers get the content that is there.
@@ -88,19 +91,31 @@ impl Volumes {
         self.actual.is_set_up(uid_of(pod), &plugin.backing(uid_of(pod), volume))
     }
 
-    /// True if some volume of the pod changes with API objects or the pod itself, or was not set up by this agent yet.
+    /// True if some volume of the pod changes with API objects or the pod itself, may grow, or was not set up by this
+    /// agent yet.
     pub fn can_change(&self, pod: &Pod) -> bool {
         mounted_volumes(pod).any(|volume| self.is_to_refresh(pod, volume))
     }
 
-    /// Of a pod that a predecessor has started it is found out what its claims are, and the volumes are checked.
+    /// For a pod that a predecessor has started the claims are read, and the volumes are checked.
     fn is_to_refresh(&self, pod: &Pod, volume: &Volume) -> bool {
         let plugin = self.plugins.of(volume);
-        plugin.is_some_and(|plugin| plugin.attributes().refreshes || !self.is_set_up(pod, volume, plugin))
+        plugin.is_some_and(|plugin| {
+            let changes = plugin.attributes().refreshes || plugin.can_grow(uid_of(pod), volume);
+            changes || !self.is_set_up(pod, volume, plugin)
+        })
     }
 
-    /// Brings the volumes made from API objects up to date, running containers or not, and sets up those that this agent
-    /// has not yet. If the future is dropped, what has begun goes on as with [`Self::set_up`].
+    /// Time until the next check for changes without a notification: of objects that are not watched, and of capacities.
+    fn refresh_after(&self, pod: &Pod) -> Option<Duration> {
+        let grows = |volume| self.plugins.of(volume).is_some_and(|plugin| plugin.can_grow(uid_of(pod), volume));
+        let period = self.objects.refresh_period(pod);
+        period.or_else(|| self.objects.reading_period().filter(|_| mounted_volumes(pod).any(grows)))
+    }
+
+    /// Brings the volumes made from API objects up to date, running containers or not, expands those whose capacity has
+    /// grown, and sets up those that this agent has not yet. If the future is dropped, what has begun goes on as with
+    /// [`Self::set_up`].
     ///
     /// # Errors
     /// Every volume that cannot be; it keeps its old content. The others are brought up to date.
@@ -108,7 +123,7 @@ impl Volumes {
         let setting_up = self.in_progress.set_up(uid_of(pod)).await;
         let outdated = mounted_volumes(pod).filter(|volume| self.is_to_refresh(pod, volume));
         let wanted: Vec<Wanted<'_>> = outdated.map(|volume| (volume, Some(SET_UP_TIMEOUT))).collect();
-        let done = self.set_up_those(&setting_up, pod, memory, &wanted).await;
+        let done = self.set_up_those(&setting_up, (pod, true), memory, &wanted).await;
         let (mut failed, mut refresh_at) = (Vec::new(), None);
         for (done, (volume, _)) in done.into_iter().zip(&wanted) {
             match done {
@@ -117,20 +132,20 @@ impl Volumes {
             }
         }
         match failed.is_empty() {
-            true => Ok(RefreshDue { refresh_at, refresh_after: self.objects.refresh_period(pod) }),
+            true => Ok(RefreshDue { refresh_at, refresh_after: self.refresh_after(pod) }),
             false => Err(failed),
         }
     }
 
-    /// Sets up these volumes beside each other.
+    /// Sets up these volumes beside each other; of a pod that has them already, brings them up to date if `is_refresh`.
     async fn set_up_those(
         &self,
         setting_up: &SettingUp,
-        pod: &Pod,
+        (pod, is_refresh): (&Pod, bool),
         memory: Option<i64>,
         wanted: &[Wanted<'_>],
     ) -> Vec<Result<Ready, VolumeError>> {
-        let of_pod = Arc::new(OfPod { pod: pod.clone(), memory, uses: ContainerUses::of(pod) });
+        let of_pod = Arc::new(OfPod { pod: pod.clone(), memory, uses: ContainerUses::of(pod), is_refresh });
         let mut attempts = Vec::new();
         for (volume, limit) in wanted {
             attempts.push(within(*limit, self.set_up_in_task(setting_up, &of_pod, volume)));
@@ -164,15 +179,19 @@ impl Volumes {
         volume: &Volume,
         requested: Instant,
     ) -> Result<Ready, VolumeError> {
-        let OfPod { pod, memory, uses } = of_pod;
+        let OfPod { pod, memory, uses, is_refresh } = of_pod;
         let plugin = self.plugins.of(volume);
         let plugin = plugin.ok_or_else(|| VolumeError::Unsupported { volume: volume.name.clone() })?;
         let (uid, over) = (uid_of(pod), setting_up.over());
         let fs_group = super::fs_group(pod).filter(|_| plugin.attributes().fs_group);
         let began = Instant::now();
-        let (dirs, actual, memory) = (&self.dirs, &self.actual, *memory);
-        let target = Target { dirs, actual, pod, uid, volume, uses, fs_group, memory, over };
+        let (dirs, actual, memory, is_refresh) = (&self.dirs, &self.actual, *memory, *is_refresh);
+        let target = Target { dirs, actual, pod, uid, volume, uses, fs_group, memory, is_refresh, over };
         let done = plugin.set_up(target).await;
+        if matches!(done, Err(VolumeError::Step { step: Step::Expand, .. })) {
+            // It is set up.
+            return done;
+        }
         let (name, backing) = plugin.backing(uid, volume);
         let refreshes = plugin.attributes().refreshes;
         let is_device = plugin.measured_by(uid, volume) == Some(MeasuredBy::Device);

@@ -41,10 +41,18 @@ impl Volumes {
         let made = self.dirs.pod(uid).and_then(|pod| layout::make_pod_dirs(&pod));
         made.expect("the pod's directories");
     }
+
+    /// What a teardown of the pod's volumes that does not end would hold: all that is set up of them waits for it.
+    pub(crate) async fn hold_teardown(&self, uid: &str) -> Box<dyn std::any::Any> {
+        Box::new(self.in_progress.tear_down(uid).await)
+    }
 }
 
 /// What is answered to GETs, by path.
 pub(super) type Replies = Arc<Mutex<BTreeMap<String, Value>>>;
+
+/// Patches that were sent: the path of each, and its body.
+pub(super) type Patches = Arc<Mutex<Vec<(String, Value)>>>;
 
 /// Objects of an API server that answers these, on a node `n1` with the label `zone=a`; and where the Node changes.
 pub(super) fn objects(replies: &Replies) -> (Objects, watch::Sender<Option<Arc<Node>>>) {
@@ -53,13 +61,19 @@ pub(super) fn objects(replies: &Replies) -> (Objects, watch::Sender<Option<Arc<N
 
 /// [`objects`], read in this way.
 pub(super) fn objects_by(replies: &Replies, strategy: Strategy) -> (Objects, watch::Sender<Option<Arc<Node>>>) {
-    answering(replies, strategy, Duration::ZERO, &Arc::default())
+    answering(replies, strategy, Duration::ZERO, &Arc::default(), &Patches::default())
+}
+
+/// [`objects`], and the patches that are sent: they change nothing, and the reply to their path answers them.
+pub(super) fn patched_objects(replies: &Replies) -> (Objects, Patches) {
+    let patches = Patches::default();
+    (answering(replies, Strategy::default(), Duration::ZERO, &Arc::default(), &patches).0, patches)
 }
 
 /// [`objects`] of a server that answers after this time, and how many requests for what it has were made.
 pub(super) fn slow_objects(replies: &Replies, after: Duration) -> (Objects, Arc<AtomicUsize>) {
     let asked = Arc::default();
-    (answering(replies, Strategy::default(), after, &asked).0, asked)
+    (answering(replies, Strategy::default(), after, &asked, &Patches::default()).0, asked)
 }
 
 fn answering(
@@ -67,12 +81,20 @@ fn answering(
     strategy: Strategy,
     after: Duration,
     asked: &Arc<AtomicUsize>,
+    patches: &Patches,
 ) -> (Objects, watch::Sender<Option<Arc<Node>>>) {
-    let (replies, asked) = (replies.clone(), asked.clone());
+    let (replies, asked, patches) = (replies.clone(), asked.clone(), patches.clone());
     let service = tower::service_fn(move |request: http::Request<Body>| {
         let reply = replies.lock().expect("unpoisoned").get(request.uri().path()).cloned();
         asked.fetch_add(usize::from(reply.is_some()), Ordering::Relaxed);
+        let patches = patches.clone();
         async move {
+            if request.method() == http::Method::PATCH {
+                let path = request.uri().path().to_owned();
+                let body = request.into_body().collect_bytes().await.expect("a body");
+                let body = serde_json::from_slice(&body).expect("JSON");
+                patches.lock().expect("unpoisoned").push((path, body));
+            }
             tokio::time::sleep(after).await;
             let missing =
                 json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "no"});

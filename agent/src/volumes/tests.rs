@@ -329,7 +329,7 @@ async fn the_hosts_file_changes_in_place() {
 async fn a_hosts_file_that_a_container_has_made_huge_is_not_read() {
     let (_root, volumes) = make();
     let file = volumes.write_hosts_file("u-1", "one\n".to_owned()).await.expect("written");
-    // Sparse, larger than any memory: to read it is to fail.
+    // A sparse file that is larger than any memory: reading all of it would fail.
     let grown = std::fs::File::options().write(true).open(&file).expect("a file");
     grown.set_len(1 << 43).expect("a length");
     let began = Instant::now();

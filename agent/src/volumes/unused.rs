@@ -10,12 +10,12 @@ use super::iscsi;
 use super::plugin::blocking;
 
 impl Volumes {
-    /// Asks for a search of devices that no pod uses any more: all pods that will use some are known.
-    pub fn look_for_unused(&self) {
+    /// Requests a search for devices that no pod uses any more: all pods that will use some are known.
+    pub fn request_unused_search(&self) {
         self.node.globals.announce();
     }
 
-    /// Waits until a search is asked for.
+    /// Waits until a search is requested. For one waiter. Cancel-safe.
     pub async fn until_unused(&self) {
         self.node.globals.announced().await;
     }

@@ -1,5 +1,5 @@
-//! The volumes of a pod's spec by name, and how its containers use them. A pod may have thousands of both: what is asked of
-//! each is looked up in sets that are made once.
+//! The volumes of a pod's spec by name, and how its containers use them. A pod may have thousands of both: their properties
+//! are looked up in sets that are built once.
 
 use std::collections::HashMap;
 use std::collections::HashSet;

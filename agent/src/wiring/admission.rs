@@ -29,7 +29,7 @@ use crate::node::resources::allocatable;
 use crate::runtime::RuntimeState;
 use crate::sync::ReadNode;
 
-/// What the node is and has, by itself.
+/// Properties of the node that depend on host and configuration only.
 #[derive(Clone)]
 struct Host {
     config: Arc<NodeConfig>,
@@ -57,7 +57,7 @@ pub(super) struct OwnNode {
     synced: watch::Receiver<bool>,
     /// Kept when it is deleted: what the node offers does not change with that.
     last: Option<Arc<Node>>,
-    /// The API server was asked for it: as long as there is no `last` one, it does not exist.
+    /// The API server was queried for it: as long as there is no `last` one, it does not exist.
     is_known: bool,
 }
 
@@ -86,7 +86,7 @@ impl OwnNode {
     }
 }
 
-/// What admission decides by.
+/// Inputs of admission.
 pub(super) struct Offered {
     /// What the node offers.
     pub offer: watch::Receiver<NodeOffer>,

@@ -55,7 +55,7 @@ impl Connection {
 }
 
 /// Inputs of all steps.
-struct Joining<'a> {
+struct Connector<'a> {
     settings: &'a Settings,
     node_name: &'a str,
     metrics: &'a Arc<Metrics>,
@@ -79,10 +79,10 @@ pub(super) async fn connect(
         tracing::info!("no --kubeconfig: running standalone");
         return Ok(Connection { api: None, lost: None });
     }
-    Joining { settings, node_name, metrics, shutdown }.connect(tasks).await
+    Connector { settings, node_name, metrics, shutdown }.connect(tasks).await
 }
 
-impl Joining<'_> {
+impl Connector<'_> {
     async fn connect(&self, tasks: &mut JoinSet<()>) -> anyhow::Result<Connection> {
         let file = Path::new(&self.settings.flags.kubeconfig);
         let bootstrap = Some(&self.settings.flags.bootstrap_kubeconfig).filter(|file| !file.is_empty());

@@ -26,7 +26,7 @@ use crate::model::named;
 /// The serving certificate; `None` until the first one is signed, and while the last one has expired.
 pub(super) type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
 
-/// Keeps the serving certificate of `serverTLSBootstrap` good, in `tasks`; `None` if that is off. Its names follow the
+/// Keeps the serving certificate of `serverTLSBootstrap` valid, in `tasks`; `None` if that is off. Its names follow the
 /// addresses of the Node as the API server has them. Without an API server an existing pair is served as it is.
 ///
 /// # Errors

@@ -36,7 +36,7 @@ use crate::sync::SharedPods;
 
 /// From this version on upstream takes the cgroup driver from the runtime only (KEP-4033).
 const DRIVER_NEEDED: &str = "1.38.0";
-/// How often the runtime is asked for its driver, and the pause between.
+/// How often the runtime is queried for its driver, and the pause between.
 const DRIVER_TRIES: u32 = 3;
 const DRIVER_PAUSE: Duration = Duration::from_secs(2);
 
@@ -114,7 +114,7 @@ async fn driver(runtime: &Runtime, configured: &str, metrics: &Metrics) -> anyho
     let mut answer = runtime.runtime_config().await;
     for _ in 1..DRIVER_TRIES {
         let Err(error) = &answer else { break };
-        tracing::warn!(%error, "cannot read the cgroup driver of the runtime; asking again");
+        tracing::warn!(%error, "cannot read the cgroup driver of the runtime; retrying");
         tokio::time::sleep(DRIVER_PAUSE).await;
         answer = runtime.runtime_config().await;
     }

@@ -125,7 +125,7 @@ pub(super) async fn start(services: Services<'_>, tasks: &mut JoinSet<()>, shutd
 fn warn_of_scopes(settings: &Settings, is_v2: bool) {
     let policies = settings.keblet.pressure.policies();
     for policy in policies.iter().filter(|policy| policy.scope == PressureScope::Kubepods && !is_v2) {
-        tracing::warn!(policy = policy.name, "the policy never holds: only cgroup v2 has the pressure of all pods");
+        tracing::warn!(policy = policy.name, "the policy never applies: only cgroup v2 has the pressure of all pods");
     }
 }
 

@@ -159,9 +159,9 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let objects = objects::start(&bootstrap.settings, bootstrap.api.as_ref(), Some(own_node.node.clone()), &mut tasks);
     let credentials = images::credentials(&bootstrap.settings, &objects, &bootstrap.metrics).await?;
     let images = images.with_credentials(credentials);
-    let (started, later) = watch::channel(None);
-    let stats = bootstrap.stats(&later)?;
-    let serving = bootstrap.serve(verbosity, &own_node, &later, stats.clone(), &mut tasks)?;
+    let (started, pipeline) = watch::channel(None);
+    let stats = bootstrap.stats(&pipeline)?;
+    let serving = bootstrap.serve(verbosity, &own_node, &pipeline, stats.clone(), &mut tasks)?;
     notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &mut tasks, &shutdown);
 
     let (runtime, node) = (bootstrap.runtime.endpoint(), &bootstrap.node.name);
@@ -209,9 +209,9 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let ended = tokio::select! {
         () = sync => sync_ended(&mut tasks, &shutdown).await,
         () = connection.lost() => Err(anyhow::anyhow!(
-            "no client certificate for too long although the API server works; a new start may bootstrap"
+            "no client certificate for too long although the API server is healthy; a restart may obtain one"
         )),
-        // Without one of them the agent would manage its pods by half.
+        // Without one of them the agent would manage its pods incompletely.
         Err(error) = pleg_task.clone() => Err(error).context("running the PLEG"),
         error = panicked(&mut tasks) => Err(error),
     };
@@ -307,10 +307,11 @@ impl Bootstrap {
     }
 
     /// Usage of the node and of its pods.
-    fn stats(&self, later: &pods::Later) -> anyhow::Result<Stats> {
+    fn stats(&self, pipeline: &pods::PipelineHandle) -> anyhow::Result<Stats> {
         let layout = self.hierarchies.layout.clone();
         let ooms = self.ooms.counts();
-        let stats = streams::stats(&self.settings, &self.node.name, &self.shared, later, &self.runtime, layout, ooms)?;
+        let stats =
+            streams::stats(&self.settings, &self.node.name, &self.shared, pipeline, &self.runtime, layout, ooms)?;
         Ok(stats.with_metrics(self.metrics.clone()))
     }
 
@@ -319,7 +320,7 @@ impl Bootstrap {
         &self,
         verbosity: Verbosity,
         own_node: &NodeHandles,
-        later: &pods::Later,
+        pipeline: &pods::PipelineHandle,
         stats: Stats,
         tasks: &mut JoinSet<()>,
     ) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
@@ -329,8 +330,8 @@ impl Bootstrap {
         let read = pods::Server { metrics, sensor_states, shared, settings, verbosity, stats: stats.clone(), layout };
         let parts = server::Parts {
             node: node.clone(),
-            mounted: streams::mounted(settings, stats, shared, later, &self.runtime, metrics),
-            handles: read.handles(self.node.configz.clone(), self.state.clone(), later.clone()),
+            mounted: streams::mounted(settings, stats, shared, pipeline, &self.runtime, metrics),
+            handles: read.handles(self.node.configz.clone(), self.state.clone(), pipeline.clone()),
             reviews: api.map(|api| api.reviews.clone()),
             serving: certificates::serving(settings, node, api, own_node.node.clone(), metrics, tasks, shutdown)?,
         };

@@ -171,6 +171,7 @@ impl Node {
             dns: DnsSettings {
                 cluster_dns,
                 cluster_domain: kubelet.cluster_domain.clone(),
+                ignores_override: !settings.gates.enabled(Feature::HostnameOverride),
                 node_ips: NodeIps::new(addresses),
             },
             resources: resources(settings, hierarchies, &self.root_fs),

@@ -67,7 +67,7 @@ pub(super) struct Parts<'a> {
 pub(super) struct NodeHandles {
     /// The own Node as last seen; never one when standalone.
     pub node: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
-    /// True once the API server was asked for the own Node; never when standalone.
+    /// True once the first list of the own Node was complete; never when standalone.
     pub synced: watch::Receiver<bool>,
     /// Addresses of this node; none until they are known.
     pub addresses: watch::Receiver<NodeAddresses>,

@@ -56,7 +56,7 @@ pub(super) fn start(parts: Parts<'_>, tasks: &mut JoinSet<()>, shutdown: Cancell
     let by_priority = parts.settings.gates.enabled(Feature::GracefulNodeShutdownBasedOnPodPriority);
     let graceful = Shutdown {
         groups,
-        pods: Ender { pods: parts.pods, statuses: parts.statuses, kills: parts.kills },
+        pods: ShutdownPodTerminator { pods: parts.pods, statuses: parts.statuses, kills: parts.kills },
         down: parts.down,
         state_file_dir: by_priority.then(|| parts.settings.flags.root_dir.clone()),
         recorder: parts.recorder,
@@ -78,13 +78,13 @@ fn configured(settings: &Settings) -> Vec<Group> {
 }
 
 /// Terminates pods through the sync loop.
-struct Ender {
+struct ShutdownPodTerminator {
     pods: SharedPods,
     statuses: Statuses,
     kills: mpsc::Sender<KillRequest>,
 }
 
-impl PodTerminator for Ender {
+impl PodTerminator for ShutdownPodTerminator {
     fn pods(&self) -> Vec<Pod> {
         let is_over = |pod: &Pod| {
             let status = self.statuses.stored(&pod_ref(pod).uid);

@@ -27,6 +27,7 @@ use crate::recorder::Loss;
 use crate::recorder::RecorderObserver;
 use crate::runtime::CallObserver;
 use crate::runtime::FinishedCall;
+use crate::runtime::Operation;
 use crate::server::SensorReport;
 use crate::workers::act::SyncOutcome;
 use crate::workers::worker::WorkerObserver;
@@ -41,6 +42,9 @@ pub struct Observers(
 impl CallObserver for Observers {
     fn finished(&self, call: FinishedCall) {
         self.0.runtime.call(call.operation.metric(), call.duration, call.error.is_none());
+        if call.operation == Operation::Status && call.error.is_none() {
+            self.0.pleg.runtime_answered();
+        }
     }
 }
 
@@ -180,7 +184,6 @@ pub(super) fn announce(metrics: &Metrics, node: &str, cgroup_version: i64, gates
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Operation;
 
     #[test]
     fn calls_are_counted_under_upstreams_names() {
@@ -191,6 +194,31 @@ mod tests {
         let text = metrics.render().unwrap();
         assert!(text.contains("kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"} 1\n"), "{text}");
         assert!(!text.contains("kubelet_runtime_operations_errors_total{"));
+    }
+
+    #[test]
+    fn a_runtime_that_answers_its_checks_renews_when_the_pleg_was_seen() {
+        let observers = Observers(Metrics::new());
+        let seen = || {
+            let text = observers.0.render().unwrap();
+            let value = text.lines().find_map(|line| line.strip_prefix("kubelet_pleg_last_seen_seconds "));
+            value.expect("the family").parse::<f64>().unwrap()
+        };
+        let checked = |error| {
+            observers.finished(FinishedCall { operation: Operation::Status, duration: Duration::ZERO, error });
+        };
+        checked(None);
+        assert_eq!(seen(), 0.0, "no list of all pods yet");
+        observers.relist(RelistReason::Start, Duration::ZERO, None, true);
+        let listed = seen();
+        checked(Some(tonic::Code::Unavailable));
+        assert_eq!(seen(), listed);
+        checked(None);
+        let answered = seen();
+        assert!(answered > listed, "also while nothing happens on the node");
+        observers.relist(RelistReason::Period, Duration::ZERO, None, false);
+        checked(None);
+        assert_eq!(seen(), answered, "it cannot list its pods");
     }
 
     #[test]

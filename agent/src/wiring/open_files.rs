@@ -2,7 +2,7 @@
 
 use crate::kernel::open_files;
 
-/// Sets the limit. One that cannot be reached is logged: it holds no pod up.
+/// Sets the limit. One that cannot be reached is logged: it delays no pod.
 pub(super) fn limit(wanted: i64) {
     let wanted = u64::try_from(wanted).unwrap_or_default();
     match open_files::limit(wanted) {

@@ -65,14 +65,20 @@ pub(super) struct Server<'a> {
 }
 
 /// The pipeline once the runtime has been reached, and `None` before.
-pub(super) type Later = watch::Receiver<Option<Running>>;
+pub(super) type PipelineHandle = watch::Receiver<Option<Running>>;
 
 impl Server<'_> {
     /// Handles for the servers.
-    pub(super) fn handles(&self, configz: Configz, runtime: watch::Receiver<RuntimeState>, later: Later) -> Handles {
+    pub(super) fn handles(
+        &self,
+        configz: Configz,
+        runtime: watch::Receiver<RuntimeState>,
+        pipeline: PipelineHandle,
+    ) -> Handles {
         let (stats, layout) = (self.stats.clone(), self.layout.clone());
         let (metrics, shared) = (self.metrics.clone(), self.shared.clone());
-        let gauges = Arc::new(Gauges { metrics, shared, later, stats, layout, turns: Turns::default() });
+        let gauges =
+            Arc::new(Gauges { metrics, shared, pipeline, stats, layout, refresh_lock: RefreshLock::default() });
         let (sensor_states, verbosity) = (self.sensor_states.clone(), self.verbosity.clone());
         Handles {
             agent: Arc::new(Agent { gauges, sensor_states, runtime, verbosity }),
@@ -94,11 +100,11 @@ struct Agent {
 
 impl AgentState for Agent {
     fn pods(&self) -> Vec<Pod> {
-        pods(&self.gauges.shared, &self.gauges.later)
+        pods(&self.gauges.shared, &self.gauges.pipeline)
     }
 
     fn running_pods(&self) -> Result<Vec<Pod>, String> {
-        match &*self.gauges.later.borrow() {
+        match &*self.gauges.pipeline.borrow() {
             Some(running) => Ok(server::running(&running.pleg.all())),
             None => Err("the container runtime has not answered yet".to_owned()),
         }
@@ -129,8 +135,8 @@ impl AgentState for Agent {
     }
 }
 
-fn pods(shared: &SharedPods, later: &Later) -> Vec<Pod> {
-    let statuses = later.borrow().as_ref().map(|running| running.statuses.clone());
+fn pods(shared: &SharedPods, pipeline: &PipelineHandle) -> Vec<Pod> {
+    let statuses = pipeline.borrow().as_ref().map(|running| running.statuses.clone());
     // A pod of the API server is shown as it was last received.
     let own = |pod: &Pod| spec::is_static(pod);
     let with_status = |pod: Pod| match statuses.as_ref().filter(|_| own(&pod)).and_then(|s| s.get(&pod_ref(&pod).uid)) {
@@ -148,16 +154,16 @@ fn pods(shared: &SharedPods, later: &Later) -> Vec<Pod> {
 struct Gauges {
     metrics: Arc<Metrics>,
     shared: SharedPods,
-    later: Later,
+    pipeline: PipelineHandle,
     stats: Stats,
     layout: Layout,
-    turns: Turns,
+    refresh_lock: RefreshLock,
 }
 
 impl Gauges {
-    /// Computes them, if that does not take too long: see [`Turns::run`].
+    /// Computes them, if that does not take too long: see [`RefreshLock::run`].
     async fn refresh(self: Arc<Self>) {
-        let turns = self.turns.clone();
+        let refresh_lock = self.refresh_lock.clone();
         let refresh = async move {
             // Not on the thread that computes the others: this needs such threads itself, and none may be left.
             let claims = self.stats.claims().await;
@@ -165,7 +171,7 @@ impl Gauges {
             // A panic in it is logged.
             let _ = computed.await;
         };
-        turns.run(refresh).await;
+        refresh_lock.run(refresh).await;
     }
 
     /// Blocks.
@@ -181,7 +187,7 @@ impl Gauges {
         let ephemeral = fixed.iter().chain(&api).map(|pod| spec::ephemeral_containers(pod).len()).sum();
         self.metrics.pods.ephemeral(ephemeral);
         // Not borrowed: what follows borrows it again.
-        let Some(running) = &self.later.borrow().clone() else { return };
+        let Some(running) = &self.pipeline.borrow().clone() else { return };
         let desired = fixed.into_iter().chain(api).map(|pod| (pod_ref(&pod).uid, pod)).collect();
         self.count_working(&desired, running);
         let snapshots = running.pleg.all();
@@ -223,21 +229,21 @@ impl Gauges {
 /// One refresh at a time. It goes on after its requests have timed out, so that a file system that does not answer keeps
 /// one thread, however often metrics are read.
 #[derive(Clone, Debug, Default)]
-struct Turns(Arc<Mutex<()>>);
+struct RefreshLock(Arc<Mutex<()>>);
 
-impl Turns {
+impl RefreshLock {
     /// Runs `work` after all that were started before, and returns when it is done, at the latest after [`REFRESH_TIMEOUT`].
     async fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let in_turn = async {
-            let turn = self.0.clone().lock_owned().await;
+        let locked = async {
+            let guard = self.0.clone().lock_owned().await;
             let running = tokio::spawn(async move {
                 work.await;
-                drop(turn);
+                drop(guard);
             });
             // A panic in it is logged, and leaves gauges that are out of date.
             let _ = running.await;
         };
-        if tokio::time::timeout(REFRESH_TIMEOUT, in_turn).await.is_err() {
+        if tokio::time::timeout(REFRESH_TIMEOUT, locked).await.is_err() {
             tracing::debug!("metrics are answered with gauges that are out of date");
         }
     }
@@ -295,10 +301,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn gauges_are_refreshed_in_turn_and_a_refresh_that_hangs_is_not_waited_for() {
-        let (turns, running, most) = (Turns::default(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (refresh_lock, running, most) =
+            (RefreshLock::default(), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let refresh = || {
             let (running, most) = (running.clone(), most.clone());
-            turns.run(async move {
+            refresh_lock.run(async move {
                 most.fetch_max(running.fetch_add(1, SeqCst) + 1, SeqCst);
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 running.fetch_sub(1, SeqCst);
@@ -307,7 +314,7 @@ mod tests {
         futures_util::future::join_all((0..8).map(|_| refresh())).await;
         assert_eq!((running.load(SeqCst), most.swap(0, SeqCst)), (0, 1));
         let began = Instant::now();
-        turns.run(std::future::pending()).await;
+        refresh_lock.run(std::future::pending()).await;
         refresh().await;
         assert!(began.elapsed() < 3 * REFRESH_TIMEOUT, "{:?}", began.elapsed());
         assert_eq!(most.load(SeqCst), 0, "no second one is started beside it");

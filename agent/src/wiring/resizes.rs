@@ -20,7 +20,7 @@ pub(super) fn open(settings: &Settings) -> Result<Allocations, OpenError> {
     Allocations::open(&settings.flags.root_dir, gates)
 }
 
-/// Resizes that this node never does.
+/// Resizes that this node can never perform.
 pub(super) fn policy(settings: &Settings, swap: Swap, cgroup_v2: bool) -> ResizePolicy {
     let (kubelet, gates) = (&settings.kubelet, &settings.gates);
     ResizePolicy {

@@ -1,4 +1,4 @@
-//! Starting the sensors that the configuration asks for.
+//! Starts the sensors that the configuration enables.
 
 use std::sync::Arc;
 

@@ -7,10 +7,11 @@ use crate::cli::host;
 use crate::config::Settings;
 use crate::telemetry::Spans;
 
-/// Prepares the export of spans as `tracing:` asks; `None` if it does not. Nothing is sent before the layer is installed.
+/// Prepares the export of spans as `tracing:` configures it; `None` without that section. Nothing is sent before the layer
+/// is installed.
 ///
 /// # Errors
-/// An endpoint that makes no sense, or a host without a name.
+/// An invalid endpoint, or a host without a name.
 pub fn spans(settings: &Settings, runtime: &Runtime) -> anyhow::Result<Option<Spans>> {
     let Some(config) = &settings.kubelet.tracing else { return Ok(None) };
     let host = host::node_name(&settings.flags.hostname_override)

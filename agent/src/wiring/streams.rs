@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::PodStatus;
 
-use super::pods::Later;
+use super::pods::PipelineHandle;
 use crate::cgroups::CgroupName;
 use crate::cgroups::Driver;
 use crate::cgroups::Layout;
@@ -45,11 +45,11 @@ pub(super) fn mounted(
     settings: &Settings,
     stats: Stats,
     shared: &SharedPods,
-    later: &Later,
+    pipeline: &PipelineHandle,
     runtime: &Runtime,
     metrics: &Arc<Metrics>,
 ) -> Mounted {
-    let pods = Arc::new(Pods { shared: shared.clone(), later: later.clone() });
+    let pods = Arc::new(Pods { shared: shared.clone(), pipeline: pipeline.clone() });
     let containers = Containers { pods, runtime: runtime.clone() };
     let split = settings.gates.enabled(Feature::PodLogsQuerySplitStreams);
     let checkpoints =
@@ -70,7 +70,7 @@ pub(super) fn stats(
     settings: &Settings,
     node_name: &str,
     shared: &SharedPods,
-    later: &Later,
+    pipeline: &PipelineHandle,
     runtime: &Runtime,
     layout: Layout,
     ooms: &OomCounts,
@@ -88,7 +88,7 @@ pub(super) fn stats(
             pod_logs: PathBuf::from(&settings.kubelet.pod_logs_dir),
         },
         runtime: runtime.clone(),
-        snapshots: Arc::new(Pods { shared: shared.clone(), later: later.clone() }),
+        snapshots: Arc::new(Pods { shared: shared.clone(), pipeline: pipeline.clone() }),
         ooms: ooms.clone(),
     }))
 }
@@ -96,7 +96,7 @@ pub(super) fn stats(
 /// Pods as the handlers of the servers see them, and as their usage is measured.
 struct Pods {
     shared: SharedPods,
-    later: Later,
+    pipeline: PipelineHandle,
 }
 
 impl PodLookup for Pods {
@@ -106,23 +106,23 @@ impl PodLookup for Pods {
     }
 
     fn status(&self, pod: &Pod) -> PodStatus {
-        let computed = self.later.borrow().as_ref().and_then(|running| running.statuses.get(&pod_ref(pod).uid));
+        let computed = self.pipeline.borrow().as_ref().and_then(|running| running.statuses.get(&pod_ref(pod).uid));
         computed.or_else(|| pod.status.clone()).unwrap_or_default()
     }
 
     fn snapshot(&self, uid: &PodUid) -> Option<Arc<PodSnapshot>> {
-        self.later.borrow().as_ref().and_then(|running| running.pleg.cached(uid))
+        self.pipeline.borrow().as_ref().and_then(|running| running.pleg.cached(uid))
     }
 }
 
 impl Snapshots for Pods {
     fn all(&self) -> Vec<Arc<PodSnapshot>> {
-        self.later.borrow().as_ref().map(|running| running.pleg.all()).unwrap_or_default()
+        self.pipeline.borrow().as_ref().map(|running| running.pleg.all()).unwrap_or_default()
     }
 
     fn volumes(&self) -> HashMap<PodUid, Vec<VolumeAt>> {
-        let later = self.later.borrow();
-        let Some(running) = later.as_ref() else { return HashMap::new() };
+        let pipeline = self.pipeline.borrow();
+        let Some(running) = pipeline.as_ref() else { return HashMap::new() };
         let at = |volume| {
             let MeasurableVolume { name, path, claim, is_local, by, project } = volume;
             VolumeAt { name, path, claim, is_local, by, project }
@@ -173,7 +173,7 @@ mod tests {
         for _ in 0..uids.len() {
             uids.rotate_left(1);
             let shared = SharedPods::holding(uids.iter().map(pod));
-            let pods = Pods { shared, later: watch::channel(None).1 };
+            let pods = Pods { shared, pipeline: watch::channel(None).1 };
             let found = pods.pod("ns", "web").expect("a pod");
             assert_eq!(found.metadata.uid.as_ref(), uids.last());
             assert!(pods.pod("ns", "other").is_none() && pods.pod("other", "web").is_none());

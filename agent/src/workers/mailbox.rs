@@ -40,12 +40,12 @@ impl Mailbox {
         }
     }
 
-    /// Waits until there may be work.
+    /// Waits until there may be work. For one waiter. Cancel-safe.
     pub async fn woken(&self) {
         self.wake.notified().await;
     }
 
-    /// Waits until what the worker is doing is out of date.
+    /// Waits until what the worker is doing is out of date. For one waiter. Cancel-safe.
     pub async fn cancelled(&self) {
         self.cancel.notified().await;
     }

@@ -27,7 +27,7 @@ pub(super) struct PassMetrics {
 
 impl PassMetrics {
     /// Observes containers that exited since the last call. A proven exit is observed once the runtime has given its
-    /// reason. `known` is the last known status of the pod, asked for once.
+    /// reason. `known` returns the last known status of the pod, and is called once.
     pub(super) fn observe_exits(
         &mut self,
         pod: Option<&Pod>,

@@ -34,8 +34,8 @@ pub struct PodWorkers {
 
 /// What housekeeping found.
 #[derive(Debug, Default, PartialEq)]
-pub struct Known {
-    /// Desired pods whose UID was asked for again after its end and that can start anew now.
+pub struct PodsToRestart {
+    /// Pods that are desired again under the same UID after their end, and can be started now.
     pub restart: Vec<PodUid>,
 }
 
@@ -169,8 +169,9 @@ impl PodWorkers {
         });
     }
 
-    /// Waits until a worker has finished its pod, and returns which; `None` if one ended abnormally. Then the pod's
-    /// state is lost with it, and housekeeping starts another worker from what is desired and what runs.
+    /// Waits until a worker has finished its pod, and returns its UID; `None` if a worker ended abnormally (panic). Then the
+    /// pod's state is lost with it, and housekeeping starts another worker from the desired pod and its running containers.
+    /// Cancel-safe.
     pub async fn finished(&mut self) -> Option<PodUid> {
         match self.tasks.join_next().await {
             Some(Ok(uid)) => Some(uid),
@@ -188,8 +189,8 @@ impl PodWorkers {
 
     /// Reconciles all known UIDs with the desired ones: removes finished workers whose pod is not desired or was created
     /// again, and terminates orphans.
-    pub fn sync_known(&mut self, desired: &HashSet<PodUid>) -> Known {
-        let mut known = Known::default();
+    pub fn sync_known(&mut self, desired: &HashSet<PodUid>) -> PodsToRestart {
+        let mut known = PodsToRestart::default();
         self.registry.lock().retain(|uid, mailbox| {
             let mut state = mailbox.state();
             let wanted = desired.contains(uid);

@@ -57,7 +57,7 @@ struct Resizes {
     is_resizing: bool,
 }
 
-/// A step of the pod's life that its status shows.
+/// A transition of the pod that its status shows.
 #[derive(Clone, Copy)]
 pub(super) enum Transition<'a> {
     /// The pod was inspected while its containers may be started.

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::status::TerminationReason;
-use crate::workers::act::StopTerms;
+use crate::workers::act::TerminationOptions;
 
 /// The name of a pod's phase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
@@ -92,7 +92,7 @@ struct Termination {
     waiting: Vec<CancellationToken>,
 }
 
-/// Where a pod is in its life, with the data of its phase.
+/// The phase of a pod, with its data.
 #[derive(Clone, Debug)]
 enum Lifecycle {
     /// Containers may be started.
@@ -298,15 +298,15 @@ impl PodState {
         Some(self.phase())
     }
 
-    /// The pod was updated since this was last asked.
+    /// The pod was updated since the last call.
     pub fn take_update(&mut self) -> bool {
         std::mem::take(&mut self.work.updated)
     }
 
-    /// The terms on which containers are stopped.
-    pub fn stop_terms(&self) -> StopTerms {
+    /// How containers are stopped.
+    pub fn termination_options(&self) -> TerminationOptions {
         let termination = self.lifecycle.termination();
-        StopTerms {
+        TerminationOptions {
             grace: termination.and_then(|termination| termination.grace),
             immediately: termination.is_some_and(|termination| termination.has_deadline),
         }

@@ -32,14 +32,14 @@ fn the_grace_period_only_shrinks_and_is_at_least_one_second() {
     let mut s = state();
     s.request(Request::Create(pod(Some(30), None)));
     assert!(s.request(killed(None)).cancel, "the first kill cancels");
-    assert_eq!(s.stop_terms().grace, Some(30));
+    assert_eq!(s.termination_options().grace, Some(30));
     assert!(s.request(killed(Some(60))).cancel, "the termination has a deadline from now on");
     assert!(!s.request(killed(Some(60))).cancel);
-    assert_eq!(s.stop_terms().grace, Some(30), "longer is ignored");
+    assert_eq!(s.termination_options().grace, Some(30), "longer is ignored");
     assert!(s.request(killed(Some(5))).cancel, "shorter cancels");
-    assert_eq!(s.stop_terms().grace, Some(5));
+    assert_eq!(s.termination_options().grace, Some(5));
     s.request(killed(Some(0)));
-    assert_eq!(s.stop_terms().grace, Some(1));
+    assert_eq!(s.termination_options().grace, Some(1));
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_deletion_timestamp_terminates_the_pod_with_its_own_grace() {
     s.take_work();
     assert!(s.request(Request::Update(pod(Some(30), Some(7)))).cancel);
     assert_eq!(s.take_work(), Some(Phase::Terminating));
-    assert_eq!(s.stop_terms().grace, Some(7));
+    assert_eq!(s.termination_options().grace, Some(7));
     s.terminating_done();
     assert_eq!(s.take_work(), Some(Phase::Terminated));
     assert!(s.content_may_be_removed());
@@ -140,11 +140,11 @@ proptest! {
                 }
             }
             prop_assert!(s.phase() >= phase);
-            if let (Some(before), Some(after)) = (grace, s.stop_terms().grace) {
+            if let (Some(before), Some(after)) = (grace, s.termination_options().grace) {
                 prop_assert!(after <= before && after >= 1);
             }
             phase = s.phase();
-            grace = s.stop_terms().grace;
+            grace = s.termination_options().grace;
         }
     }
 }

@@ -245,7 +245,7 @@ impl Worker {
     }
 
     /// The plan fails for now: does what does not depend on it, which is to collect garbage and to begin to refresh the volumes
-    /// of containers that run. Returns when the pod is looked at again.
+    /// of containers that run. Returns when the pod is synced again.
     async fn beside_failure(&mut self, next: Next, pass: &PassContext, state: &mut SyncState) -> Next {
         // Volumes that could not be set up are waited for: that set-up has refreshed the others.
         let Next::Retry(retry) = next else { return next };

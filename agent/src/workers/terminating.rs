@@ -16,7 +16,7 @@ use tracing::Instrument as _;
 use super::act;
 use super::act::PassContext;
 use super::act::PodError;
-use super::act::StopTerms;
+use super::act::TerminationOptions;
 use super::publish::Transition;
 use super::worker::Next;
 use super::worker::PhaseData;
@@ -110,7 +110,7 @@ impl Worker {
             return self.retry(Operation::KillPod, "containers of unknown state are stopped with their sandbox");
         }
         if pass.is_some() && after.containers.iter().any(lacks_code) {
-            // The PLEG holds back a code for a limited time. What the status says of the end of a pod is final.
+            // The PLEG holds back a code for a limited time. The status of a terminated pod is final.
             return Next::Wait(Some(Instant::now() + CODE_PAUSE));
         }
         match pass.map(|pass| pass.with_snapshot(after)) {
@@ -140,9 +140,9 @@ impl Worker {
     /// Stops the pod. Returns before the runtime has answered if all containers have exited and the pod's object does not
     /// wait for its sandboxes.
     async fn stop(&self, pass: &PassContext, leaves_sandboxes: bool) -> Result<Killed, PodError> {
-        let mut terms = pass.terms;
+        let mut options = pass.termination_options;
         loop {
-            let mut stop = self.spawn_stop(pass, terms, leaves_sandboxes);
+            let mut stop = self.spawn_stop(pass, options, leaves_sandboxes);
             tokio::select! {
                 stopped = &mut stop => {
                     return stopped.unwrap_or_else(|source| Err(PodError::StopTask { source })).map(|()| Killed::Answered);
@@ -152,18 +152,18 @@ impl Worker {
                     return Ok(Killed::Exited(exited, stop));
                 }
                 // A shorter grace period does not wait for the longer one.
-                changed = self.changed_terms(terms) => terms = changed,
+                changed = self.changed_options(options) => options = changed,
             }
         }
     }
 
     /// Stops the pod, or its containers alone if its sandboxes are left for later.
-    fn spawn_stop(&self, pass: &PassContext, terms: StopTerms, leaves_sandboxes: bool) -> StopTask {
+    fn spawn_stop(&self, pass: &PassContext, options: TerminationOptions, leaves_sandboxes: bool) -> StopTask {
         let (context, pod, latest) = (self.context.clone(), pass.pod.clone(), self.latest(&pass.snapshot));
         let stop = async move {
             match leaves_sandboxes {
-                true => act::stop_containers(&context.act, &pod, latest, terms).await,
-                false => act::terminate_pod(&context.act, &pod, latest, terms).await,
+                true => act::stop_containers(&context.act, &pod, latest, options).await,
+                false => act::terminate_pod(&context.act, &pod, latest, options).await,
             }
         };
         AbortOnDropHandle::new(tokio::spawn(stop.in_current_span()))
@@ -175,12 +175,12 @@ impl Worker {
         move || pleg.cached(&uid).unwrap_or_else(|| view.clone())
     }
 
-    /// The terms of the stop, as soon as they differ from these.
-    async fn changed_terms(&self, terms: StopTerms) -> StopTerms {
+    /// The options of the stop, as soon as they differ from these.
+    async fn changed_options(&self, options: TerminationOptions) -> TerminationOptions {
         loop {
             self.mailbox.cancelled().await;
-            let now = self.mailbox.state().stop_terms();
-            if now != terms {
+            let now = self.mailbox.state().termination_options();
+            if now != options {
                 return now;
             }
         }
@@ -251,8 +251,8 @@ impl Worker {
         if has_ready_sandbox(pass) {
             self.join_stop().await;
             self.context.pleg.acting(self.uid()).await;
-            let (terms, latest) = (StopTerms::default(), self.latest(&pass.snapshot));
-            let mut stopped = act::terminate_pod(&self.context.act, &pass.pod, latest, terms).await;
+            let (options, latest) = (TerminationOptions::default(), self.latest(&pass.snapshot));
+            let mut stopped = act::terminate_pod(&self.context.act, &pass.pod, latest, options).await;
             self.acted();
             if stopped.is_ok() {
                 stopped = act::cleanup_pod(&self.context.act, pass).await;

@@ -22,9 +22,9 @@ use crate::volumes::RefreshDue;
 /// as it is issued; a kubelet asks for the next one when it syncs the pod, once in a period like this.
 const REPLACEMENT_PAUSE: Duration = Duration::from_secs(60);
 
-/// How often the wall clock is looked at while content expires by it: it may be set, and it goes on while the machine is
+/// How often the wall clock is read while content expires by it: it may be set, and it goes on while the machine is
 /// suspended, when monotonic time does not.
-pub(super) const LOOK_PERIOD: Duration = Duration::from_secs(60);
+pub(super) const CLOCK_CHECK_PERIOD: Duration = Duration::from_secs(60);
 
 /// Refresh state of one pod's volumes.
 #[derive(Default)]
@@ -82,9 +82,9 @@ impl VolumeRefresh {
         self.due = earliest(self.expiry.map(|expiry| expiry.due(now, wall)), period.map(|period| now + period));
     }
 
-    /// Looks at the wall clock. Returns when the next refresh is due, if that is earlier than it was known: once, as a pass
+    /// Reads the wall clock. Returns when the next refresh is due, if that is earlier than it was known: once, as a pass
     /// that fails must not begin again at once.
-    fn look(&mut self, now: Instant, wall: SystemTime) -> Option<Instant> {
+    fn check_clock(&mut self, now: Instant, wall: SystemTime) -> Option<Instant> {
         let due = self.expiry?.due(now, wall);
         if self.due.is_some_and(|known| known <= due) {
             return None;
@@ -93,8 +93,8 @@ impl VolumeRefresh {
         self.due
     }
 
-    /// When to look next.
-    fn next_look(&self, now: Instant, wall: SystemTime) -> Option<Instant> {
+    /// When to read the wall clock next.
+    fn next_clock_check(&self, now: Instant, wall: SystemTime) -> Option<Instant> {
         self.due.filter(|due| self.expiry.is_some() && now < *due)?;
         Some(next_full_minute(now, wall))
     }
@@ -133,7 +133,7 @@ impl Worker {
         if !self.context.act.volumes.can_change(pod) {
             return None;
         }
-        state.look(Instant::now(), self.context.clock.wall());
+        state.check_clock(Instant::now(), self.context.clock.wall());
         let generation = self.interest.generation();
         let is_current = state.is_current(generation);
         if state.running.is_some() {
@@ -160,21 +160,21 @@ impl Worker {
         state.volumes.ended(Instant::now(), self.context.clock.wall(), done.ok())
     }
 
-    /// Looks at the wall clock between two passes. Returns when the next refresh is due, if that is earlier than it was known,
-    /// or `activeDeadlineSeconds` end; and when to look again. Costs nothing but the wake-up.
-    pub(super) fn look_at_clock(&mut self) -> (Option<Instant>, Option<Instant>) {
+    /// Reads the wall clock between two passes. Returns when the next refresh is due, if that is earlier than it was known,
+    /// or `activeDeadlineSeconds` end; and when to read it again. Costs nothing but the wake-up.
+    pub(super) fn check_clock(&mut self) -> (Option<Instant>, Option<Instant>) {
         let PhaseData::Syncing(state) = &mut self.phase else { return (None, None) };
         let (now, wall) = (Instant::now(), self.context.clock.wall());
-        let due = earliest(state.volumes.look(now, wall), state.deadline.look(now, wall));
-        (due, earliest(state.volumes.next_look(now, wall), state.deadline.next_look(now, wall)))
+        let due = earliest(state.volumes.check_clock(now, wall), state.deadline.check_clock(now, wall));
+        (due, earliest(state.volumes.next_clock_check(now, wall), state.deadline.next_clock_check(now, wall)))
     }
 }
 
-/// The next full minute of the wall clock, at which the workers of all pods look, so that they wake the machine once.
+/// The next full minute of the wall clock, at which the workers of all pods read it, so that they wake the machine once.
 pub(super) fn next_full_minute(now: Instant, wall: SystemTime) -> Instant {
     let since_epoch = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let into_period = Duration::from_secs(since_epoch.as_secs() % LOOK_PERIOD.as_secs());
-    now + LOOK_PERIOD.saturating_sub(into_period + Duration::from_nanos(since_epoch.subsec_nanos().into()))
+    let into_period = Duration::from_secs(since_epoch.as_secs() % CLOCK_CHECK_PERIOD.as_secs());
+    now + CLOCK_CHECK_PERIOD.saturating_sub(into_period + Duration::from_nanos(since_epoch.subsec_nanos().into()))
 }
 
 /// Waits for the end of the refresh in progress, which has to be taken over then; for ever if there is none. Cancel-safe.
@@ -267,29 +267,29 @@ mod tests {
     #[test]
     fn a_clock_that_goes_forward_makes_a_refresh_due() {
         let (mut state, now) = (VolumeRefresh::default(), Instant::now());
-        assert_eq!((state.look(now, WALL), state.next_look(now, WALL)), (None, None), "nothing expires");
+        assert_eq!((state.check_clock(now, WALL), state.next_clock_check(now, WALL)), (None, None), "nothing expires");
         state.succeeded(now, WALL, Some(WALL + seconds(2886)), None);
         let minute = now + seconds(60);
-        assert_eq!(state.look(minute, WALL + seconds(60)), None, "both clocks agree");
-        assert_eq!(state.look(minute, WALL - seconds(9000)), None, "set back");
-        assert_eq!(state.look(minute, WALL + seconds(1060)), Some(now + seconds(1886)), "set forward");
-        assert_eq!(state.look(minute, WALL + seconds(3000)), Some(minute), "out of date after a suspend");
-        assert_eq!(state.look(minute, WALL + seconds(9000)), None, "said once");
-        assert_eq!(state.next_look(minute, WALL + seconds(9000)), None, "the pass has its own retries");
+        assert_eq!(state.check_clock(minute, WALL + seconds(60)), None, "both clocks agree");
+        assert_eq!(state.check_clock(minute, WALL - seconds(9000)), None, "set back");
+        assert_eq!(state.check_clock(minute, WALL + seconds(1060)), Some(now + seconds(1886)), "set forward");
+        assert_eq!(state.check_clock(minute, WALL + seconds(3000)), Some(minute), "out of date after a suspend");
+        assert_eq!(state.check_clock(minute, WALL + seconds(9000)), None, "said once");
+        assert_eq!(state.next_clock_check(minute, WALL + seconds(9000)), None, "the pass has its own retries");
         state.succeeded(minute, WALL + seconds(9000), Some(WALL), None);
-        assert_eq!(state.look(minute + seconds(1), WALL + seconds(9999)), None, "not before the pause is over");
+        assert_eq!(state.check_clock(minute + seconds(1), WALL + seconds(9999)), None, "not before the pause is over");
         assert_eq!(state.due, Some(minute + seconds(60)));
     }
 
     #[test]
-    fn the_clock_is_looked_at_on_each_full_minute() {
+    fn the_clock_is_checked_on_each_full_minute() {
         let (mut state, now) = (VolumeRefresh::default(), Instant::now());
         state.succeeded(now, WALL, Some(WALL + seconds(86400)), None);
-        let next = |since_epoch: Duration| state.next_look(now, WALL + since_epoch).map(|at| at - now);
+        let next = |since_epoch: Duration| state.next_clock_check(now, WALL + since_epoch).map(|at| at - now);
         assert_eq!(next(seconds(600)), Some(seconds(60)));
         assert_eq!(next(Duration::from_millis(630_250)), Some(Duration::from_millis(29_750)));
         assert_eq!(next(Duration::from_millis(659_999)), Some(Duration::from_millis(1)));
         state.succeeded(now, WALL, None, Some(seconds(600)));
-        assert_eq!(state.next_look(now, WALL), None, "a period follows no clock");
+        assert_eq!(state.next_clock_check(now, WALL), None, "a period follows no clock");
     }
 }

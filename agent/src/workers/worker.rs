@@ -266,7 +266,7 @@ impl Worker {
 
     async fn next_work(&mut self, mut due: Option<Instant>) -> Phase {
         loop {
-            let (sooner, look) = self.look_at_clock();
+            let (sooner, check) = self.check_clock();
             due = earliest(due, sooner);
             let quiet_until = self.failing.as_ref().and_then(|failing| failing.quiet_until);
             let quiet_until = quiet_until.filter(|until| *until > Instant::now());
@@ -280,7 +280,7 @@ impl Worker {
             tokio::select! {
                 () = self.mailbox.woken() => {}
                 () = sleep_until(quiet_until), if quiet_until.is_some() => {}
-                () = sleep_until(earliest(due, look)) => {
+                () = sleep_until(earliest(due, check)) => {
                     if due.is_some_and(|due| due <= Instant::now()) {
                         return self.mailbox.state().phase();
                     }
@@ -385,7 +385,7 @@ impl Worker {
 
     /// The context of a pass over this pod as of this snapshot.
     pub(super) fn pass_context(&self, pod: Pod, snapshot: Arc<PodSnapshot>) -> PassContext {
-        PassContext::new(self.pod_ref.clone(), pod, snapshot, self.mailbox.state().stop_terms())
+        PassContext::new(self.pod_ref.clone(), pod, snapshot, self.mailbox.state().termination_options())
     }
 
     /// Waits until the runtime is ready, or the agent stops.

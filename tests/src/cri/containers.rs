@@ -23,7 +23,7 @@ use super::store::ReportedStatus;
 use super::store::Sandbox;
 use super::trace::Instance;
 
-/// How often a command looks whether its container still runs.
+/// Period at which a command checks that its container still runs.
 const EXEC_CHECK: Duration = Duration::from_millis(100);
 
 impl Engine {

@@ -1,4 +1,5 @@
-//! A node that is short of something, as the test shows it to the eviction manager, and what the tests of evictions wait for.
+//! A node short of a resource, with signals that the test sets for the eviction manager, and the states that the tests of
+//! evictions wait for.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,4 +1,5 @@
-//! A node of a cluster that is below a memory threshold from its start: its condition, its taint, and what becomes of pods.
+//! A node of a cluster that is below a memory threshold from its start: its condition, its taint, and the admission and
+//! eviction of pods.
 
 use std::sync::Arc;
 

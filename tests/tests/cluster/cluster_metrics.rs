@@ -198,6 +198,7 @@ async fn usage(tenant: &Tenant, of_pod: &[(&str, &str)]) -> Result<()> {
     assert!(now - started < 600.0 && started <= now, "{started} at {now}");
     let network: Vec<&Sample> = page.with("container_network_receive_bytes_total", &of_pod[..2]).collect();
     assert!(network.iter().all(|sample| sample.labels["container"].is_empty()), "network metrics are per pod");
+    assert!(network.iter().all(|sample| !sample.labels["image"].is_empty()), "dashboards select them by image!=\"\"");
 
     let resource = self::page(tenant, "/metrics/resource").await?;
     let same = resource.sum("container_cpu_usage_seconds_total", of_pod).context("the container")?;

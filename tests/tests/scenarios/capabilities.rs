@@ -25,7 +25,7 @@ fn exits_are_handled_under(wrapper: &[&str]) -> Result<String> {
     let exits = node.until("the event", |node| {
         Ok(Some(node.events("victim", "ContainerDied")).filter(|events| !events.is_empty()))
     })?;
-    // An exit that came before the agent watched the process is noticed without its code, which the runtime then tells.
+    // An exit that came before the agent watched the process is detected without its code, which the runtime then reports.
     let code = &exits[0]["exit_code"];
     ensure!(exits.len() == 1 && (*code == 137 || code.is_null()), "{exits:?}");
     let recorded = node.until("the runtime's exit code", |node| {
@@ -54,8 +54,8 @@ fn line<'a>(report: &'a str, sensor: &str) -> &'a str {
 /// The probes are down for a reason that contains this text; sensors that need no probes are up.
 fn ensure_without_probes(report: &str, reason: &str) -> Result<()> {
     let exits = line(report, "exits");
-    ensure!(exits.starts_with("[!]sensor exits down: ") && exits.contains(reason), "{report}");
-    ensure!(line(report, "runtime-events").starts_with("[+]sensor runtime-events up"), "{report}");
+    ensure!(exits.starts_with("sensor exits down: ") && exits.contains(reason), "{report}");
+    ensure!(line(report, "runtime-events").starts_with("sensor runtime-events up"), "{report}");
     Ok(())
 }
 
@@ -65,7 +65,7 @@ fn exits_are_handled_without_bpf_capability() -> Result<()> {
     // CAP_SYS_ADMIN would permit it as well.
     let report = exits_are_handled_under(&["setpriv", "--bounding-set", "-bpf,-perfmon,-sys_admin"])?;
     ensure_without_probes(&report, "CAP_BPF")?;
-    ensure!(line(&report, "pidfd").starts_with("[+]sensor pidfd up"), "{report}");
+    ensure!(line(&report, "pidfd").starts_with("sensor pidfd up"), "{report}");
     Ok(())
 }
 
@@ -99,7 +99,7 @@ fn host_pid_container_restarts_only_after_the_runtime_event() -> Result<()> {
     // The pidfd sensor is up, so the delay is not for lack of a sensor.
     node.until_true("pidfds at work", |node| {
         let (_, report) = node.health("/healthz?verbose").unwrap_or_default();
-        Ok(line(&report, "pidfd").starts_with("[+]sensor pidfd up"))
+        Ok(line(&report, "pidfd").starts_with("sensor pidfd up"))
     })?;
 
     let sandboxes = node.until("a second instance", |node| {

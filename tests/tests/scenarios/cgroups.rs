@@ -192,7 +192,7 @@ fn a_killed_family_of_processes_is_one_oom_kill() -> Result<()> {
     let text = cgroups.node.metrics().context("metrics")?;
     let has_kills = |line: &&str| line.starts_with("keblet_oom_kills_total{") && !line.ends_with(" 0");
     let kills: Vec<&str> = text.lines().filter(has_kills).collect();
-    // Members of the group that die with the init of their PID namespace are no kills.
+    // Members of the group that end with the init process of their PID namespace do not count as kills.
     let count: f64 = kills.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
     let has_records = kills.iter().all(|kill| kill.contains("confidence=\"kernel\""));
     ensure!(has_records && (1.0..=4.0).contains(&count), "{kills:?}");

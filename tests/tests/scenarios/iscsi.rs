@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::process::Command;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::Mutex;
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -203,7 +205,7 @@ async fn vm_a_session_is_authenticated_by_the_secret_of_a_persistent_volume() ->
             ("/api/v1/persistentvolumes/pv", volume),
             ("/api/v1/namespaces/storage/secrets/chap", secret(password)),
         ];
-        Volumes::new(root.path()).with_objects(objects(replies.into()), BTreeMap::new())
+        Volumes::new(root.path()).with_objects(objects(&Arc::new(Mutex::new(replies.into()))), BTreeMap::new())
     };
     let pod = |uid: &str, list: &str, entry: Value| -> Result<Pod> {
         Ok(serde_json::from_value(json!({

@@ -11,6 +11,7 @@ mod hooks;
 mod images;
 mod input;
 mod iscsi;
+mod local;
 mod log_rotation;
 mod nfs;
 mod node_allocatable;

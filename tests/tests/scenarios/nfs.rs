@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::Child;
 use std::process::Command;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::Mutex;
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -146,7 +148,7 @@ async fn vm_an_export_is_mounted_with_the_options_of_its_persistent_volume() -> 
             ("/api/v1/namespaces/default/persistentvolumeclaims/data", claim),
             ("/api/v1/persistentvolumes/pv", volume),
         ];
-        Volumes::new(root.path()).with_objects(objects(replies.into()), BTreeMap::new())
+        Volumes::new(root.path()).with_objects(objects(&Arc::new(Mutex::new(replies.into()))), BTreeMap::new())
     };
     let pod = |uid: &str| -> Result<Pod> {
         Ok(serde_json::from_value(json!({

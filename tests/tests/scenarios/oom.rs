@@ -1,4 +1,4 @@
-//! OOM kills in real containers: what status, metrics and log say of them.
+//! OOM kills in real containers: how status, metrics and log report them.
 
 use anyhow::Context as _;
 use anyhow::Result;

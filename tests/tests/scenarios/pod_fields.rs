@@ -22,7 +22,7 @@ fn report(node: &mut StandaloneNode, name: &str, fields: Value, container: Value
     main.insert("terminationMessagePath".to_owned(), json!("/report"));
     main.extend(container.as_object().context("fields")?.clone());
     node.layout.write_manifest(name, &pod)?;
-    // The exit is published before the runtime has told where the message is.
+    // The exit is published before the runtime has reported the path of the message.
     let (status, message) = node.until("the report of the pod", |node| {
         let status = node.status(name);
         ensure!(status["phase"] != "Failed", "{status}");

@@ -1,4 +1,5 @@
-//! Volumes that their file system counts by project: what is counted, whom it evicts, and what is left in `/etc/projects`.
+//! Volumes that their file system counts by project: what is counted, which pods are evicted, and
+//! what is left in `/etc/projects`.
 
 use std::fs;
 use std::fs::File;
@@ -120,7 +121,7 @@ fn projects(volumes: &Volumes, pod: &ApiPod) -> Vec<(String, PathBuf, Option<u32
     volumes.measurable(pod).into_iter().map(|volume| (volume.name, volume.path, volume.project)).collect()
 }
 
-/// Waits until the file system says so of a project: XFS takes its time to forget a file.
+/// Waits until the file system reports such usage of a project: XFS subtracts a removed file later.
 async fn until_used(on: &Path, id: u32, is: impl Fn(ProjectUsage) -> bool) -> Result<ProjectUsage> {
     let deadline = Instant::now() + timeout();
     loop {
@@ -235,7 +236,7 @@ impl Snapshots for NoPods {
     }
 }
 
-/// This machine, with the pods of a simulated runtime, as the eviction manager of an agent sees it.
+/// This machine, with the pods of a simulated runtime, as the eviction manager of an agent observes it.
 fn this_node(sim: &SimRuntime, root: &Path, volumes: Volumes) -> Result<ThisNode<()>> {
     let (layout, runtime) = (Hierarchies::detect()?.layout, runtime(sim, RuntimeOptions::default()));
     let stats = Stats::new(StatsSource {
@@ -314,7 +315,7 @@ fn shown(node: &StandaloneNode) -> Option<(u64, u64)> {
     Some((cache["usedBytes"].as_u64()?, cache["inodesUsed"].as_u64()?))
 }
 
-/// What `keblet doctor` says of the node's root directory.
+/// The report of `keblet doctor` on the node's root directory.
 fn diagnosis(node: &StandaloneNode) -> Result<Value> {
     let mut doctor = Command::new(program()?);
     doctor.args(["doctor", "--output", "json", "--feature-gates", &format!("{GATE}=true"), "--root-dir"]);

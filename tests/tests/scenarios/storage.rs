@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::Mutex;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -76,10 +78,16 @@ pub(crate) fn mounts_of(name: &str) -> usize {
     table.lines().filter(|line| line.contains(name)).count()
 }
 
-/// Objects of an API server that answers GETs of these, by path.
-pub(crate) fn objects(replies: BTreeMap<&'static str, Value>) -> Objects {
+/// What an API server answers to requests for these paths; can be changed while it is used.
+pub(crate) type Replies = Arc<Mutex<BTreeMap<&'static str, Value>>>;
+
+/// Objects of an API server that answers with these.
+pub(crate) fn objects(replies: &Replies) -> Objects {
+    let replies = replies.clone();
     let service = tower::service_fn(move |request: http::Request<Body>| {
+        let replies = replies.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let reply = replies.get(request.uri().path()).cloned();
+        drop(replies);
         async move {
             let code = if reply.is_some() { 200 } else { 404 };
             let missing = json!({ "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound" });

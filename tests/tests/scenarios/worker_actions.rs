@@ -45,7 +45,7 @@ use keblet::volumes::Volumes;
 use keblet::workers::act::ActContext;
 use keblet::workers::act::NodeFiles;
 use keblet::workers::act::PassContext;
-use keblet::workers::act::StopTerms;
+use keblet::workers::act::TerminationOptions;
 use keblet::workers::act::cleanup_orphan;
 use keblet::workers::act::cleanup_pod;
 use keblet::workers::act::execute;
@@ -293,7 +293,7 @@ fn plan(sandbox: SandboxPlan, restart_count: Option<u32>) -> PodActions {
 }
 
 fn pass(pod: &Pod, snapshot: PodSnapshot) -> PassContext {
-    PassContext::new(pod_ref(pod), Arc::new(pod.clone()), Arc::new(snapshot), StopTerms::default())
+    PassContext::new(pod_ref(pod), Arc::new(pod.clone()), Arc::new(snapshot), TerminationOptions::default())
 }
 
 const CREATE: SandboxPlan = SandboxPlan::Create { attempt: 0, replaces: None };
@@ -333,9 +333,14 @@ async fn pod_starts_and_terminates_on_containerd() {
 
     let snapshot = node.snapshot().await;
     assert_eq!(snapshot.running().count(), 1);
-    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), StopTerms { grace: Some(1), immediately: false })
-        .await
-        .unwrap();
+    terminate_pod(
+        &node.ctx,
+        &pod,
+        || Arc::new(snapshot.clone()),
+        TerminationOptions { grace: Some(1), immediately: false },
+    )
+    .await
+    .unwrap();
     assert_eq!(node.snapshot().await.running().count(), 0);
     cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
@@ -364,9 +369,14 @@ async fn container_restart_takes_two_runtime_calls() {
         assert_eq!(calls, [Operation::CreateContainer, Operation::StartContainer]);
     }
     let snapshot = settled(&node).await;
-    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), StopTerms { grace: Some(1), immediately: false })
-        .await
-        .unwrap();
+    terminate_pod(
+        &node.ctx,
+        &pod,
+        || Arc::new(snapshot.clone()),
+        TerminationOptions { grace: Some(1), immediately: false },
+    )
+    .await
+    .unwrap();
     cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
     node.stop().await;

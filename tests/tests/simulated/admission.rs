@@ -97,7 +97,7 @@ async fn a_rejected_pod_that_runs_is_not_killed() {
     let (recorder, events) = recorder();
     let pods = vec![unsupported(web)];
     let agent = Agent::start_with_recorder(&sim, SensorSet::ALL, folder.path(), pods, recorder);
-    // Updates and housekeeping look at it again.
+    // Updates and housekeeping check it again.
     let other = pod("other").running("main", "run").build();
     agent.add(other.clone()).await;
     until(&sim, "another pod runs", |l| l.live("other", "main").is_some()).await;

@@ -20,7 +20,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use tokio::time::sleep;
 
-/// The pod `web` of an API server that does not know of its eviction.
+/// The pod `web` of an API server to which its eviction was not reported.
 fn unpublished(api: &Api) -> Pod {
     let known = api.pod("web").expect("it is there");
     assert_eq!(reason(known.status.as_ref()), None, "the eviction is not published");
@@ -185,8 +185,8 @@ fn decided_now(sim: &SimRuntime, folder: &Path) -> i64 {
     now
 }
 
-/// The agent is killed after its decision, and another kubelet runs the pod on, or the next agent comes much later: the pod is
-/// healthy, and stays.
+/// The agent is killed after its decision, and another kubelet continues to run the pod, or the next agent starts much
+/// later: the pod is healthy, and stays.
 #[tokio::test(start_paused = true)]
 async fn a_decision_that_is_out_of_date_evicts_no_pod() {
     for (pause, restarted) in [(700, false), (60, true)] {

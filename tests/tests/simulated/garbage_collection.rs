@@ -163,7 +163,8 @@ async fn dead_containers_of_all_pods_are_limited() {
     }
 }
 
-/// Only once the API server has the end of the pod; before that the containers tell the next agent.
+/// Only once the API server has the final status of the pod; before that the next agent determines it from
+/// the containers.
 #[tokio::test(start_paused = true)]
 async fn containers_of_an_ended_pod_are_removed_and_it_is_not_started_again() {
     for policy in [

@@ -154,8 +154,8 @@ fn with_data(name: &str) -> Pod {
     Arc::new(pod)
 }
 
-/// Naive: what had no pod when the pass began has none when it is its turn. A static pod has the same UID whenever its manifest
-/// is there.
+/// A naive pass would assume that what had no pod at its start has none when it is removed. A static pod has the same UID
+/// whenever its manifest is there.
 #[tokio::test(start_paused = true)]
 async fn a_static_pod_that_comes_back_while_orphans_are_removed_keeps_its_files_and_its_cgroup() {
     let ((sim, folder), tree) = (node(), tempfile::tempdir().expect("a folder"));
@@ -190,7 +190,7 @@ async fn a_static_pod_that_comes_back_while_orphans_are_removed_keeps_its_files_
     assert!(tree.path().join("cpu/kubepods/besteffort/podweb-uid").exists());
 }
 
-/// The runtime has nothing of the pod any more; what the PLEG remembers of it counts for nothing.
+/// The runtime has no sandbox or container of the pod any more; the PLEG's cached state of it is ignored.
 #[test]
 fn the_directory_of_a_removed_pod_is_removed_once_it_can_be() {
     paused(async || {
@@ -291,8 +291,8 @@ async fn a_static_pod_that_comes_back_is_started_again_while_the_api_server_does
     assert!(sim.trace(|log| log.duplicates().is_empty()), "{}", sim.trace(Trace::to_string));
 }
 
-/// Naive: before the API server has told which pods are desired none is ended. It may not answer because of the static pod
-/// that still has the ports of its successor.
+/// A naive agent would terminate no pod before the API server has listed the desired ones. It may be down because of the
+/// static pod that still has the ports of its successor.
 #[tokio::test(start_paused = true)]
 async fn a_static_pod_whose_manifest_was_changed_is_replaced_while_the_api_server_does_not_answer() {
     let (sim, folder) = node();
@@ -379,7 +379,7 @@ fn dangling_link(path: &Path) -> io::Result<()> {
     symlink("/no/such/place.log", path)
 }
 
-/// Naive: whatever ends is a reason to look at everything on the node at once.
+/// A naive agent would make a housekeeping pass over the whole node whenever a pod ends.
 #[tokio::test(start_paused = true)]
 async fn under_churn_leftovers_are_looked_for_every_two_seconds_and_ended_pods_are_removed_at_once() {
     let (sim, folder) = node();
@@ -409,7 +409,7 @@ async fn under_churn_leftovers_are_looked_for_every_two_seconds_and_ended_pods_a
     assert!((25..=35).contains(&logs.removals), "{} passes", logs.removals);
     assert!((1..=2).contains(&link.removals), "dangling links were looked for {} times", link.removals);
 
-    // What comes too early for a pass, or for a look at the links, comes later.
+    // What is due too early for a pass, or for a check of the links, is delayed.
     agent.remove(pods[299].clone()).await;
     sleep(Duration::from_secs(3)).await;
     assert!(!logs.exists(), "no pass has begun since");

@@ -1,5 +1,5 @@
-//! A thousand clients that follow one log over HTTPS, some of whom never read: every other client receives every line
-//! in order, the agent's memory is bounded, and other requests are served.
+//! A thousand clients that follow one log over HTTPS, some of which never read: every other client receives every line in
+//! order, the agent's memory is bounded, and other requests are served.
 //!
 //! The server is the agent's main port in a process of its own (`log-server`), so that its memory, files and tasks can
 //! be measured. The clients are in the test.

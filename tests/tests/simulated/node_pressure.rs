@@ -11,8 +11,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use keblet::config::eviction::Signal;
 use keblet::eviction::Reclaim;
 use keblet::model::Pod;
+use keblet::stats::FsUsage;
 use keblet::stats::PodUsage;
-use keblet::stats::Used;
 use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
@@ -201,7 +201,7 @@ async fn a_full_disk_is_relieved_without_evicting_a_pod() {
     assert!(agent.pressures.borrow().disk);
 }
 
-/// The runtime is slow to remove images, and to tell how large the files of containers are.
+/// The runtime is slow to remove images, and to report the size of the files of containers.
 #[tokio::test(start_paused = true)]
 async fn what_precedes_an_eviction_for_a_disk_delays_none_for_memory() {
     let (sim, folder) = node();
@@ -212,7 +212,7 @@ async fn what_precedes_an_eviction_for_a_disk_delays_none_for_memory() {
     until(&sim, "all run", |l| l.live_count() == 3).await;
     shown.uses("batch", 60);
     shown.uses("other", 50);
-    let volumes = [("data".to_owned(), Used { bytes: 100 * MIB, inodes: 2 })].into();
+    let volumes = [("data".to_owned(), FsUsage { bytes: 100 * MIB, inodes: 2 })].into();
     shown.state().usage.insert(uid("full"), PodUsage { memory: Some(MIB), volumes, ..PodUsage::default() });
     shown.state().relief_takes = secs(30);
     shown.set_available(Signal::MemoryAvailable, 500);
@@ -242,7 +242,7 @@ async fn a_removal_that_hangs_delays_evictions_for_a_disk_and_is_not_begun_twice
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
     until(&sim, "both run", |l| l.live_count() == 2).await;
     for (name, mib) in [("full", 100), ("next", 50)] {
-        let volumes = [("data".to_owned(), Used { bytes: mib * MIB, inodes: 2 })].into();
+        let volumes = [("data".to_owned(), FsUsage { bytes: mib * MIB, inodes: 2 })].into();
         shown.state().usage.insert(uid(name), PodUsage { volumes, ..PodUsage::default() });
     }
     shown.state().relief_takes = secs(24 * 3600);
@@ -294,9 +294,9 @@ async fn files_that_were_counted_twice_evict_no_pod() {
     let shown = Shown::default();
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![with_limit("moving")]);
     until(&sim, "it runs", |l| l.live_count() == 1).await;
-    let volumes = [("data".to_owned(), Used { bytes: 2 * MIB, inodes: 2 })].into();
+    let volumes = [("data".to_owned(), FsUsage { bytes: 2 * MIB, inodes: 2 })].into();
     shown.state().usage.insert(uid("moving"), PodUsage { volumes, ..PodUsage::default() });
-    let recounted = |bytes| vec![("data".to_owned(), Used { bytes, inodes: 2 })];
+    let recounted = |bytes| vec![("data".to_owned(), FsUsage { bytes, inodes: 2 })];
     shown.state().recounted.insert(uid("moving"), recounted(MIB));
     let _manager = agent.evict_by(policy(json!({})), shown.clone());
     sleep(secs(600)).await;
@@ -333,7 +333,7 @@ async fn a_volume_above_its_limit_evicts_its_pod() {
     let pods = vec![with_limit("full"), with_limit("empty")];
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
     until(&sim, "both run", |l| l.live_count() == 2).await;
-    let volume = |bytes| [("data".to_owned(), Used { bytes, inodes: 2 })].into();
+    let volume = |bytes| [("data".to_owned(), FsUsage { bytes, inodes: 2 })].into();
     shown.state().usage.insert(uid("full"), PodUsage { volumes: volume(2 * MIB), ..PodUsage::default() });
     shown.state().usage.insert(uid("empty"), PodUsage { volumes: volume(MIB), ..PodUsage::default() });
     let (_wake, metrics) = agent.evict_by(policy(json!({})), shown.clone());
@@ -355,7 +355,7 @@ async fn all_pods_above_their_limits_are_evicted_at_once() {
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![with_limit("full"), with_limit("fuller")]);
     until(&sim, "both run", |l| l.live_count() == 2).await;
     for name in ["full", "fuller"] {
-        let volumes = [("data".to_owned(), Used { bytes: 2 * MIB, inodes: 2 })].into();
+        let volumes = [("data".to_owned(), FsUsage { bytes: 2 * MIB, inodes: 2 })].into();
         shown.state().usage.insert(uid(name), PodUsage { volumes, ..PodUsage::default() });
     }
     sim.faults(|faults| faults.add(CallFault::on(Method::StopContainer, FaultKind::Hang)));
@@ -376,7 +376,7 @@ async fn the_memory_of_pods_that_are_evicted_together_is_waited_for_at_the_same_
     let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
     until(&sim, "all run", |l| l.live_count() == 3).await;
     for name in ["full", "fuller"] {
-        let volumes = [("data".to_owned(), Used { bytes: 2 * MIB, inodes: 2 })].into();
+        let volumes = [("data".to_owned(), FsUsage { bytes: 2 * MIB, inodes: 2 })].into();
         shown.state().usage.insert(uid(name), PodUsage { volumes, ..PodUsage::default() });
         shown.state().held.insert(uid(name), MIB);
     }

@@ -43,7 +43,7 @@ async fn pod_with_escaping_sub_path_is_rejected_permanently() {
     let good = pod("good").running("main", "run");
     let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![bad.clone(), good.clone().build()]);
     until(&sim, "the good one runs", |l| l.live("good", "main").is_some()).await;
-    // Whatever is looked at again: an update, and the housekeeping after another pod has gone.
+    // Two causes of another pass: an update, and the housekeeping after another pod was removed.
     agent.update(labelled(&bad, "1")).await;
     agent.remove(good.build()).await;
     until(&sim, "the good one is gone", |l| l.live("good", "main").is_none()).await;
@@ -62,7 +62,7 @@ async fn running_pod_ignores_an_update_with_escaping_sub_path() {
     until(&sim, "it runs", |l| l.live("web", "main").is_some() && l.live("web", "side").is_some()).await;
     let turned = with_escaping_sub_path(good);
     agent.update(turned.clone()).await;
-    // Its next instance is made from what was good.
+    // Its next instance is made from the last valid specification.
     until(&sim, "another instance", |l| l.history("web", "main").filter(|i| i.started.is_some()).count() >= 3).await;
     let side = sim.trace(|l| l.history("web", "side").count());
     assert_eq!(side, 1, "{}", sim.trace(Trace::to_string));

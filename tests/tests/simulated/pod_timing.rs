@@ -256,8 +256,8 @@ async fn a_failed_pull_is_shown_as_held_back_and_repeated_when_its_back_off_ends
     }
 }
 
-/// Whatever makes the worker look at the pod again, the cause of a restart that failed is shown for ten seconds before the
-/// back-off that holds the next one.
+/// Whatever causes the worker's next pass, the cause of a restart that failed is shown for ten seconds before the back-off
+/// that holds the next one.
 #[tokio::test(start_paused = true)]
 async fn why_a_restart_failed_is_shown_before_its_back_off() {
     let (sim, folder) = node();

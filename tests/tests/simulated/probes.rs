@@ -176,6 +176,22 @@ async fn a_container_without_restart_policy_is_killed_and_stays_so() {
     assert_eq!(world.probed(), 1);
 }
 
+/// Rules do not concern what a probe ends, and without a container to keep the pod loses its sandbox.
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_last_container_only_rules_would_restart_ends_when_its_probe_fails() {
+    let rule = json!({ "action": "Restart", "exitCodes": { "operator": "NotIn", "values": [0] } });
+    let liveness = exec(&json!({ "failureThreshold": 1 }));
+    let fields = json!({ "livenessProbe": liveness, "restartPolicy": "Never", "restartPolicyRules": [rule] });
+    let once = pod("web").running("main", "run").restarted("Never");
+    let world = World::start(vec![with(once, "main", &fields)], |sim| {
+        sim.script_exec("web", "main", ExecResult { code: 1, ..ExecResult::default() });
+    });
+    world.until("it has run", |l| l.history("web", "main").next().is_some_and(|i| i.gone.is_some())).await;
+    sleep(seconds(60)).await;
+    assert_eq!(world.sim.trace(|l| attempts(l, "web")), 1);
+    assert_eq!(world.status("web").phase.as_deref(), Some("Failed"), "not Running for good");
+}
+
 #[tokio::test(start_paused = true)]
 async fn readiness_follows_the_probe() {
     let probe = exec(&json!({ "periodSeconds": 30 }));

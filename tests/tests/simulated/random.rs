@@ -3,7 +3,7 @@
 //! and API pods, on the host's network and on their own, with init containers, sidecars, image pulls, hooks and probes
 //! whose answers change, on a containerd 1.7 and on a runtime with every feature. Afterwards:
 //!
-//! - no container name ever had two live instances in a pod,
+//! - no container name ever had two running instances in a pod,
 //! - no restart count decreased,
 //! - no agent reported an exit twice, and every exit was reported,
 //! - within minutes after the faults end, the desired pods run and are ready or have finished, and nothing else is left.

@@ -59,7 +59,7 @@ fn only_programs_are_packaged() {
     assert!(format!("{error:#}").contains("LICENSE is not a program"), "{error:#}");
 }
 
-/// What the scripts ask systemd for when dpkg calls them like this, one after the other.
+/// What the scripts request of systemd when dpkg calls them like this, one after the other.
 fn asked(calls: &[(&str, &[&str])]) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     fs::create_dir_all(folder.path().join("run/systemd/system")).expect("a folder");

@@ -40,8 +40,8 @@ use observed::ObservedState;
 use screen::Screen;
 use steps::DemoStep;
 
-/// How often the runtime is asked for its pods.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often the runtime is queried for its pods.
+const CHECK_PERIOD: Duration = Duration::from_millis(250);
 const POLL: Duration = Duration::from_millis(20);
 const END_TIMEOUT: Duration = Duration::from_secs(15);
 const LOG_LINES: usize = 20;
@@ -142,7 +142,7 @@ fn watch(
     screen: &mut Screen,
 ) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(arguments.timeout);
-    let mut next_look = Instant::now();
+    let mut next_check = Instant::now();
     while !parts.interrupt.raised() {
         for line in parts.agent.lines() {
             match Event::parse(&line) {
@@ -156,9 +156,9 @@ fn watch(
         if let Some(status) = parts.agent.ended()? {
             bail!("the agent exited by itself with {status}");
         }
-        if Instant::now() >= next_look {
+        if Instant::now() >= next_check {
             observed.pods = parts.containerd.pods()?;
-            next_look = Instant::now() + LOOK;
+            next_check = Instant::now() + CHECK_PERIOD;
             for step in steps.iter_mut() {
                 if let Some(update) = step.advance(observed, parts.node)? {
                     screen.note(step.name, &update);

@@ -73,10 +73,10 @@ const QUOTAS: Program = Program {
 /// BPF programs on the machine's kernel.
 const KERNEL: Program =
     Program { target: "kernel", arguments: &["--ignored", "--test-threads", "1", "bpf"], containerd_2: false };
-/// Logs in to targets and mounts exports, with modules of the machine's kernel.
+/// Logs in to targets, mounts exports and expands disks, with modules of the machine's kernel.
 const STORAGE: Program = Program {
     target: "scenarios",
-    arguments: &["--ignored", "--test-threads", "1", "iscsi::", "nfs::"],
+    arguments: &["--ignored", "--test-threads", "1", "iscsi::", "local::", "nfs::"],
     containerd_2: false,
 };
 

@@ -151,7 +151,7 @@ async fn a_slice_whose_properties_are_refused_is_limited_by_the_next_call() {
 }
 
 #[tokio::test]
-async fn an_old_systemd_gets_the_properties_that_it_knows() {
+async fn an_old_systemd_gets_only_supported_properties() {
     let fixture = V2Fixture::make();
     let (cgroups, asked) = with_systemd(fixture.layout(), &["org.freedesktop.DBus.Error.PropertyReadOnly"]).await;
     cgroups.ensure_pod(QosClass::BestEffort, "u-1", &values()).await.expect("limited");

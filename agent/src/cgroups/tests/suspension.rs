@@ -102,7 +102,7 @@ async fn a_suspended_pod_can_be_killed() {
 }
 
 #[test]
-fn of_many_suspended_processes_the_first_of_each_container_are_asked() {
+fn of_many_suspended_processes_the_first_of_each_container_are_checked() {
     let mount = tempfile::tempdir().expect("a folder");
     // More than the kernel ever has.
     let pids: String = (5_000_000..5_010_000).map(|pid| format!("{pid}\n")).collect();

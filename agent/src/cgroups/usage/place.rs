@@ -12,8 +12,8 @@ use crate::cgroups::Layout;
 
 /// Cgroups below another one that are searched for processes, at most: a container can create any number.
 const MOST_BELOW: usize = 256;
-/// The cgroup of CRI-O's monitor of a container lies beside the container's and is named after it: `crio-conmon-<id>`, or
-/// `crio-conmon-<id>.scope`.
+/// The cgroup of CRI-O's monitor of a container is a sibling of the container's and is named after it: `crio-conmon-<id>`,
+/// or `crio-conmon-<id>.scope`.
 const MONITOR: &str = "crio-conmon-";
 
 /// The folders of a cgroup, by controller.

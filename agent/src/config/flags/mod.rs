@@ -105,7 +105,7 @@ impl FlagValues {
 }
 
 impl<'a> FromIterator<(&'a str, &'a str)> for FlagValues {
-    /// From known flags and texts; unknown names are left out, as no parser lets them through.
+    /// From known flags and texts; unknown names are left out, since the parser rejects them.
     fn from_iter<I: IntoIterator<Item = (&'a str, &'a str)>>(pairs: I) -> Self {
         let mut values = Self::default();
         for (name, text) in pairs {

@@ -16,6 +16,7 @@ fn every_form() {
         ("fail-swap-on", vec!["true", "F"], json!(false)),
         ("oom-score-adj", vec!["-999"], json!(-999)),
         ("port", vec!["0x10"], json!(16)),
+        ("pod-max-pids", vec!["-9223372036854775808"], json!(i64::MIN)),
         ("sync-frequency", vec!["1m30s"], json!("1m30s")),
         ("cluster-dns", vec!["10.0.0.10,10.0.0.11", "fd00::a"], json!(["10.0.0.10", "10.0.0.11", "fd00::a"])),
         ("system-reserved", vec!["cpu=200m,memory=1Gi", "cpu=300m"], json!({"cpu": "300m", "memory": "1Gi"})),
@@ -57,6 +58,9 @@ fn bad_texts_name_the_flag_and_what_was_expected() {
     for (flag, text, message) in [
         ("fail-swap-on", "no", "--fail-swap-on: \"no\" is neither true nor false"),
         ("max-pods", "many", "--max-pods: \"many\" is not a whole number"),
+        ("max-pods", "--110", "--max-pods: \"--110\" is not a whole number"),
+        ("max-pods", "0x-10", "--max-pods: \"0x-10\" is not a whole number"),
+        ("pod-max-pids", "--9223372036854775808", "--pod-max-pids: \"--9223372036854775808\" is not a whole number"),
         ("address", "localhost", "--address: \"localhost\" is not an IP address"),
         ("feature-gates", "A", "--feature-gates: \"A\" has no '='; expected key=value"),
         ("feature-gates", "A=2", "--feature-gates: A: \"2\" is neither true nor false"),

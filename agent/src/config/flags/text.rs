@@ -77,21 +77,20 @@ fn boolean(text: &str) -> Result<bool, String> {
 
 /// Whole numbers, also in hexadecimal, octal or binary with their prefix.
 fn integer(text: &str) -> Result<i64, String> {
-    let (sign, digits) = match text.strip_prefix('-') {
-        Some(digits) => (-1, digits),
-        None => (1, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let lower = digits.to_ascii_lowercase();
-    let magnitude = if let Some(hex) = lower.strip_prefix("0x") {
-        i64::from_str_radix(hex, 16)
+    let lower = text.strip_prefix(['-', '+']).unwrap_or(text).to_ascii_lowercase();
+    let (digits, radix) = if let Some(hex) = lower.strip_prefix("0x") {
+        (hex, 16)
     } else if let Some(binary) = lower.strip_prefix("0b") {
-        i64::from_str_radix(binary, 2)
+        (binary, 2)
     } else if let Some(octal) = lower.strip_prefix("0o").or(lower.strip_prefix('0').filter(|rest| !rest.is_empty())) {
-        i64::from_str_radix(octal, 8)
+        (octal, 8)
     } else {
-        lower.parse()
+        (lower.as_str(), 10)
     };
-    magnitude.map(|magnitude| sign * magnitude).map_err(|_| format!("{text:?} is not a whole number"))
+    // The standard library would take another sign.
+    let magnitude = i128::from_str_radix(digits, radix).ok().filter(|_| !digits.starts_with(['-', '+']));
+    let value = magnitude.map(|magnitude| if text.starts_with('-') { -magnitude } else { magnitude });
+    value.and_then(|value| i64::try_from(value).ok()).ok_or_else(|| format!("{text:?} is not a whole number"))
 }
 
 fn checked<T: std::str::FromStr>(text: &str, problem: impl FnOnce() -> String) -> Result<Value, String> {

@@ -10,6 +10,7 @@ use crate::config::kubelet::KubeletConfiguration;
 use crate::config::kubelet_sections::Taint;
 use crate::model::SysctlNamespace;
 use crate::model::labels;
+use crate::model::parse_reported_ip;
 use crate::model::spec;
 
 const CHANGE_STRATEGIES: [&str; 3] = ["Get", "Cache", "Watch"];
@@ -126,7 +127,7 @@ fn node_label(key: &str, value: &str, problems: &mut Problems) {
 fn node_ip(text: &str, problems: &mut Problems) {
     let field = "node-ip";
     // Entries that are no addresses are left out, as upstream does.
-    let addresses: Vec<IpAddr> = text.split(',').filter_map(|entry| entry.trim().parse().ok()).collect();
+    let addresses: Vec<IpAddr> = text.split(',').filter_map(|entry| parse_reported_ip(entry.trim())).collect();
     problems.require(addresses.len() <= 2, field, || format!("{text:?} holds more than two addresses"));
     if let [first, second] = addresses[..] {
         problems.require(first.is_ipv4() != second.is_ipv4(), field, || {

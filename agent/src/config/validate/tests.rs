@@ -310,4 +310,5 @@ fn flag_rules() {
     assert_eq!(check(|s| s.node_ip = "10.0.0.1,nonsense".into()), [] as [String; 0]);
     assert_eq!(check(|s| s.node_ip = "10.0.0.1,10.0.0.2".into()), ["node-ip"]);
     assert_eq!(check(|s| s.node_ip = "0.0.0.0,fd00::1".into()), ["node-ip"]);
+    assert_eq!(check(|s| s.node_ip = "10.0.0.1,::ffff:10.0.0.2".into()), ["node-ip"], "both are of IPv4");
 }

@@ -24,8 +24,8 @@ use crate::model::Pod;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::stats::ContainerUsage;
+use crate::stats::FsUsage;
 use crate::stats::PodUsage;
-use crate::stats::Used;
 
 /// The pod `name` with the UID `name-uid`.
 fn pod(name: &str, spec: Value) -> Pod {
@@ -37,7 +37,7 @@ fn pod(name: &str, spec: Value) -> Pod {
     Arc::new(serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod"))
 }
 
-/// With a container `main` that requests so much.
+/// A pod with a container `main` that requests this amount.
 fn requesting(name: &str, resource: &str, amount: &str) -> Pod {
     pod(name, json!({"containers": [{"name": "main", "resources": {"requests": {resource: amount}}}]}))
 }
@@ -46,8 +46,8 @@ fn bytes(text: &str) -> u64 {
     text.parse::<Amount>().expect("a quantity").value().unsigned_abs()
 }
 
-fn used(text: &str) -> Used {
-    Used { bytes: bytes(text), inodes: 1 }
+fn used(text: &str) -> FsUsage {
+    FsUsage { bytes: bytes(text), inodes: 1 }
 }
 
 /// The container `main` uses so much memory, and so does the pod.
@@ -80,7 +80,7 @@ fn configured(mut fields: Value) -> Vec<Threshold> {
     thresholds(&kubelet, false)
 }
 
-/// So much is left of each signal, of 1000Mi or 1000.
+/// Readings with these available amounts, of a capacity of 1000Mi or 1000.
 fn readings(at: Instant, signals: &[(Signal, &str)]) -> Readings {
     let reading = |(signal, available): &(Signal, &str)| {
         let capacity = if available.ends_with('i') { 1000 << 20 } else { 1000 };

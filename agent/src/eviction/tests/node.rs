@@ -1,6 +1,8 @@
-//! What the manager sees of a node whose runtime hangs.
+//! What the manager sees of a node whose runtime hangs, or moves its images.
 
+use std::fs;
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -92,4 +94,33 @@ async fn signals_are_read_although_the_runtime_does_not_tell_where_its_images_ar
     let readings = node.readings().await;
     assert_eq!(readings.disks, Some(DiskLayout::Shared));
     assert!(readings.signals.contains_key(&Signal::ImageFsAvailable));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_disk_of_images_is_found_again_when_the_runtime_has_moved_them() {
+    let (dir, socket) = (tempfile::tempdir().expect("a folder"), Socket::default());
+    let (old, new) = (dir.path().join("old"), dir.path().join("new"));
+    fs::create_dir(&old).expect("a folder");
+    let place = Arc::new(Mutex::new(old.clone()));
+    let told = place.clone();
+    socket.serve(Arc::new(move |_, _| {
+        let mountpoint = told.lock().expect("no panic").to_string_lossy().into_owned();
+        let fs_id = Some(cri::FilesystemIdentifier { mountpoint });
+        let images = cri::FilesystemUsage { fs_id, ..Default::default() };
+        async move { say(&cri::ImageFsInfoResponse { image_filesystems: vec![images], ..Default::default() }) }.boxed()
+    }));
+    let mut node = this_node(dir.path(), &socket);
+    assert!(sees_images(&mut node).await);
+    fs::rename(&old, &new).expect("renamed");
+    *place.lock().expect("no panic") = new;
+    assert!(!sees_images(&mut node).await, "it is not asked all the time");
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert!(sees_images(&mut node).await);
+}
+
+/// The second of two passes has the answer to a call that the first one has begun.
+async fn sees_images(node: &mut ThisNode<()>) -> bool {
+    node.readings().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    node.readings().await.signals.contains_key(&Signal::ImageFsAvailable)
 }

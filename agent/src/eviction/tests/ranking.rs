@@ -101,7 +101,7 @@ fn disks_rank_by_what_is_on_them() {
         (Signal::ImageFsAvailable, DiskLayout::Dedicated, ["rootfs", "data", "logs"]),
         (Signal::ContainerFsAvailable, DiskLayout::Dedicated, ["rootfs", "data", "logs"]),
         (Signal::NodeFsAvailable, DiskLayout::Split, ["rootfs", "data", "logs"]),
-        // Of the images nothing belongs to a pod: all are alike.
+        // Images belong to no pod, so that all pods have the same usage of them.
         (Signal::ImageFsAvailable, DiskLayout::Split, ["data", "logs", "rootfs"]),
     ] {
         assert_eq!(ranked(signal, layout, &table), expected, "{signal} {layout:?}");
@@ -116,7 +116,7 @@ fn disks_rank_by_what_is_on_them() {
 fn inodes_have_no_request() {
     let inodes = |count| {
         let mut usage = disks("1Mi", "0", "0");
-        usage.volumes.insert("data".to_owned(), Used { bytes: 0, inodes: count });
+        usage.volumes.insert("data".to_owned(), FsUsage { bytes: 0, inodes: count });
         Some(usage)
     };
     let [few, many] = ["few", "many"].map(|name| pod(name, json!({})));

@@ -30,7 +30,7 @@ async fn endless(head: &'static str, again: &'static [u8]) -> Server {
     .await
 }
 
-/// Says this whatever it is asked.
+/// A server that sends these bytes in response to anything.
 async fn speaking(words: &'static str) -> Server {
     Server::start(move |mut stream, _| async move {
         drop(stream.read_u8().await);

@@ -57,6 +57,18 @@ fn hosts_schemes_and_ports_of_the_action_are_used() {
 }
 
 #[test]
+fn more_headers_than_can_be_sent_are_an_error() {
+    let built = |count: usize| {
+        let names: Vec<String> = (0..count).map(|number| format!("x-{number}")).collect();
+        let headers: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
+        HttpGet::new(&with_headers(action("/", 80), &headers), &[], "10.0.0.1", &Caller::probe("v1.36.3"))
+    };
+    assert_eq!(built(10_000).expect("a request").headers.len(), 10_003, "with those that are sent in any case");
+    let error = built(25_000).expect_err("a map of headers has no room for them");
+    assert_eq!(error.to_string(), "Get \"http://10.0.0.1:80/\": more than 16384 headers");
+}
+
+#[test]
 fn a_zone_is_for_the_node_and_not_for_the_server() {
     let action = HTTPGetAction { host: Some("fe80::1%eth0".into()), ..action("/a", 8080) };
     let request = HttpGet::new(&action, &[], "10.0.0.1", &Caller::probe("v1.36.3")).expect("a request");

@@ -58,7 +58,7 @@ pub enum CredentialError {
 }
 
 impl Credential {
-    /// What the runtime is given.
+    /// The credential in the form of the CRI.
     pub(super) fn auth(&self) -> cri::AuthConfig {
         let (username, password) = (self.login.username.clone(), self.login.password.expose_secret().to_owned());
         cri::AuthConfig { username, password, ..cri::AuthConfig::default() }

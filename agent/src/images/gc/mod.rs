@@ -1,5 +1,5 @@
 //! Image garbage collection: removes unused images by age, and by the usage of their file system; for the eviction manager
-//! also at once. `records` decides, `observe` asks the runtime what is in use.
+//! also at once. `records` decides, `observe` lists what is in use.
 //!
 //! ```text
 //!  every 5 min ─▶ observe ─▶ records ─▶ expired ──────────▶ remove (age)

@@ -1,4 +1,4 @@
-//! Asks the runtime which images there are and what uses them.
+//! Lists the runtime's images and what uses them.
 
 use std::collections::HashSet;
 
@@ -56,7 +56,7 @@ impl Mounted {
     }
 }
 
-/// Asks for the status of every container, and for the runtime's configuration: only when an image is about to be removed.
+/// Requests the status of every container, and the runtime's configuration: only when an image is about to be removed.
 pub(super) async fn mounted(runtime: &Runtime) -> Result<Mounted, GcError> {
     let mut images = HashSet::new();
     for container in containers(runtime).await? {

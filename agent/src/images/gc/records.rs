@@ -65,6 +65,12 @@ impl Records {
         }
     }
 
+    /// An image was pulled. Its container may be created much later, if it was pulled ahead.
+    pub(crate) fn pulled(&mut self, id: &str, now: Instant) {
+        let new = || Record { id: id.to_owned(), size: 0, first_detected: now, last_used: None, keep: false };
+        self.0.entry(id.to_owned()).or_insert_with(new).last_used = Some(now);
+    }
+
     /// When the image was seen first; `None` if it was not yet.
     pub(crate) fn first_detected(&self, id: &str) -> Option<Instant> {
         self.0.get(id).map(|record| record.first_detected)
@@ -169,6 +175,16 @@ mod tests {
         let expired = |now| ids(records.expired(60 * MINUTE, now));
         assert_eq!(expired(start + 60 * MINUTE), ["never", "new"], "never used is older than any age");
         assert_eq!(expired(start + 61 * MINUTE), ["never", "new", "used"]);
+    }
+
+    #[test]
+    fn an_image_that_was_pulled_counts_as_used_before_it_is_seen() {
+        let (start, mut records) = (Instant::now(), Records::default());
+        records.pulled("ahead", start);
+        records.observe([found("ahead", 1), found("never", 1)], start + MINUTE);
+        let expired = |now| ids(records.expired(60 * MINUTE, now));
+        assert_eq!(expired(start + 60 * MINUTE), ["never"]);
+        assert_eq!(expired(start + 61 * MINUTE), ["never", "ahead"]);
     }
 
     #[test]

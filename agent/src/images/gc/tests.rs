@@ -187,7 +187,7 @@ async fn no_image_is_removed_if_its_use_is_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_a_worker_looked_up_during_the_pass_stays() {
+async fn an_image_whose_status_a_worker_requested_during_the_pass_stays() {
     let bench = Bench::new(GcPolicy::default(), Node { images: vec![image("old", 1)], ..Node::default() });
     let info = crate::images::ImageInfo { image_ref: "old".into(), uid: None, username: String::new(), size: 1 };
     bench.gc.images.set_cached("pod", "old:1", info, Instant::now());

@@ -34,7 +34,7 @@ impl AvailableMemory {
         Some(Self { capacity, working_set, mem_available: mem_available.map(|bytes| bytes.min(capacity)) })
     }
 
-    /// By how much the two lie apart; positive if the kernel has more to give than the kubelet counts.
+    /// Difference of the two; positive if the kernel's estimate is higher than the kubelet's.
     pub fn difference(&self) -> Option<i64> {
         let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
         Some(signed(self.mem_available?) - signed(self.working_set))

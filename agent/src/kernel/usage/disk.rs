@@ -23,7 +23,7 @@ pub struct DiskUsage {
 }
 
 impl DiskUsage {
-    /// Of the file system that contains `path`.
+    /// Usage of the file system that contains `path`.
     ///
     /// # Errors
     /// The path does not exist or its file system does not answer.

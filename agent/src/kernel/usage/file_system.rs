@@ -11,9 +11,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::statfs::BTRFS_SUPER_MAGIC;
+use nix::sys::statfs::statfs;
 use tokio::sync::oneshot;
 
 use super::disk::DiskUsage;
+use crate::filesystem;
 
 /// How long a file system may take to answer.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -80,6 +83,11 @@ impl Disk {
         Self { path, read, start: in_pool, may_vanish: false, running: None, failure: None }
     }
 
+    /// The path that it was made for.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// True if a reading has not returned: the next call of [`Self::measure`] does not wait for it.
     pub fn is_waiting(&self) -> bool {
         self.running.is_some()
@@ -131,7 +139,16 @@ fn on_own_thread(work: Work) {
 }
 
 fn read(path: &Path) -> io::Result<FileSystem> {
-    Ok(FileSystem { usage: DiskUsage::of(path)?, device: std::fs::metadata(path)?.dev() })
+    Ok(FileSystem { usage: DiskUsage::of(path)?, device: device_of(path)? })
+}
+
+/// As upstream, subvolumes of btrfs, which have device numbers of their own, are on the device that they share.
+fn device_of(path: &Path) -> io::Result<u64> {
+    let own = std::fs::metadata(path)?.dev();
+    match statfs(path)?.filesystem_type() {
+        BTRFS_SUPER_MAGIC => Ok(filesystem::file_system_number(path).unwrap_or(own)),
+        _ => Ok(own),
+    }
 }
 
 /// Seeking reads nothing of the device.

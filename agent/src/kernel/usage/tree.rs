@@ -24,7 +24,7 @@ use nix::sys::stat::lstat;
 
 use crate::kernel::listing::Listing;
 
-/// Entries that are counted before the caller is asked whether to go on: a slow disk needs half a second for them.
+/// Entries that are counted before the caller decides whether to continue: a slow disk needs half a second for them.
 const BATCH: usize = 64;
 /// Folders that are open at a time, each with a part of its list.
 const MOST_OPEN: usize = 32;
@@ -85,8 +85,8 @@ impl TreeWalk {
         self.linked.len()
     }
 
-    /// Counts on, and returns true if everything is counted. Blocks for as long as `go_on` returns true, which is asked after
-    /// every 64 entries, however they are spread over folders.
+    /// Counts on, and returns true if everything is counted. Blocks for as long as `go_on` returns true, which is called
+    /// after every 64 entries, however they are spread over folders.
     pub fn advance(&mut self, mut go_on: impl FnMut() -> bool) -> bool {
         if !self.has_begun {
             self.begin();
@@ -140,7 +140,9 @@ impl TreeWalk {
         if self.is_counted(held) {
             return;
         }
-        self.usage.bytes += u64::try_from(held.st_blocks).unwrap_or(0) * 512;
+        // A file system of a container's own, through FUSE, may report any value.
+        let bytes = u64::try_from(held.st_blocks).unwrap_or(0).saturating_mul(512);
+        self.usage.bytes = self.usage.bytes.saturating_add(bytes);
         self.usage.inodes += 1;
     }
 
@@ -285,6 +287,16 @@ mod tests {
         let after = all(dir.path());
         assert_eq!(after.inodes, before.inodes);
         assert!(after.bytes < before.bytes + 98_304, "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn sizes_that_no_file_has_add_up_to_the_largest_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut held = lstat(dir.path()).unwrap();
+        held.st_blocks = i64::MAX;
+        let mut walk = TreeWalk::new(dir.path().to_owned());
+        (0..2).for_each(|_| walk.count(&held));
+        assert_eq!(walk.usage(), TreeUsage { bytes: u64::MAX, inodes: 2 });
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl StateFile {
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// Replaces the file, and waits until it is on the disk: the machine goes down.
+    /// Replaces the file, and waits until it is on the disk, since the machine is shutting down.
     pub(super) async fn write(&self, times: &Times) {
         let (path, content) = (self.path.clone(), serde_json::to_vec(times));
         let written = filesystem::blocking(move || filesystem::replace(&path, PARTIAL, &content?, 0o644));

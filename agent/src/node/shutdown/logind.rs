@@ -21,8 +21,8 @@ const OBJECT: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 const DROP_IN: &str = "etc/systemd/logind.conf.d/99-kubelet.conf";
 /// Reads of the delay after logind was reloaded.
-const LOOKS: u32 = 5;
-const FIRST_LOOK: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
+const CHECKS: u32 = 5;
+const FIRST_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
 const LONGEST_PAUSE: Duration = Duration::from_millis(800);
 const SIGHUP: i32 = 1;
 
@@ -97,8 +97,8 @@ impl Logind {
         }
         self.configure(needed).await?;
         self.reload().await?;
-        let mut backoff = Backoff::new(FIRST_LOOK, LONGEST_PAUSE);
-        for _ in 1..LOOKS {
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        for _ in 1..CHECKS {
             if self.max_delay().await? >= needed {
                 return Ok(());
             }

@@ -6,7 +6,7 @@
 //!  logind: PrepareForShutdown ─▶ task ─▶ node NotReady, no new pods, state file
 //!                                  │      plan: groups by priority, lowest first (pure)
 //!                                  ├─▶ end the pods of a group, wait at most its time
-//!                                  └─▶ give the lock back: the machine goes down
+//!                                  └─▶ release the lock: the machine shuts down
 //! ```
 
 mod file;

@@ -34,9 +34,9 @@ pub fn groups(total: Duration, critical: Duration, by_priority: &[(i32, i64)]) -
     if needed(&groups).is_zero() { Vec::new() } else { groups }
 }
 
-/// Maximum delay of the shutdown.
+/// Maximum delay of the shutdown. Periods may be of any length.
 pub(super) fn needed(groups: &[Group]) -> Duration {
-    groups.iter().map(|group| group.period).sum()
+    groups.iter().map(|group| group.period).fold(Duration::ZERO, Duration::saturating_add)
 }
 
 /// The pods of each group, in order of termination; groups without pods are omitted.
@@ -96,6 +96,12 @@ mod tests {
         for (total, critical, by_priority, expected) in table {
             assert_eq!(shown(&groups(secs(total), secs(critical), by_priority)), expected, "{total} {critical}");
         }
+    }
+
+    #[test]
+    fn periods_of_any_length_are_added_up() {
+        let endless = groups(secs(0), secs(0), &[(0, i64::MAX), (1, i64::MAX), (2, i64::MAX)]);
+        assert_eq!((endless.len(), needed(&endless)), (3, Duration::MAX));
     }
 
     #[test]

@@ -325,10 +325,10 @@ async fn the_delay_of_logind_is_extended() {
 #[tokio::test]
 async fn a_logind_with_a_short_delay_is_not_used() {
     let bench = Bench::start(5, 5, two_groups(), &[]).await;
-    let looks = || {
+    let reads = || {
         bench.imitation.recorded.lock().expect("unpoisoned").calls.iter().filter(|call| call.starts_with("get")).count()
     };
-    bench.until(|| looks() == 6, "five looks after the first").await;
+    bench.until(|| reads() == 6, "five reads after the first").await;
     bench.until(|| bench.down.has_changed().is_err(), "it gives up").await;
     assert!(!bench.imitation.calls().contains(&INHIBIT.to_owned()));
 }

@@ -62,6 +62,32 @@ async fn an_idle_node_reports_every_five_minutes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_field_that_the_api_server_does_not_keep_is_not_sent_all_the_time() {
+    let mut bench = Bench::new(|config| config.declared_features = Some(vec!["NewFeature".to_owned()]));
+    bench.server.drop_field("declaredFeatures");
+    bench.runtime.send_replace(ready());
+    bench.start();
+    pass(seconds(60)).await;
+    let asked = bench.server.asked();
+    assert_eq!(asked[0].body["status"]["declaredFeatures"], json!(["NewFeature"]));
+    pass(seconds(3600)).await;
+    let calls = bench.server.calls();
+    assert!(calls.iter().all(|call| call == PATCH), "{calls:?}");
+    assert!((11..=13).contains(&calls.len()), "{}", calls.len());
+    bench.health.send_replace(vec!["PLEG is not healthy: x".to_owned()]);
+    pass(seconds(60)).await;
+    assert_eq!(bench.ready().0, "False", "other changes are sent at once");
+    let sent = bench.server.asked();
+    assert!((1..=2).contains(&sent.len()), "{sent:?}");
+    let mut node = bench.server.get(NODE);
+    node["status"]["capacity"]["memory"] = json!("1Gi");
+    bench.server.put(NODE, node);
+    bench.cache.offer(serde_json::from_value(bench.server.get(NODE)).expect("a node"));
+    pass(seconds(11)).await;
+    assert_eq!(bench.server.get(NODE)["status"]["capacity"]["memory"], "4Gi", "what another client has changed too");
+}
+
+#[tokio::test(start_paused = true)]
 async fn registration_is_retried_until_it_succeeds() {
     let mut bench = Bench::new(|_| {});
     for code in [Some(500), Some(429), None, Some(503)] {
@@ -393,7 +419,7 @@ async fn without_registration_a_node_is_only_updated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_node_is_looked_for_as_often_as_the_status_is_computed() {
+async fn a_missing_node_is_requested_as_often_as_the_status_is_computed() {
     let mut bench = Bench::new(|config| config.register = false);
     bench.runtime.send_replace(ready());
     bench.start();

@@ -49,8 +49,8 @@ struct Script {
 struct TestHost(Arc<Mutex<Script>>);
 
 impl TestHost {
-    fn with<T>(&self, look: impl FnOnce(&mut Script) -> T) -> T {
-        look(&mut self.0.lock().expect("no test panics while it holds the script"))
+    fn with<T>(&self, apply: impl FnOnce(&mut Script) -> T) -> T {
+        apply(&mut self.0.lock().expect("no test panics while it holds the script"))
     }
 }
 

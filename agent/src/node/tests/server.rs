@@ -28,6 +28,8 @@ struct State {
     objects: BTreeMap<String, Value>,
     version: u64,
     asked: Vec<Asked>,
+    /// A field of every status that is not stored.
+    dropped: Option<&'static str>,
     /// Scripted responses by method: a status code, or none.
     failures: VecDeque<(Method, Option<u16>)>,
 }
@@ -74,6 +76,11 @@ impl Server {
         self.state().failures.push_back((method, code));
     }
 
+    /// This field of a status is not stored: its feature gate is off.
+    pub(super) fn drop_field(&self, field: &'static str) {
+        self.state().dropped = Some(field);
+    }
+
     /// Takes the requests received since the last call.
     pub(super) fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut self.state().asked)
@@ -108,6 +115,9 @@ impl State {
     fn store(&mut self, path: &str, mut object: Value) -> Value {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        if let (Some(field), Some(status)) = (self.dropped, object.get_mut("status").and_then(Value::as_object_mut)) {
+            status.remove(field);
+        }
         if object["metadata"]["uid"].is_null() {
             object["metadata"]["uid"] = json!(format!("uid-{}", self.version));
         }

@@ -81,20 +81,20 @@ impl Standing {
 
 /// The certificate of one source of one volume.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct ProjectedCertificate {
     pub(super) current: Option<Current>,
     pub(super) pending: Option<Pending>,
     refusal: Option<Refusal>,
     backoff: Backoff,
 }
 
-impl Default for Held {
+impl Default for ProjectedCertificate {
     fn default() -> Self {
         Self { current: None, pending: None, refusal: None, backoff: Backoff::new(FIRST_RETRY, LAST_RETRY) }
     }
 }
 
-impl Held {
+impl ProjectedCertificate {
     /// True if a certificate is to be requested now.
     pub(super) fn is_due(&self, now: SystemTime) -> bool {
         let wanted = self.current.as_ref().is_none_or(|current| current.due_at(now).is_some_and(|at| at <= now));
@@ -192,13 +192,13 @@ mod tests {
         Issued { chain: "chain".to_owned(), begin_refresh_at: Some(at(begin)), not_after: Some(at(end)) }
     }
 
-    fn shown(held: &Held, minute: u64) -> Result<(String, Option<SystemTime>), ObjectError> {
+    fn shown(held: &ProjectedCertificate, minute: u64) -> Result<(String, Option<SystemTime>), ObjectError> {
         held.answer(at(minute)).map(|found| (found.key.expose_secret().to_owned(), found.refresh_at))
     }
 
     #[test]
     fn a_certificate_is_served_until_its_successor_is_issued() {
-        let mut held = Held::default();
+        let mut held = ProjectedCertificate::default();
         assert!(held.is_due(at(0)));
         held.requested(pending("one"));
         assert!(!held.is_due(at(0)), "one request at a time");
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_set_back_does_not_put_off_a_request() {
-        let mut held = Held::default();
+        let mut held = ProjectedCertificate::default();
         held.requested(pending("one"));
         held.issued(&issued(30, 60), Duration::ZERO);
         held.request_failed(at(150));
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn what_is_late_is_reported_once() {
-        let mut held = Held::default();
+        let mut held = ProjectedCertificate::default();
         held.requested(pending("one"));
         held.issued(&issued(30, 60), Duration::ZERO);
         held.requested(pending("two"));
@@ -241,8 +241,8 @@ mod tests {
 
     #[test]
     fn metrics_show_what_has_become_of_it() {
-        let state = |held: &Held, minute: u64| held.standing().state(at(minute));
-        let mut held = Held::default();
+        let state = |held: &ProjectedCertificate, minute: u64| held.standing().state(at(minute));
+        let mut held = ProjectedCertificate::default();
         assert_eq!(state(&held, 0), "not_yet_issued");
         held.requested(pending("one"));
         assert_eq!(state(&held, 99), "not_yet_issued");
@@ -264,14 +264,14 @@ mod tests {
     #[test]
     fn a_refusal_is_final() {
         let refusal = || Refusal { verdict: "Denied", reason: "No".to_owned(), message: "never".to_owned() };
-        let mut held = Held::default();
+        let mut held = ProjectedCertificate::default();
         held.requested(pending("one"));
         held.refused(refusal());
         assert!(!held.is_due(at(99)));
         let error = shown(&held, 0).expect_err("refused").to_string();
         assert_eq!(error, "PodCertificateRequest was denied, reason=\"No\", message=\"never\"");
 
-        let mut held = Held::default();
+        let mut held = ProjectedCertificate::default();
         held.requested(pending("one"));
         held.issued(&issued(30, 60), Duration::ZERO);
         held.requested(pending("two"));

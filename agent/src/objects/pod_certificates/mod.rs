@@ -48,8 +48,8 @@ use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
 use crate::model::PodUid;
 use crate::recorder::EventType;
-use held::Held;
 use held::Pending;
+use held::ProjectedCertificate;
 use held::Standing;
 use tracker::CertificateRequest;
 use tracker::Outcome;
@@ -82,7 +82,7 @@ pub struct PodCertificate {
     pub key: SecretString,
     /// The certificate and those that lead to its authority, PEM.
     pub chain: String,
-    /// When to ask again.
+    /// When it is to be read again.
     pub refresh_at: Option<SystemTime>,
 }
 
@@ -104,9 +104,9 @@ pub(super) struct PodCertificates {
 /// One source of one volume.
 struct Source {
     signer: String,
-    /// As of the last look at `held`, which is locked while a certificate is requested.
+    /// As of the last access to `held`, which is locked while a certificate is requested.
     standing: Standing,
-    held: Arc<tokio::sync::Mutex<Held>>,
+    held: Arc<tokio::sync::Mutex<ProjectedCertificate>>,
 }
 
 impl PodCertificates {
@@ -144,12 +144,12 @@ impl PodCertificates {
     }
 
     /// What is held for a source.
-    fn held(&self, key: &CertificateKey, signer: &str) -> Arc<tokio::sync::Mutex<Held>> {
+    fn held(&self, key: &CertificateKey, signer: &str) -> Arc<tokio::sync::Mutex<ProjectedCertificate>> {
         let new = || Source { signer: signer.to_owned(), standing: Standing::default(), held: Arc::default() };
         self.all().entry(key.clone()).or_insert_with(new).held.clone()
     }
 
-    /// Notes for metrics what has become of a source's certificate.
+    /// Records the state of a source's certificate for metrics.
     fn note(&self, key: &CertificateKey, standing: Standing) {
         if let Some(source) = self.all().get_mut(key) {
             source.standing = standing;
@@ -168,7 +168,7 @@ impl PodCertificates {
     /// The API, and the watch of this node's requests, which begins with the first call.
     ///
     /// # Errors
-    /// The API server does not serve requests, or cannot be asked.
+    /// The API server does not serve this API, or its discovery fails.
     async fn watched(&self) -> Result<&(ApiResource, Tracker), ObjectError> {
         let start = || async {
             let node = self.node()?.metadata.name.clone().unwrap_or_default();
@@ -222,7 +222,7 @@ impl PodCertificates {
     }
 
     /// Takes over the answer of the signer, if there is one.
-    fn settle(&self, held: &mut Held, tracker: &Tracker, notify: EventSink<'_>) {
+    fn settle(&self, held: &mut ProjectedCertificate, tracker: &Tracker, notify: EventSink<'_>) {
         let Some(pending) = &held.pending else { return };
         match tracker.outcome(&pending.name) {
             Some(Outcome::Pending) => {}

@@ -131,7 +131,7 @@ async fn a_certificate_is_requested_and_its_issue_announced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_is_replaced_when_the_signer_says_so() {
+async fn a_certificate_is_replaced_at_the_time_that_the_signer_set() {
     let mut it = Issuing::new();
     let _ = it.get().await;
     it.issue("req-0", 1);
@@ -219,7 +219,7 @@ async fn a_request_that_was_deleted_is_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_cannot_be_made_says_why() {
+async fn a_request_that_cannot_be_made_reports_the_cause() {
     let it = Issuing::new();
     it.fixture.api.state().certificates.clear();
     let error = it.get().await.expect_err("no API").to_string();

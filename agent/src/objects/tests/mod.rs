@@ -331,7 +331,7 @@ async fn tokens_are_kept_and_replaced_in_time() {
 
 /// A container that is restarted waits for it each time.
 #[tokio::test(start_paused = true)]
-async fn an_expired_token_is_asked_for_once_in_a_while() {
+async fn an_expired_token_is_requested_again_after_a_pause() {
     let fixture = Fixture::new(Strategy::Watch);
     let _registration = fixture.register("u", &[], &[]);
     fixture.objects.token(&key(3600)).await.expect("a token");

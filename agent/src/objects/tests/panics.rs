@@ -63,7 +63,7 @@ async fn raised(panics_at: &'static str, pod: &Pod) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_a_watch_reaches_who_supervises_the_tasks_of_the_agent() {
+async fn a_panic_of_a_watch_reaches_the_supervisor_of_the_tasks_of_the_agent() {
     let bundle = json!({"clusterTrustBundle": {"name": "b", "path": "p"}});
     for (panics_at, pod, watch) in [
         ("/services?", pod("u", &[], &[]), "services"),

@@ -26,11 +26,11 @@ impl PodPaths {
     pub(super) fn find(hierarchy: &Hierarchy, root: &str) -> Self {
         let mut found = Self::default();
         let mut queue = VecDeque::from([(root.to_owned(), 0)]);
-        let mut looked = 0;
+        let mut visited = 0;
         while let Some((path, depth)) = queue.pop_front() {
             for (_, child) in hierarchy.children(&path) {
-                looked += 1;
-                if looked > MOST {
+                visited += 1;
+                if visited > MOST {
                     tracing::warn!(limit = MOST, "too many cgroups; not all pods are measured");
                     return found;
                 }

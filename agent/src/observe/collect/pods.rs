@@ -1,4 +1,4 @@
-//! Snapshots of pods as records: what a pod is like now, and which exits are new. Pure.
+//! Snapshots of pods as records: the present state of a pod, and which exits are new. Pure.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -122,7 +122,7 @@ impl KnownPod {
             let container = clean(&status.name, NAME);
             let reporter = if status.proven.is_some() { ExitSource::Kernel } else { ExitSource::Runtime };
             let source = self.unconfirmed.remove(&id).map_or(reporter, |(_, _, first)| first);
-            // Without its code the runtime is asked again.
+            // Without its code the runtime is queried again.
             if status.proven.is_some() || status.exit_code.is_none() {
                 self.unconfirmed.insert(id, (container, exit, source));
                 continue;

@@ -80,7 +80,7 @@ async fn a_proven_exit_is_reported_with_the_runtimes_reason() {
 }
 
 #[tokio::test]
-async fn an_exit_that_the_runtime_forgets_is_reported_by_the_kernels_word() {
+async fn an_exit_of_a_container_that_the_runtime_no_longer_lists_is_reported_from_the_kernel() {
     let mut known = KnownPod::default();
     update(&mut known, vec![proven("a", "web")]);
     let records = update(&mut known, vec![container("b", "web", ContainerState::Running)]);

@@ -1,4 +1,4 @@
-//! Who stalls whom: which pods wait, and what the cause is, from two measurements. Pure.
+//! Which pods wait, and the pod or limit that causes it, from two measurements. Pure.
 //!
 //! A pod that waits has reached its own limit, or it competes with others. Of the others the one that takes most of the
 //! resource is named, with the figure that shows it: for memory growth, for processors CPU time, for input and output

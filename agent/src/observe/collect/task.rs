@@ -189,7 +189,7 @@ impl Task {
         matches!(self.sensor_states.get(Sensor::Relist), Some(SensorState::Up))
     }
 
-    /// Neither probe nor kernel log report OOM kills: counters and the runtime have to do.
+    /// Neither probe nor kernel log report OOM kills: counters and the runtime's reports are used instead.
     fn kills_are_counted(&self) -> bool {
         let is_up = |sensor| matches!(self.sensor_states.get(sensor), Some(SensorState::Up));
         !is_up(Sensor::Oom) && !is_up(Sensor::KernelLog)
@@ -231,7 +231,7 @@ impl Task {
                 None => self.pods.remove(&uid).map(KnownPod::removed).unwrap_or_default(),
             };
             for record in records {
-                let killed = self.killed_by_runtimes_word(&record);
+                let killed = self.oom_killed_by_runtime_report(&record);
                 self.send(record).await?;
                 if let Some(kill) = killed {
                     self.send(kill).await?;
@@ -241,8 +241,9 @@ impl Task {
         Ok(())
     }
 
-    /// Of exits that the runtime calls OOM kills: notes those from before, and reports those without other evidence.
-    fn killed_by_runtimes_word(&mut self, record: &Record) -> Option<Record> {
+    /// For exits that the runtime reports as OOM kills: records those from before the start, and reports those
+    /// without other evidence.
+    fn oom_killed_by_runtime_report(&mut self, record: &Record) -> Option<Record> {
         let Record::Exit(ExitRecord { pod, container, id, exit, earlier, .. }) = record else { return None };
         if !exit.oom_killed {
             return None;

@@ -66,7 +66,7 @@ impl Node {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_asks_gets_a_measurement_that_is_young() {
+async fn each_request_returns_a_recent_measurement() {
     let mut node = Node::new(Duration::from_secs(3600), SensorState::Up);
     assert_eq!(node.ask().await, (1, true), "the first one is that of the beginning");
     for _ in 0..100 {
@@ -78,7 +78,7 @@ async fn whoever_asks_gets_a_measurement_that_is_young() {
 
 #[tokio::test(start_paused = true)]
 async fn the_first_rates_are_over_a_whole_interval() {
-    // It is waited for the list longer than an interval.
+    // The task waits for the list longer than an interval.
     let mut node = Node::new(INTERVAL, SensorState::Down("no answer".to_owned()));
     let began = Instant::now();
     let first = node.measured().await;

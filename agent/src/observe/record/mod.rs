@@ -1,5 +1,5 @@
-//! What observing a node yields: one vocabulary for the JSON lines, the terminal view, the metrics and the reports. Each
-//! of them is a fold over these records, so that recorded lines can be looked at later. The schema is documented in
+//! Records of an observed node: one set of types for the JSON lines, the terminal view, the metrics and the reports. Each of
+//! them is a fold over these records, so that recorded lines can be viewed later. The schema is documented in
 //! `docs/observe.md` and `docs/observe.schema.json`. Pure.
 
 mod oom;
@@ -57,7 +57,7 @@ impl Line {
     }
 }
 
-/// Writes [`SCHEMA`], and reads nothing else.
+/// Writes [`SCHEMA`], and accepts nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schema;
 
@@ -87,7 +87,7 @@ pub enum Record {
     Sensor(SensorRecord),
     /// What was there when observing began has been reported.
     Ready(Ready),
-    /// A pod is like this now.
+    /// The present state of a pod.
     Pod(PodRecord),
     /// A container has exited.
     Exit(ExitRecord),

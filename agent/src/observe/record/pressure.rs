@@ -1,4 +1,4 @@
-//! Records of pressure, and of who stalls whom. Pure.
+//! Records of pressure, and of waiting pods with the cause. Pure.
 
 use serde::Deserialize;
 use serde::Serialize;

@@ -210,7 +210,8 @@ impl ObservedNode {
                 for pod in self.pods.values_mut() {
                     pod.history.push(pod.pressure.as_ref());
                 }
-                self.stalls.retain(|_, (measured, _)| *measured >= time);
+                // All records of a measurement have its time. That of an earlier one is later if the clock was set back.
+                self.stalls.retain(|_, (measured, _)| *measured == time);
             }
         }
     }

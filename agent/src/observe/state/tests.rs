@@ -93,7 +93,7 @@ fn a_kill_of_which_only_the_uid_of_the_pod_is_known_is_counted() {
     assert_eq!(counted(&node), (4, 4, 2));
 }
 
-/// In a recording by a pod that was restarted. Nothing tells of the end of pods that have ended in between.
+/// In a recording by a pod that was restarted. No record reports the end of pods that have ended in between.
 #[test]
 fn pods_are_those_since_the_last_start() {
     let mut node = ObservedNode::default();
@@ -141,6 +141,11 @@ fn a_stall_is_over_when_a_measurement_no_longer_has_it() {
     assert_eq!(node.current_stalls().len(), 1);
     apply(&mut node, 3, measured());
     assert_eq!(node.current_stalls().len(), 0);
+    apply(&mut node, 5, stall("a"));
+    apply(&mut node, 5, measured());
+    assert_eq!(node.current_stalls().len(), 1);
+    apply(&mut node, 4, measured());
+    assert_eq!(node.current_stalls().len(), 0, "the clock was set back");
 }
 
 #[test]

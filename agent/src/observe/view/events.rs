@@ -1,4 +1,4 @@
-//! What happened, and who stalls whom: the lower third of the view.
+//! Exits and OOM kills, and waiting pods with the cause: the lower third of the view.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Constraint;

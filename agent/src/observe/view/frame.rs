@@ -18,13 +18,13 @@ use crate::observe::text;
 
 /// Titles and headings.
 pub(super) const TITLE: Style = Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD);
-/// What is less important.
+/// Secondary information.
 pub(super) const DIM: Style = Style::new().fg(Color::DarkGray);
-/// What needs attention.
+/// Warnings.
 pub(super) const WARNING: Style = Style::new().fg(Color::Yellow);
-/// What is wrong.
+/// Errors.
 pub(super) const BAD: Style = Style::new().fg(Color::Red);
-/// What is well.
+/// Normal states.
 pub(super) const GOOD: Style = Style::new().fg(Color::Green);
 
 /// Width of a sparkline of the node.

@@ -34,27 +34,27 @@ pub fn picture(buffer: &Buffer) -> String {
 
 /// Writes the cells from `x` that look alike; returns the place after them.
 fn run(buffer: &Buffer, x: u16, y: u16, svg: &mut String) -> u16 {
-    let look = look(&buffer[(x, y)]);
-    let end = (x..buffer.area.right()).find(|next| self::look(&buffer[(*next, y)]) != look);
+    let style = cell_style(&buffer[(x, y)]);
+    let end = (x..buffer.area.right()).find(|next| cell_style(&buffer[(*next, y)]) != style);
     let end = end.unwrap_or(buffer.area.right());
     let text: String = (x..end).map(|x| buffer[(x, y)].symbol()).collect();
     let (left, top) = (f32::from(x) * CELL.0 + 8.0, f32::from(y) * CELL.1 + 8.0);
     let length = f32::from(end - x) * CELL.0;
-    if look.background != BACKGROUND {
+    if style.background != BACKGROUND {
         // Writing to a string cannot fail.
         let _ = writeln!(
             svg,
             "<rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{length:.1}\" height=\"{}\" fill=\"{}\"/>",
-            CELL.1, look.background
+            CELL.1, style.background
         );
     }
     if !text.trim().is_empty() {
-        let weight = if look.bold { " font-weight=\"bold\"" } else { "" };
+        let weight = if style.bold { " font-weight=\"bold\"" } else { "" };
         let _ = writeln!(
             svg,
             "<text x=\"{left:.1}\" y=\"{:.1}\" textLength=\"{length:.1}\" xml:space=\"preserve\" fill=\"{}\"{weight}>{}</text>",
             top + FONT,
-            look.foreground,
+            style.foreground,
             escaped(&text)
         );
     }
@@ -62,18 +62,18 @@ fn run(buffer: &Buffer, x: u16, y: u16, svg: &mut String) -> u16 {
 }
 
 #[derive(PartialEq)]
-struct Look {
+struct CellStyle {
     foreground: &'static str,
     background: &'static str,
     bold: bool,
 }
 
-fn look(cell: &Cell) -> Look {
+fn cell_style(cell: &Cell) -> CellStyle {
     let (foreground, background) = (colour(cell.fg, FOREGROUND), colour(cell.bg, BACKGROUND));
     let bold = cell.modifier.contains(Modifier::BOLD);
     match cell.modifier.contains(Modifier::REVERSED) {
-        true => Look { foreground: background, background: foreground, bold },
-        false => Look { foreground, background, bold },
+        true => CellStyle { foreground: background, background: foreground, bold },
+        false => CellStyle { foreground, background, bold },
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_of_one_look_are_one_element() {
+    fn runs_of_one_style_are_one_element() {
         let mut buffer = Buffer::empty(Rect::new(0, 0, 10, 2));
         buffer.set_string(0, 0, "a<b", Style::new().fg(Color::Red));
         buffer.set_string(0, 1, "sel", Style::new().add_modifier(Modifier::REVERSED));

@@ -11,12 +11,12 @@ use crate::model::ProbeKind::Readiness;
 use crate::model::ProbeKind::Startup;
 use crate::model::ProbeResult;
 use crate::probes::state::Beginning;
+use crate::probes::state::ProbeSpec;
 use crate::probes::state::ProbeState;
 use crate::probes::state::RunResult;
-use crate::probes::state::Terms;
 
-fn terms(success: i32, failure: i32, period: i32) -> Terms {
-    Terms::of(&Probe {
+fn spec(success: i32, failure: i32, period: i32) -> ProbeSpec {
+    ProbeSpec::of(&Probe {
         success_threshold: Some(success),
         failure_threshold: Some(failure),
         period_seconds: Some(period),
@@ -24,16 +24,16 @@ fn terms(success: i32, failure: i32, period: i32) -> Terms {
     })
 }
 
-fn begun(kind: ProbeKind, terms: Terms, gated: bool, initial: ProbeResult, at: Instant) -> ProbeState {
-    let mut state = ProbeState::new(kind, terms);
+fn begun(kind: ProbeKind, spec: ProbeSpec, gated: bool, initial: ProbeResult, at: Instant) -> ProbeState {
+    let mut state = ProbeState::new(kind, spec);
     state.begin(Beginning { id: ContainerId::from("a"), first_run: at, gated, initial });
     state
 }
 
 /// What is published after each of these outcomes (`S`, `F`, `E`): the same letters, `.` for nothing.
-fn story(kind: ProbeKind, terms: Terms, outcomes: &str) -> String {
+fn story(kind: ProbeKind, spec: ProbeSpec, outcomes: &str) -> String {
     let now = Instant::now();
-    let mut state = begun(kind, terms, false, ProbeResult::Failure, now);
+    let mut state = begun(kind, spec, false, ProbeResult::Failure, now);
     let published = outcomes.chars().map(|outcome| {
         let outcome = match outcome {
             'S' => RunResult::Success,
@@ -60,7 +60,7 @@ fn a_result_needs_as_many_equal_outcomes_as_its_threshold_says() {
         (Liveness, 1, 1, "EEE", "..."),
         (Startup, 1, 3, "FFF", "..F"),
     ] {
-        assert_eq!(story(kind, terms(success, failure, 10), outcomes), expected, "{kind:?} {outcomes}");
+        assert_eq!(story(kind, spec(success, failure, 10), outcomes), expected, "{kind:?} {outcomes}");
     }
 }
 
@@ -74,7 +74,7 @@ fn a_failed_liveness_and_any_startup_result_hold_the_probe_until_the_next_instan
         (Startup, RunResult::Success, true),
         (Readiness, RunResult::Failure, false),
     ] {
-        let mut state = begun(kind, terms(1, 1, 10), false, ProbeResult::Unknown, now);
+        let mut state = begun(kind, spec(1, 1, 10), false, ProbeResult::Unknown, now);
         state.complete(outcome, now);
         assert_eq!(state.due().is_none(), is_held, "{kind:?} {outcome:?}");
         let next =
@@ -87,7 +87,7 @@ fn a_failed_liveness_and_any_startup_result_hold_the_probe_until_the_next_instan
 #[test]
 fn another_instance_has_the_full_threshold() {
     let now = Instant::now();
-    let mut state = begun(Liveness, terms(1, 2, 10), false, ProbeResult::Success, now);
+    let mut state = begun(Liveness, spec(1, 2, 10), false, ProbeResult::Success, now);
     assert_eq!(state.complete(RunResult::Failure, now), None);
     state.begin(Beginning { id: ContainerId::from("b"), first_run: now, gated: false, initial: ProbeResult::Success });
     assert_eq!(state.complete(RunResult::Failure, now), None);
@@ -98,7 +98,7 @@ fn another_instance_has_the_full_threshold() {
 fn runs_are_a_period_apart_and_late_ones_follow_at_once() {
     let origin = Instant::now();
     let at = |seconds| after(origin, seconds);
-    let mut state = begun(Liveness, terms(1, 3, 10), false, ProbeResult::Success, at(3.0));
+    let mut state = begun(Liveness, spec(1, 3, 10), false, ProbeResult::Success, at(3.0));
     assert_eq!(state.due(), Some(at(3.0)));
     for (completed, due) in [(3.1, 13.0), (15.0, 23.0), (47.0, 47.0), (47.5, 57.0)] {
         state.complete(RunResult::Success, at(completed));
@@ -109,10 +109,10 @@ fn runs_are_a_period_apart_and_late_ones_follow_at_once() {
 }
 
 #[test]
-fn a_container_that_is_not_ready_yet_is_asked_again_early() {
+fn a_container_that_is_not_ready_yet_is_probed_again_early() {
     let origin = Instant::now();
     let at = |seconds| after(origin, seconds);
-    let mut state = begun(Readiness, terms(1, 3, 3), false, ProbeResult::Failure, origin);
+    let mut state = begun(Readiness, spec(1, 3, 3), false, ProbeResult::Failure, origin);
     for (now, due) in [(0.0, 0.5), (0.5, 1.5), (1.5, 3.5), (3.5, 6.5)] {
         state.complete(RunResult::Failure, at(now));
         assert_eq!(state.due(), Some(at(due)), "failed at {now}");
@@ -120,10 +120,10 @@ fn a_container_that_is_not_ready_yet_is_asked_again_early() {
     state.complete(RunResult::Success, at(6.5));
     state.complete(RunResult::Failure, at(9.5));
     assert_eq!(state.due(), Some(at(12.5)), "it was ready");
-    let mut before = begun(Readiness, terms(1, 3, 3), false, ProbeResult::Success, origin);
+    let mut before = begun(Readiness, spec(1, 3, 3), false, ProbeResult::Success, origin);
     before.complete(RunResult::Failure, origin);
     assert_eq!(before.due(), Some(at(3.0)), "it was ready before the agent started");
-    let mut startup = begun(Startup, terms(1, 3, 3), false, ProbeResult::Unknown, origin);
+    let mut startup = begun(Startup, spec(1, 3, 3), false, ProbeResult::Unknown, origin);
     startup.complete(RunResult::Failure, origin);
     assert_eq!(startup.due(), Some(at(3.0)), "the threshold counts");
 }
@@ -139,25 +139,25 @@ fn gated_probes_wait_for_the_startup_probe() {
         (Liveness, 2.0, 33.0, 42.0),
         (Liveness, 40.0, 32.0, 40.0),
     ] {
-        let mut state = begun(kind, terms(1, 3, 10), true, ProbeResult::Failure, at(first));
+        let mut state = begun(kind, spec(1, 3, 10), true, ProbeResult::Failure, at(first));
         assert_eq!(state.due(), None);
         state.open_gate(at(opened));
         assert_eq!(state.due(), Some(at(due)), "{kind:?} {first} {opened}");
     }
-    let mut open = begun(Liveness, terms(1, 3, 10), false, ProbeResult::Success, origin);
+    let mut open = begun(Liveness, spec(1, 3, 10), false, ProbeResult::Success, origin);
     open.open_gate(at(5.0));
     assert_eq!(open.due(), Some(origin), "it was not gated");
 }
 
 #[test]
 fn a_container_that_has_started_is_not_asked_for_it() {
-    let state = begun(Startup, terms(1, 3, 10), false, ProbeResult::Success, Instant::now());
+    let state = begun(Startup, spec(1, 3, 10), false, ProbeResult::Success, Instant::now());
     assert_eq!(state.due(), None);
 }
 
 #[test]
 fn missing_and_impossible_numbers_are_the_defaults() {
-    let defaults = Terms::of(&Probe::default());
+    let defaults = ProbeSpec::of(&Probe::default());
     assert_eq!((defaults.initial_delay.as_secs(), defaults.period.as_secs(), defaults.timeout.as_secs()), (0, 10, 1));
     let wrong = |value| Probe {
         initial_delay_seconds: Some(value),
@@ -167,9 +167,9 @@ fn missing_and_impossible_numbers_are_the_defaults() {
         failure_threshold: Some(value),
         ..Probe::default()
     };
-    assert_eq!(Terms::of(&wrong(0)), defaults);
-    assert_eq!(Terms::of(&wrong(-1)), defaults);
-    let mut longest = begun(Readiness, Terms::of(&wrong(i32::MAX)), false, ProbeResult::Failure, Instant::now());
+    assert_eq!(ProbeSpec::of(&wrong(0)), defaults);
+    assert_eq!(ProbeSpec::of(&wrong(-1)), defaults);
+    let mut longest = begun(Readiness, ProbeSpec::of(&wrong(i32::MAX)), false, ProbeResult::Failure, Instant::now());
     for _ in 0..200 {
         assert_eq!(longest.complete(RunResult::Failure, Instant::now()), None);
     }

@@ -346,7 +346,7 @@ async fn scheduling_a_thousand_probes_is_cheap() {
     let began = std::time::Instant::now();
     let handle = run();
     let mut runs = 0;
-    // A look at the table every 20 ms, as often as the prober's timer fires.
+    // The table is read every 20 ms, the period of the prober's timer.
     for tick in 0..3000 {
         let now = world.at(f64::from(tick) * 0.02);
         while let Some(job) = world.table.take_due(now) {

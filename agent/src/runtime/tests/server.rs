@@ -1,4 +1,4 @@
-//! A runtime of few words: a gRPC server over in-memory pipes that answers each call by a function, on raw bytes.
+//! A scripted runtime: a gRPC server over in-memory pipes that answers each call by a function, on raw bytes.
 
 use std::convert::Infallible;
 use std::io;
@@ -28,7 +28,7 @@ use tonic::codec::Decoder;
 use tonic::codec::EncodeBuf;
 use tonic::codec::Encoder;
 
-/// What the server says: messages, one after the other, or a status in their place.
+/// What the server sends: messages, one after the other, or a status in their place.
 pub(crate) type Answer = Result<BoxStream<'static, Result<Bytes, Status>>, Status>;
 
 /// Answers a call, by its name and its encoded request.
@@ -65,12 +65,12 @@ struct State {
 }
 
 impl Socket {
-    /// A server appears.
+    /// Starts a server.
     pub(crate) fn serve(&self, script: Script) {
         self.0.lock().unwrap().script = Some(script);
     }
 
-    /// The server vanishes, and every connection with it.
+    /// Stops the server and breaks every connection.
     pub(crate) fn vanish(&self) {
         let mut state = self.0.lock().unwrap();
         state.script = None;

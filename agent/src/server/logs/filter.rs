@@ -1,6 +1,6 @@
 //! Filters the lines of a log by time, stream and limits. Pure.
 
-use super::query::Wanted;
+use super::query::LogStreams;
 use crate::log_format::Format;
 use crate::log_format::Line;
 use crate::log_format::Stamp;
@@ -21,7 +21,7 @@ pub(super) struct LineRules {
     pub(super) limit: Option<u64>,
     /// Maximum number of lines that are parsed.
     pub(super) lines: Option<u64>,
-    pub(super) stream: Wanted,
+    pub(super) stream: LogStreams,
 }
 
 /// Filters the lines of one log.
@@ -128,9 +128,9 @@ impl Filter {
 
     fn is_wanted(&self, line: &Line<'_>) -> bool {
         let is_stream = match self.rules.stream {
-            Wanted::All => true,
-            Wanted::Stdout => line.stream == Stream::Stdout,
-            Wanted::Stderr => line.stream == Stream::Stderr,
+            LogStreams::All => true,
+            LogStreams::Stdout => line.stream == Stream::Stdout,
+            LogStreams::Stderr => line.stream == Stream::Stderr,
         };
         is_stream && line.nanos >= self.rules.since
     }
@@ -166,7 +166,7 @@ mod tests {
         "2026-01-01T00:00:03Z stdout F three\n",
     ];
     const RULES: LineRules =
-        LineRules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
+        LineRules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: LogStreams::All };
 
     fn filtered(rules: LineRules) -> String {
         let (mut filter, mut out) = (Filter::new(rules), Vec::new());
@@ -186,15 +186,15 @@ mod tests {
 
     #[test]
     fn streams_ages_lines_and_bytes() {
-        assert_eq!(filtered(LineRules { stream: Wanted::Stderr, ..RULES }), "two\n");
-        assert_eq!(filtered(LineRules { stream: Wanted::Stdout, ..RULES }), "one\nthree\n");
+        assert_eq!(filtered(LineRules { stream: LogStreams::Stderr, ..RULES }), "two\n");
+        assert_eq!(filtered(LineRules { stream: LogStreams::Stdout, ..RULES }), "one\nthree\n");
         let since = Stamp::parse(b"2026-01-01T00:00:02.5Z").unwrap().nanos;
         assert_eq!(filtered(LineRules { since, ..RULES }), "o\nthree\n");
         assert_eq!(filtered(LineRules { since, lines: Some(2), ..RULES }), "", "lines that are too old count");
         assert_eq!(filtered(LineRules { lines: Some(3), ..RULES }), "one\ntwo\n", "parts count as lines");
         assert_eq!(filtered(LineRules { limit: Some(6), ..RULES }), "one\ntw");
         assert_eq!(filtered(LineRules { limit: Some(6), timestamps: true, ..RULES }), "2026-0", "time stamps count");
-        let other = LineRules { limit: Some(6), stream: Wanted::Stdout, ..RULES };
+        let other = LineRules { limit: Some(6), stream: LogStreams::Stdout, ..RULES };
         assert_eq!(filtered(other), "one\nth", "what is not written does not count");
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use futures_util::stream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -46,9 +47,22 @@ impl Default for Reads {
 impl Reads {
     /// Runs blocking `work` when a permit is free. `None` if the agent is shutting down.
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        let _permit = self.once.acquire().await.ok()?;
-        tokio::task::spawn_blocking(work).await.ok()
+        let permit = self.once.clone().acquire_owned().await.ok()?;
+        keeping(permit, work).await
     }
+}
+
+/// Runs blocking `work`, which keeps the permit to its end: a read that hangs keeps its thread although its client has
+/// disconnected.
+async fn keeping<T: Send + 'static>(
+    permit: OwnedSemaphorePermit,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
+    tokio::task::spawn_blocking(work).await.ok()
 }
 
 /// Longest wait for the runtime to write the last output of an exited process.
@@ -100,7 +114,7 @@ pub(super) struct Follow {
 
 /// The log as a body. With `follow` it ends when the container has exited and everything was read.
 pub(super) fn body(reader: Reader, follow: Option<Follow>, reads: Reads) -> Body {
-    let log = Log { reader: Some(reader), follow, reads, is_last_look: false, look_after: Instant::now() };
+    let log = Log { reader: Some(reader), follow, reads, is_last_read: false, results_since: Instant::now() };
     chunks::body(stream::unfold(log, |mut log| async move { Some((log.next().await?, log)) }))
 }
 
@@ -110,9 +124,9 @@ struct Log {
     follow: Option<Follow>,
     reads: Reads,
     /// The container has exited: no more output will be written.
-    is_last_look: bool,
+    is_last_read: bool,
     /// Results of other followers from before this are ignored.
-    look_after: Instant,
+    results_since: Instant,
 }
 
 impl Log {
@@ -126,15 +140,15 @@ impl Log {
             }
             // Nothing follows the last chunk.
             self.reader.as_ref()?;
-            if !at_end || self.is_last_look {
+            if !at_end || self.is_last_read {
                 continue;
             }
             if let Some(follow) = &mut self.follow {
                 if !follow.instance.may_write().await {
-                    self.is_last_look = true;
+                    self.is_last_read = true;
                 } else if !follow.changes.changed(RECHECK_INTERVAL).await {
                     // No follower was woken: one of them reads, and the others use its result.
-                    self.look_after = Instant::now() - RECHECK_INTERVAL / 2;
+                    self.results_since = Instant::now() - RECHECK_INTERVAL / 2;
                 }
             }
         }
@@ -143,9 +157,9 @@ impl Log {
     /// One read, and whether the end was reached. `None` when everything was read.
     async fn read(&mut self, changes: Option<u64>) -> Option<(Vec<u8>, bool)> {
         let (mut reader, mut out) = (self.reader.take()?, Vec::new());
-        let follows = self.follow.is_some() && !self.is_last_look;
+        let follows = self.follow.is_some() && !self.is_last_read;
         let step = if follows {
-            match reader.read_shared(changes, self.look_after, &mut out).transpose() {
+            match reader.read_shared(changes, self.results_since, &mut out).transpose() {
                 Some(step) => step,
                 None => {
                     let step;
@@ -175,13 +189,12 @@ impl Log {
 
     /// One read of a follower, when a permit is free. Another follower may have read the same meanwhile.
     async fn read_following(&self, mut reader: Reader, changes: Option<u64>) -> Option<Stepped> {
-        let _permit = self.reads.following.acquire().await.ok()?;
+        let permit = self.reads.following.clone().acquire_owned().await.ok()?;
         let mut out = Vec::new();
-        if let Some(step) = reader.read_shared(changes, self.look_after, &mut out).transpose() {
+        if let Some(step) = reader.read_shared(changes, self.results_since, &mut out).transpose() {
             return Some((reader, out, step));
         }
-        let work = move || with(reader, |reader, out| reader.step_for_all(changes, out));
-        tokio::task::spawn_blocking(work).await.ok()
+        keeping(permit, move || with(reader, |reader, out| reader.step_for_all(changes, out))).await
     }
 }
 
@@ -215,4 +228,31 @@ fn last_step_of_follower(reader: &mut Reader, out: &mut Vec<u8>) -> Result<ReadO
     }
     reader.flush_last_line(out)?;
     Ok(ReadOutcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_read_that_hangs_keeps_its_permit_when_its_client_disconnects() {
+        let (reads, (release, released)) = (Reads::default(), mpsc::channel::<()>());
+        let (beginning, begun) = oneshot::channel();
+        let hanging = reads.run(move || {
+            beginning.send(()).unwrap();
+            released.recv()
+        });
+        tokio::select! {
+            _ = hanging => panic!("it hangs"),
+            began = begun => began.unwrap(),
+        }
+        assert_eq!(reads.once.available_permits(), MAX_READS - 1);
+        drop(release);
+        let all = u32::try_from(MAX_READS).unwrap();
+        let _all = reads.once.acquire_many(all).await.unwrap();
+    }
 }

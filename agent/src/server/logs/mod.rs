@@ -39,7 +39,7 @@ use self::follow::Instance;
 use self::follow::Reads;
 use self::query::BadQuery;
 use self::query::LogQuery;
-use self::query::Wanted;
+use self::query::LogStreams;
 use self::reader::Reader;
 use self::shared::OpenLogs;
 use self::watch::FolderWatch;
@@ -97,7 +97,7 @@ impl ContainerLogs {
             let text = format!("container {} not found in pod {}", go_quoted(container), go_quoted(name));
             return Err(not_found(text));
         }
-        if let Some(stream @ (Wanted::Stdout | Wanted::Stderr)) = query.stream.filter(|_| !self.split_streams) {
+        if let Some(stream @ (LogStreams::Stdout | LogStreams::Stderr)) = query.stream.filter(|_| !self.split_streams) {
             let text = format!(
                 "unable to return the given log stream: {}. Please enable PodLogsQuerySplitStreams feature gate in kubelet",
                 go_quoted(&format!("{stream:?}"))
@@ -110,7 +110,7 @@ impl ContainerLogs {
         match self.open(&pod, &id, &query).await {
             Ok(body) => Ok(Response::new(body)),
             // As upstream: with stdout the status was sent already, so the error becomes the body.
-            Err(text) if query.stream != Some(Wanted::Stderr) => Ok(Response::new(chunks::text(text))),
+            Err(text) if query.stream != Some(LogStreams::Stderr) => Ok(Response::new(chunks::text(text))),
             Err(text) => Err((StatusCode::BAD_REQUEST, text)),
         }
     }
@@ -128,7 +128,7 @@ impl ContainerLogs {
             timestamps: query.timestamps,
             limit: query.limit,
             lines: query.tail.filter(|_| !query.follow),
-            stream: query.stream.unwrap_or(Wanted::All),
+            stream: query.stream.unwrap_or(LogStreams::All),
         };
         let instance = Instance { containers: self.containers.clone(), pod: pod_ref(pod).uid, id };
         if !query.follow {

@@ -4,7 +4,7 @@ use crate::log_format::Stamp;
 
 /// The requested output streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum LogStreams {
     All,
     Stdout,
     Stderr,
@@ -43,7 +43,7 @@ pub(super) struct LogQuery {
     /// Bytes to write at most.
     pub(super) limit: Option<u64>,
     /// The requested stream, if any.
-    pub(super) stream: Option<Wanted>,
+    pub(super) stream: Option<LogStreams>,
 }
 
 /// An invalid query.
@@ -77,12 +77,12 @@ pub(super) fn parse(query: &[(String, String)]) -> Result<LogQuery, BadQuery> {
     };
     let stream = match value("stream") {
         None => None,
-        Some("All") => Some(Wanted::All),
-        Some("Stdout") => Some(Wanted::Stdout),
-        Some("Stderr") => Some(Wanted::Stderr),
+        Some("All") => Some(LogStreams::All),
+        Some("Stdout") => Some(LogStreams::Stdout),
+        Some("Stderr") => Some(LogStreams::Stderr),
         Some(_) => return Err(BadQuery::Invalid),
     };
-    let one_stream = matches!(stream, Some(Wanted::Stdout | Wanted::Stderr));
+    let one_stream = matches!(stream, Some(LogStreams::Stdout | LogStreams::Stderr));
     if tail.is_some_and(|tail| tail < 0)
         || limit.is_some_and(|limit| limit < 1)
         || seconds.is_some_and(|seconds| seconds < 1)
@@ -134,7 +134,7 @@ mod tests {
     fn lines_bytes_and_times() {
         let all = query("tailLines=0&limitBytes=1&sinceSeconds=1&timestamps=true&previous=1&stream=All").unwrap();
         assert_eq!((all.tail, all.limit, all.since), (Some(0), Some(1), Since::Seconds(1)));
-        assert!(all.timestamps && all.previous && all.stream == Some(Wanted::All));
+        assert!(all.timestamps && all.previous && all.stream == Some(LogStreams::All));
         assert_eq!(query("tail=3&tailLines=x").unwrap().tail, Some(3), "the legacy name replaces");
         assert_eq!(query("tail=all&tailLines=5").unwrap().tail, None);
         let since = query("sinceTime=1970-01-01T01:00:00.5%2B01:00").unwrap().since;
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_was_never_set_asks_for_the_whole_log() {
+    fn a_time_that_was_never_set_selects_the_whole_log() {
         let since = query("sinceTime=0001-01-01T00:00:00Z").unwrap().since;
         assert_eq!(since.at(0), Since::Beginning.at(0));
     }

@@ -258,11 +258,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::filter::LineRules;
-    use super::super::query::Wanted;
+    use super::super::query::LogStreams;
     use super::*;
 
     const ALL: LineRules =
-        LineRules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: Wanted::All };
+        LineRules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream: LogStreams::All };
 
     fn line(second: usize, stream: &str, tag: &str, text: &str) -> String {
         format!("2026-01-01T00:{:02}:{:02}Z {stream} {tag} {text}\n", second / 60, second % 60)
@@ -389,8 +389,8 @@ mod tests {
             (LineRules { limit: Some(4 + (1 << 20)), ..ALL }, None, format!("one\n{}", &text[..1 << 20])),
             (tail, Some(2), format!("{text}\nthree\n")),
             (tail, None, format!("one\n{text}\n")),
-            (LineRules { stream: Wanted::Stderr, ..ALL }, None, format!("{text}\n")),
-            (LineRules { stream: Wanted::Stdout, ..ALL }, None, "one\nthree\n".to_owned()),
+            (LineRules { stream: LogStreams::Stderr, ..ALL }, None, format!("{text}\n")),
+            (LineRules { stream: LogStreams::Stdout, ..ALL }, None, "one\nthree\n".to_owned()),
             (LineRules { since: since(2), ..ALL }, None, format!("{text}\nthree\n")),
             (LineRules { since: since(3), ..ALL }, None, "three\n".to_owned()),
         ] {
@@ -455,9 +455,9 @@ mod tests {
         for (second, is_stderr, is_partial, text) in &log[skip..] {
             let nanos = (1_767_225_600 + *second as i64) * 1_000_000_000;
             let stream_fits = match rules.stream {
-                Wanted::All => true,
-                Wanted::Stdout => !is_stderr,
-                Wanted::Stderr => *is_stderr,
+                LogStreams::All => true,
+                LogStreams::Stdout => !is_stderr,
+                LogStreams::Stderr => *is_stderr,
             };
             if nanos >= rules.since && stream_fits {
                 if rules.timestamps && start {
@@ -485,7 +485,7 @@ mod tests {
                 let stream = if *is_stderr { "stderr" } else { "stdout" };
                 line(*second, stream, if *is_partial { "P" } else { "F" }, text)
             }).collect();
-            let stream = [Wanted::All, Wanted::Stdout, Wanted::Stderr][stream];
+            let stream = [LogStreams::All, LogStreams::Stdout, LogStreams::Stderr][stream];
             let since = since.map_or(i64::MIN, |second| (1_767_225_600 + second) * 1_000_000_000);
             let rules = LineRules { since, timestamps, limit, lines: tail, stream };
             let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,7 @@
 //! Canonical paths: no empty segments, no `.`, no `..`.
 
+use crate::model::spec::absolute_path;
+
 /// A canonical path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cleaned {
@@ -13,15 +15,7 @@ impl Cleaned {
     /// `None` for what is not a path: the targets `*` and `host:port`, and invalid percent encoding.
     pub(super) fn of(written: &str) -> Option<Self> {
         let rest = written.strip_prefix('/')?;
-        let mut kept: Vec<&str> = Vec::new();
-        for segment in rest.split('/') {
-            match segment {
-                "" | "." => {}
-                ".." => drop(kept.pop()),
-                other => kept.push(other),
-            }
-        }
-        let mut text = format!("/{}", kept.join("/"));
+        let mut text = absolute_path(rest);
         if rest.ends_with('/') && text != "/" {
             text.push('/');
         }

@@ -172,13 +172,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_folder_that_is_missing_is_looked_for_while_another_one_is_watched() {
+    async fn a_missing_directory_is_polled_while_another_one_is_watched() {
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("certificates")).expect("made");
         let mut watch = FileWatch::new(vec![at("certificates/tls.crt"), at("keys/tls.key")]).await;
-        let looked = tokio::time::timeout(2 * POLL_PERIOD, watch.changed()).await;
-        looked.expect("the folder may be there now");
+        let checked = tokio::time::timeout(2 * POLL_PERIOD, watch.changed()).await;
+        checked.expect("the folder may be there now");
         fs::create_dir(at("keys")).expect("made");
         watch.changed().await;
         let nothing = tokio::time::timeout(10 * POLL_PERIOD, watch.changed()).await;

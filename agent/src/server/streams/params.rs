@@ -1,5 +1,7 @@
 //! Parameters of streams. Pure.
 
+use std::num::ParseIntError;
+
 use axum::http::HeaderMap;
 use axum::http::header;
 
@@ -51,7 +53,12 @@ pub(super) fn ports(query: &[(String, String)]) -> Result<Vec<i32>, String> {
             return Err("query parameter \"port\" cannot be empty".to_owned());
         }
         for one in value.split(',') {
-            let port: u16 = one.parse().map_err(|error| format!("unable to parse \"{value}\" as a port: {error}"))?;
+            let unreadable = |why: &str| format!("unable to parse \"{value}\" as a port: {why}");
+            // As upstream.
+            if one.starts_with('+') {
+                return Err(unreadable("a port has no sign"));
+            }
+            let port: u16 = one.parse().map_err(|error: ParseIntError| unreadable(&error.to_string()))?;
             if port == 0 {
                 return Err(format!("port \"{value}\" must be > 0"));
             }
@@ -118,7 +125,7 @@ mod tests {
         ] {
             assert_eq!(ports(&query(text)), Err(expected.to_owned()));
         }
-        for bad in ["port=a", "port=65536", "port=1,", "port=-1"] {
+        for bad in ["port=a", "port=65536", "port=1,", "port=-1", "port=%2B1"] {
             assert!(ports(&query(bad)).unwrap_err().starts_with("unable to parse \""), "{bad}");
         }
     }

@@ -60,7 +60,7 @@ impl Stamp {
     }
 }
 
-/// What a look found in one file.
+/// What a scan found in one file.
 #[derive(Debug)]
 pub(super) enum Reading {
     /// The stamp is the one known.
@@ -69,12 +69,12 @@ pub(super) enum Reading {
     Held,
     /// Pods. No stamp if the file is too fresh to be trusted not to change unnoticed.
     Good(Option<Stamp>, Manifest),
-    /// Nothing usable, and why. No stamp if there is none, as above, or if the file could not be read: the next look may
+    /// Nothing usable, and why. No stamp if there is none, as above, or if the file could not be read: the next scan may
     /// succeed.
     Bad(Option<Stamp>, String),
 }
 
-/// What a look found.
+/// What a scan found.
 #[derive(Debug)]
 pub(super) enum Listing {
     /// A folder with these files.
@@ -104,7 +104,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Looks. Files whose stamp is in `known`, and regular files in `held`, are not read.
+    /// Scans the path. Files whose stamp is in `known`, and regular files in `held`, are not read.
     pub(super) fn list(&self, known: &HashMap<OsString, Stamp>, held: &HashSet<OsString>) -> Listing {
         let meta = match fs::metadata(&self.path) {
             Ok(meta) => meta,
@@ -113,7 +113,7 @@ impl View {
         };
         if meta.is_file() {
             let name = OsStr::new("");
-            return match self.look_at(&self.path, known.get(name), held.contains(name)) {
+            return match self.check_file(&self.path, known.get(name), held.contains(name)) {
                 Some(reading) => Listing::Single(reading),
                 None => Listing::Missing,
             };
@@ -139,7 +139,7 @@ impl View {
             if name.as_bytes().starts_with(b".") {
                 continue;
             }
-            if let Some(reading) = self.look_at(&self.path.join(&name), known.get(&name), held.contains(&name)) {
+            if let Some(reading) = self.check_file(&self.path.join(&name), known.get(&name), held.contains(&name)) {
                 files.insert(name, reading);
             }
         }
@@ -147,7 +147,7 @@ impl View {
     }
 
     /// `None` for what is no manifest: folders, sockets, and files that went away meanwhile.
-    fn look_at(&self, path: &Path, known: Option<&Stamp>, held: bool) -> Option<Reading> {
+    fn check_file(&self, path: &Path, known: Option<&Stamp>, held: bool) -> Option<Reading> {
         let meta = match fs::metadata(path) {
             Ok(meta) => meta,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -217,7 +217,7 @@ mod tests {
     /// Else the pods of a file that was read once while its disk or the machine had a problem would end, and stay away until
     /// the file is changed.
     #[test]
-    fn a_file_that_could_not_be_read_is_read_by_the_next_look() {
+    fn a_file_that_could_not_be_read_is_read_by_the_next_scan() {
         let dir = tempfile::tempdir().expect("a folder");
         // No memory is mapped at its beginning: reading it is an I/O error.
         symlink("/proc/self/mem", dir.path().join("a.yaml")).expect("a link");

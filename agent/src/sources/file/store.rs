@@ -84,7 +84,7 @@ pub(super) struct Store {
 struct FirstSet {
     /// The static pods that run when the agent starts; none once the set was complete.
     running: BTreeSet<Key>,
-    /// When the first look found an incomplete set.
+    /// When the first scan found an incomplete set.
     incomplete_since: Option<Instant>,
 }
 

@@ -65,7 +65,7 @@ fn set<const N: usize>(marks: [&str; N]) -> Option<Vec<String>> {
 }
 
 #[test]
-fn the_first_look_gives_a_set_even_if_empty_and_equal_sets_are_not_repeated() {
+fn the_first_scan_gives_a_set_even_if_empty_and_equal_sets_are_not_repeated() {
     let mut files = Folder::new();
     assert_eq!(marks(&files.periodic(Listing::Missing)), set([]));
     assert_eq!(marks(&files.periodic(Listing::Missing)), None);
@@ -76,7 +76,7 @@ fn the_first_look_gives_a_set_even_if_empty_and_equal_sets_are_not_repeated() {
 
 /// A manifest that is being written when the agent starts: its pod has run since before.
 #[test]
-fn a_file_that_is_bad_at_the_first_look_may_be_that_of_a_running_pod() {
+fn a_file_that_is_bad_at_the_first_scan_may_be_that_of_a_running_pod() {
     let good = |name: &str| good(vec![pod(name)]);
     let started = |running: [&str; 2]| Folder {
         store: Store::new(running.map(|name| format!("d/{name}")).into()),
@@ -128,7 +128,7 @@ fn a_file_that_comes_back_in_time_was_never_gone() {
 }
 
 #[test]
-fn a_file_gone_bad_keeps_its_pods_until_a_second_look_that_is_periodic() {
+fn a_file_gone_bad_keeps_its_pods_until_a_second_scan_that_is_periodic() {
     let mut files = Folder::new();
     files.periodic(folder([("a", good(vec![pod("a")]))]));
     let result = files.event(folder([("a", bad())]));
@@ -142,7 +142,7 @@ fn a_file_gone_bad_keeps_its_pods_until_a_second_look_that_is_periodic() {
 }
 
 #[test]
-fn a_periodic_look_that_first_sees_the_damage_takes_nothing_down() {
+fn a_periodic_scan_that_first_sees_the_damage_takes_nothing_down() {
     let mut files = Folder::new();
     files.periodic(folder([("a", good(vec![pod("a")]))]));
     assert_eq!(marks(&files.periodic(folder([("a", bad())]))), None);
@@ -158,7 +158,7 @@ fn a_file_being_written_is_as_it_was() {
 }
 
 #[test]
-fn of_two_files_with_one_pod_the_holder_keeps_it_until_a_periodic_look() {
+fn of_two_files_with_one_pod_the_holder_keeps_it_until_a_periodic_scan() {
     let mut files = Folder::new();
     files.periodic(folder([("x.yaml", good(vec![from("x", "1")]))]));
     let both = || folder([("x.yaml", Reading::Unchanged), ("x.yaml~", good(vec![from("x", "2")]))]);
@@ -240,7 +240,7 @@ enum Kind {
 }
 
 proptest! {
-    /// Whatever happened before: once the folder is quiet, two periodic looks later the set is what the files say.
+    /// Whatever happened before: once the folder is quiet, the set matches the files after two periodic scans.
     #[test]
     fn quiet_folders_converge(
         history in prop::collection::vec((prop::collection::btree_map(0u8..4, prop_oneof![

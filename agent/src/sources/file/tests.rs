@@ -1,4 +1,4 @@
-//! Real folders, real inotify. The periodic look is an hour away, so whatever is seen here was seen by events.
+//! Real folders, real inotify. The next periodic scan is an hour away, so every change here is detected by an event.
 
 use std::fs;
 use std::io::Write;
@@ -162,7 +162,7 @@ async fn saving_with_a_backup_is_one_change() {
     write(dir.path(), "a.yaml", &manifest("a", "2"));
     remove(dir.path(), "a.yaml~");
     watcher.until(["a-n=2"]).await;
-    // What is not there any more must not come back when the dust settles.
+    // A removed file must not reappear in the set after the burst of events.
     write(dir.path(), "b.yaml", &manifest("b", "1"));
     watcher.until(["a-n=2", "b-n=1"]).await;
     assert_eq!(watcher.take_log(), ["remove a-n", "add a-n", "add b-n"]);
@@ -177,7 +177,7 @@ async fn a_file_written_in_chunks_is_read_when_it_is_closed() {
     let mut file = fs::File::create(dir.path().join("a.yaml")).expect("created");
     for (i, chunk) in whole.as_bytes().chunks(40).enumerate() {
         file.write_all(chunk).expect("written");
-        // A look between the chunks, forced by a file that is complete.
+        // A scan between the chunks, forced by a file that is complete.
         write(dir.path(), &format!("z{i}.yaml"), &manifest(&format!("z{i}"), "1"));
         watcher.update().await;
         assert!(!watcher.pods.contains_key("a-n"), "half a manifest was read");
@@ -204,7 +204,7 @@ async fn damage_keeps_the_pod_and_repair_replaces_it() {
 }
 
 #[tokio::test]
-async fn damage_that_stays_ends_the_pod_at_a_periodic_look() {
+async fn damage_that_stays_ends_the_pod_at_a_periodic_scan() {
     let dir = folder();
     write(dir.path(), "a.yaml", &manifest("a", "1"));
     let mut watcher = watch_often(dir.path());

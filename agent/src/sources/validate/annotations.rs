@@ -1,5 +1,5 @@
 //! Annotations with a security profile: AppArmor's, which still name the profile of a container, and seccomp's, which no
-//! longer do. They must be well formed and agree with the fields.
+//! longer do. They must be well formed and agree with the fields. And the cost of deleting the pod, which is a number.
 
 use std::collections::BTreeMap;
 
@@ -15,6 +15,7 @@ use crate::model::spec::APP_ARMOR_ANNOTATION;
 
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 const LOCALHOST: &str = "localhost/";
 const UNCONFINED: &str = "unconfined";
 const RUNTIME_DEFAULT: &str = "runtime/default";
@@ -31,9 +32,16 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
             app_armor(container, value, spec, &path.key(key), findings);
         } else if key == SECCOMP_POD || key.starts_with(SECCOMP_CONTAINER) {
             seccomp(value, &path.key(key), findings);
+        } else if key == DELETION_COST && !is_cost(value) {
+            findings.invalid(&path.key(key), value, "must be a 32bit integer");
         }
     }
     fields_agree(annotations, spec, findings);
+}
+
+/// Without a plus sign or leading zeros.
+fn is_cost(value: &str) -> bool {
+    value.parse::<i32>().is_ok() && !value.starts_with('+') && (value == "0" || !value.starts_with('0'))
 }
 
 fn app_armor(container: &str, value: &str, spec: &PodSpec, path: &Path, findings: &mut Findings) {

@@ -60,7 +60,7 @@ fn name<'a>(name: &'a str, path: &Path, seen: &mut HashSet<&'a str>, findings: &
     }
 }
 
-/// What makes no sense for a container that must end before the pod starts.
+/// Refuses fields that a container which must end before the pod starts cannot have.
 fn plain_init(container: &Container, path: &Path, findings: &mut Findings) {
     let set = [
         ("lifecycle", container.lifecycle.is_some()),

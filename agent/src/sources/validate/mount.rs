@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::VolumeDevice;
 use k8s_openapi::api::core::v1::VolumeMount;
 
 use super::super::field::Findings;
@@ -13,21 +14,68 @@ use super::volume::VolumeKind;
 
 pub(super) fn check_all(container: &Container, volumes: &Volumes<'_>, path: &Path, findings: &mut Findings) {
     let privileged = container.security_context.as_ref().and_then(|c| c.privileged) == Some(true);
+    let mounts = container.volume_mounts.as_deref().unwrap_or_default();
+    let devices = container.volume_devices.as_deref().unwrap_or_default();
+    let of_devices = Taken::of(devices.iter().map(|device| (&*device.name, &*device.device_path)), "volumeDevices");
     let mut places = HashSet::new();
-    for (i, mount) in container.volume_mounts.iter().flatten().enumerate() {
+    for (i, mount) in mounts.iter().enumerate() {
         let path = path.child("volumeMounts").index(i);
         name(&mount.name, volumes, &path, findings);
         place(&mount.mount_path, "mountPath", &mut places, &path, findings);
+        of_devices.check(&mount.name, (&mount.mount_path, "mountPath"), &path, findings);
         check(mount, volumes.get(mount.name.as_str()).copied(), privileged, &path, findings);
     }
-    for (i, device) in container.volume_devices.iter().flatten().enumerate() {
-        let path = path.child("volumeDevices").index(i);
-        name(&device.name, volumes, &path, findings);
-        place(&device.device_path, "devicePath", &mut places, &path, findings);
-        super::no_backsteps(&device.device_path, &path.child("devicePath"), findings);
-        if volumes.get(device.name.as_str()).is_some_and(|&kind| kind != VolumeKind::Claim) {
+    let of_mounts = Taken::of(mounts.iter().map(|mount| (&*mount.name, &*mount.mount_path)), "volumeMounts");
+    check_devices(devices, volumes, &of_mounts, &path.child("volumeDevices"), findings);
+}
+
+/// Block devices: each volume once, and not as files too.
+fn check_devices(
+    devices: &[VolumeDevice],
+    volumes: &Volumes<'_>,
+    of_mounts: &Taken<'_>,
+    path: &Path,
+    findings: &mut Findings,
+) {
+    let (mut names, mut places) = (HashSet::new(), HashSet::new());
+    for (i, device) in devices.iter().enumerate() {
+        let (path, of) = (path.index(i), device.name.as_str());
+        name(of, volumes, &path, findings);
+        if !of.is_empty() && !names.insert(of) {
+            findings.invalid(&path.child("name"), of, "must be unique");
+        }
+        if volumes.get(of).is_some_and(|&kind| kind != VolumeKind::Claim) {
             let message = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode";
-            findings.invalid(&path.child("name"), &device.name, message);
+            findings.invalid(&path.child("name"), of, message);
+        }
+        place(&device.device_path, "devicePath", &mut places, &path, findings);
+        if device.device_path.split('/').any(|part| part == "..") {
+            findings.invalid(&path.child("devicePath"), &device.device_path, "can not contain backsteps ('..')");
+        }
+        of_mounts.check(of, (&device.device_path, "devicePath"), &path, findings);
+    }
+}
+
+/// Names and paths of the other list, which this one must not have.
+struct Taken<'a> {
+    names: HashSet<&'a str>,
+    places: HashSet<&'a str>,
+    list: &'static str,
+}
+
+impl<'a> Taken<'a> {
+    fn of(entries: impl Iterator<Item = (&'a str, &'a str)>, list: &'static str) -> Self {
+        let (names, places) = entries.unzip();
+        Self { names, places, list }
+    }
+
+    fn check(&self, name: &str, (place, field): (&str, &str), path: &Path, findings: &mut Findings) {
+        if self.names.contains(name) {
+            findings.invalid(&path.child("name"), name, &format!("must not already exist in {}", self.list));
+        }
+        if self.places.contains(place) {
+            let message = format!("must not already exist as a path in {}", self.list);
+            findings.invalid(&path.child(field), place, &message);
         }
     }
 }

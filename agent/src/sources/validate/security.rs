@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::AppArmorProfile;
+use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::api::core::v1::PodSecurityContext;
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::api::core::v1::SeccompProfile;
@@ -31,12 +32,34 @@ pub(super) fn check_pod(spec: &PodSpec, path: &Path, findings: &mut Findings) {
         for (field, _) in shared.into_iter().filter(|(_, set)| *set) {
             findings.forbidden(&path.child(field), "when `hostUsers` is false");
         }
+        for (path, container) in containers(spec, path) {
+            if container.volume_devices.as_ref().is_some_and(|devices| !devices.is_empty()) {
+                findings.forbidden(&path.child("volumeDevices"), "when `hostUsers` is false");
+            }
+        }
+    }
+    if spec.os.as_ref().is_some_and(|os| os.name == "linux") {
+        let of_pod = spec.security_context.as_ref().is_some_and(|context| context.windows_options.is_some());
+        let of_containers = containers(spec, path).filter(|(_, container)| {
+            container.security_context.as_ref().is_some_and(|context| context.windows_options.is_some())
+        });
+        for path in of_pod.then(|| path.clone()).into_iter().chain(of_containers.map(|(path, _)| path)) {
+            let path = path.child("securityContext").child("windowsOptions");
+            findings.forbidden(&path, "windows options cannot be set for a linux pod");
+        }
     }
     if let Some(context) = &spec.security_context {
         let path = path.child("securityContext");
         pod_context(context, &path, findings);
         sysctls(context.sysctls.as_deref().unwrap_or_default(), spec, &path.child("sysctls"), findings);
     }
+}
+
+/// Init containers and containers, with their paths.
+fn containers<'a>(spec: &'a PodSpec, path: &Path) -> impl Iterator<Item = (Path, &'a Container)> {
+    let init = spec.init_containers.as_deref().unwrap_or_default();
+    let lists = [(path.child("initContainers"), init), (path.child("containers"), &*spec.containers)];
+    lists.into_iter().flat_map(|(path, list)| list.iter().enumerate().map(move |(i, one)| (path.index(i), one)))
 }
 
 fn pod_context(context: &PodSecurityContext, path: &Path, findings: &mut Findings) {

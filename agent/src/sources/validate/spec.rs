@@ -35,6 +35,7 @@ pub(super) fn check(spec: &PodSpec, path: &Path, findings: &mut Findings) {
         }
     }
     security::check_pod(spec, path, findings);
+    tokens_have_accounts(spec, path, findings);
     for (i, toleration) in spec.tolerations.iter().flatten().enumerate() {
         check_toleration(toleration, &path.child("tolerations").index(i), findings);
     }
@@ -47,6 +48,21 @@ pub(super) fn check(spec: &PodSpec, path: &Path, findings: &mut Findings) {
     }
     if let Some(overhead) = &spec.overhead {
         resources::check_list(overhead, &path.child("overhead"), findings);
+    }
+}
+
+/// A token is one of the pod's service account.
+fn tokens_have_accounts(spec: &PodSpec, path: &Path, findings: &mut Findings) {
+    if !text(&spec.service_account_name).is_empty() {
+        return;
+    }
+    for (i, volume) in spec.volumes.iter().flatten().enumerate() {
+        let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+        for (j, _) in sources.enumerate().filter(|(_, source)| source.service_account_token.is_some()) {
+            let path = path.child("volumes").index(i).child("projected").child("sources").index(j);
+            let message = "must not be specified when serviceAccountName is not set";
+            findings.forbidden(&path.child("serviceAccountToken"), message);
+        }
     }
 }
 
@@ -63,6 +79,13 @@ fn policies(spec: &PodSpec, path: &Path, findings: &mut Findings) {
     }
     if let Some(os) = &spec.os {
         findings.one_of(&path.child("os").child("name"), &os.name, &["linux", "windows"]);
+    }
+    if let Some(policy) = &spec.preemption_policy {
+        let path = path.child("preemptionPolicy");
+        match policy.is_empty() {
+            true => findings.required(&path, ""),
+            false => findings.one_of(&path, policy, &["PreemptLowerPriority", "Never"]),
+        }
     }
     let gated = spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty());
     if gated && !text(&spec.node_name).is_empty() {
@@ -199,7 +222,10 @@ fn check_toleration(toleration: &Toleration, path: &Path, findings: &mut Finding
             text(&toleration.value),
             "value must be empty when `operator` is 'Exists'",
         ),
-        "Gt" | "Lt" => {}
+        // Only with the gate TaintTolerationComparisonOperators, which this agent does not have.
+        "Gt" | "Lt" => {
+            findings.unsupported(&path.child("operator"), operator, &["Equal", "Exists", "Lt", "Gt"]);
+        }
         other => findings.unsupported(&path.child("operator"), other, &["Equal", "Exists"]),
     }
     let effect = text(&toleration.effect);

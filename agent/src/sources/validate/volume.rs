@@ -35,6 +35,8 @@ pub(super) enum VolumeKind {
 
 const HOST_PATH_TYPES: [&str; 8] =
     ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
+const MIN_TOKEN_SECONDS: i64 = 600;
+const MAX_TOKEN_SECONDS: i64 = 1 << 32;
 const DOWNWARD_FIELDS: [&str; 5] =
     ["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
 
@@ -235,6 +237,7 @@ fn downward_file(file: &DownwardAPIVolumeFile, path: &Path, findings: &mut Findi
 
 fn check_projected(projected: &ProjectedVolumeSource, path: &Path, findings: &mut Findings) {
     mode(projected.default_mode, &path.child("defaultMode"), findings);
+    distinct_paths(projected, path, findings);
     for (i, source) in projected.sources.iter().flatten().enumerate() {
         let path = path.child("sources").index(i);
         let value = serde_json::to_value(source).unwrap_or_default();
@@ -248,14 +251,57 @@ fn check_projected(projected: &ProjectedVolumeSource, path: &Path, findings: &mu
                 downward_file(file, &path.child("downwardAPI").child("items").index(j), findings);
             }
         }
-        if let Some(map) = &source.config_map {
-            files(None, map.items.as_deref(), &path.child("configMap"), findings);
-        }
-        if let Some(secret) = &source.secret {
-            files(None, secret.items.as_deref(), &path.child("secret"), findings);
+        let objects = [
+            ("configMap", source.config_map.as_ref().map(|map| (&map.name, &map.items))),
+            ("secret", source.secret.as_ref().map(|secret| (&secret.name, &secret.items))),
+        ];
+        for (field, object) in objects {
+            let Some((name, items)) = object else { continue };
+            let path = path.child(field);
+            if name.is_empty() {
+                findings.required(&path.child("name"), "");
+            }
+            files(None, items.as_deref(), &path, findings);
         }
         if let Some(token) = &source.service_account_token {
-            file_path(&token.path, &path.child("serviceAccountToken").child("path"), findings);
+            let path = path.child("serviceAccountToken");
+            file_path(&token.path, &path.child("path"), findings);
+            let seconds = token.expiration_seconds.unwrap_or(MIN_TOKEN_SECONDS);
+            let path = path.child("expirationSeconds");
+            if seconds < MIN_TOKEN_SECONDS {
+                findings.invalid(&path, &seconds, "may not specify a duration less than 10 minutes");
+            }
+            if seconds > MAX_TOKEN_SECONDS {
+                findings.invalid(&path, &seconds, "may not specify a duration larger than 2^32 seconds");
+            }
         }
     }
+}
+
+/// All sources together have each path once. Upstream names the object instead of the path if there is one.
+fn distinct_paths(projected: &ProjectedVolumeSource, path: &Path, findings: &mut Findings) {
+    let mut seen = HashSet::new();
+    let mut add = |file: &str, named: &str| {
+        if !file.is_empty() && !seen.insert(file.to_owned()) {
+            findings.invalid(path, named, "conflicting duplicate paths");
+        }
+    };
+    for source in projected.sources.iter().flatten() {
+        let secret = source.secret.iter().flat_map(|secret| items(&secret.name, secret.items.as_deref()));
+        let map = source.config_map.iter().flat_map(|map| items(&map.name, map.items.as_deref()));
+        secret.chain(map).for_each(|(file, object)| add(file, object));
+        let downward = source.downward_api.iter().flat_map(|downward| downward.items.iter().flatten());
+        downward.for_each(|file| add(&file.path, &file.path));
+        source.cluster_trust_bundle.iter().for_each(|bundle| add(&bundle.path, &bundle.path));
+        if let Some(certificate) = &source.pod_certificate {
+            let paths =
+                [&certificate.credential_bundle_path, &certificate.key_path, &certificate.certificate_chain_path];
+            paths.map(text).into_iter().for_each(|file| add(file, file));
+        }
+    }
+}
+
+/// The paths of an object's items, with its name.
+fn items<'a>(object: &'a str, items: Option<&'a [KeyToPath]>) -> impl Iterator<Item = (&'a str, &'a str)> {
+    items.unwrap_or_default().iter().map(move |item| (item.path.as_str(), object))
 }

@@ -102,6 +102,12 @@ fn is_measured(row: &Row) -> bool {
     row.usage.cpu.is_some() || row.usage.memory.is_some()
 }
 
+/// A row with a cgroup or with usage, unlike that of a container of which only the OOM events are left. Alerts count a
+/// container without `container_last_seen` as gone.
+fn exists(row: &Row) -> bool {
+    !row.id.is_empty() || is_measured(row)
+}
+
 fn pressure(row: &Row, micros: u64) -> Option<f64> {
     row.has_pressure.then(|| float(micros) / 1e6)
 }
@@ -207,11 +213,11 @@ pub(super) const FAMILIES: &[Of] = &[
     }),
     counter("container_fs_writes_total", "Write requests to disks.", |row, out| disks(row, out, |disk| disk.writes)),
     gauge("container_health_state", "Always -1: there are no health checks of runtimes.", |row, out| {
-        out.one((!row.container.is_empty()).then_some(-1.0));
+        out.one((!row.container.is_empty() && exists(row)).then_some(-1.0));
     }),
-    gauge("container_last_seen", "Unix time of the measurement.", |_, out| {
+    gauge("container_last_seen", "Unix time of the measurement.", |row, out| {
         let at = out.scrape.at.and_then(unix_seconds).map(f64::trunc);
-        out.one(at);
+        out.one(at.filter(|_| exists(row)));
     }),
     gauge("container_memory_cache", "Bytes of file pages.", |row, out| out.one(counters(row, |of| of.cache))),
     counter("container_memory_events_high_total", "Times memory.high was exceeded.", |row, out| {

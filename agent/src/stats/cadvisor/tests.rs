@@ -65,7 +65,8 @@ fn scrape(with_sandbox: bool) -> (tempfile::TempDir, Scrape) {
     pod.containers[0].init = Some(std::process::id());
     pod.containers[0].measured.usage.counters = CgroupPlace::at(&layout, "/kubepods/poduid/main-0").read().counters;
     let proc = Path::new("/proc");
-    let scrape = take(&layout, proc, Vec::new(), &sample, &mut Descriptors::default(), &OomCounts::default());
+    let (descriptors, ooms) = (&mut Descriptors::default(), OomCounts::default());
+    let scrape = take(&layout, proc, Vec::new(), &sample, "registry/pause:3", descriptors, &ooms);
     (dir, scrape)
 }
 
@@ -125,6 +126,7 @@ async fn the_network_belongs_to_the_sandbox() {
     let of_pod: Vec<&Row> = scrape.rows.iter().filter(|row| row.name == "sandbox-0").collect();
     let [row] = of_pod[..] else { panic!("one sandbox") };
     assert_eq!((row.id.as_str(), row.container.as_str()), ("/kubepods/poduid/sandbox-0", ""));
+    assert_eq!(row.image, "registry/pause:3", "that of the sandbox");
     assert_eq!(row.interfaces, interfaces_of(Path::new("/proc/self")).unwrap());
     let containers = scrape.rows.iter().filter(|row| !row.container.is_empty());
     assert!(containers.map(|row| row.interfaces.len()).all(|count| count == 0));
@@ -170,7 +172,7 @@ async fn a_container_that_has_divided_its_cgroup_has_the_processes_below() {
 }
 
 fn take_new(layout: &Layout, sample: &Sample, ooms: &OomCounts) -> Scrape {
-    take(layout, Path::new("/proc"), Vec::new(), sample, &mut Descriptors::default(), ooms)
+    take(layout, Path::new("/proc"), Vec::new(), sample, "", &mut Descriptors::default(), ooms)
 }
 
 /// Verdicts on kills in an earlier instance, a gone container and on the node.
@@ -208,6 +210,8 @@ async fn oom_events_outlive_the_cgroup() {
     assert_eq!(value("main", "/kubepods/poduid/main-0", "main-0"), "5", "two before, three by the cgroup's counter");
     assert_eq!(value("gone", "", "gone-0"), "1");
     assert_eq!(value("", "/", ""), "1");
+    let of_gone: Vec<&str> = text.lines().filter(|line| line.contains(r#"container="gone""#)).collect();
+    assert!(of_gone.iter().all(|line| line.starts_with("container_oom_events_total{")), "nothing else: {of_gone:?}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
 use super::diff;
+use super::final_ends::keep_final_ends;
 use super::merge::MergeInput;
 use super::merge::merge;
 use crate::model::PodUid;
@@ -35,7 +36,8 @@ pub(super) fn next(uid: &PodUid, stored: &Stored, copy: &Pod, now: &Time) -> Syn
     let is_mirror = is_mirror(uid, copy);
     let nothing = PodStatus::default();
     let api = copy.status.as_ref().unwrap_or(&nothing);
-    let wanted = merge(api, &stored.status, MergeInput { may_run: stored.may_run, is_mirror, now });
+    let mut wanted = merge(api, &stored.status, MergeInput { may_run: stored.may_run, is_mirror, now });
+    keep_final_ends(copy, &mut wanted);
     let copy_uid = copy.metadata.uid.as_deref().unwrap_or_default();
     if let Some(patch) = diff::patch(copy_uid, api, &wanted) {
         // The final status follows soon and carries the same generation.

@@ -28,7 +28,9 @@ pub(super) fn merge(api: &PodStatus, own: &PodStatus, input: MergeInput<'_>) -> 
     let sends_end = ends && !input.may_run;
     let mut merged = PodStatus {
         conditions: Some(merge_conditions(api, own, sends_end, input.now)),
-        qos_class: own.qos_class.clone().or_else(|| api.qos_class.clone()),
+        // Immutable there: of a static pod, whose class is computed twice, another one would be refused with the
+        // whole status.
+        qos_class: api.qos_class.clone().filter(|class| !class.is_empty()).or_else(|| own.qos_class.clone()),
         observed_generation: own.observed_generation.max(api.observed_generation),
         nominated_node_name: api.nominated_node_name.clone(),
         resize: api.resize.clone(),
@@ -54,8 +56,8 @@ fn merge_conditions(api: &PodStatus, own: &PodStatus, sends_end: bool, now: &Tim
     let others = api.conditions.iter().flatten().filter(|c| !conditions::is_owned(&c.type_));
     let ours = own.conditions.iter().flatten().filter(|c| conditions::is_owned(&c.type_));
     let mut merged: Vec<PodCondition> = others.chain(ours).cloned().collect();
-    let mut shared = own.conditions.iter().flatten().filter(|c| conditions::is_shared(&c.type_));
-    if let Some(disruption) = shared.next().filter(|_| sends_end) {
+    let mut disruptions = own.conditions.iter().flatten().filter(|c| conditions::is_own_disruption(c));
+    if let Some(disruption) = disruptions.next().filter(|_| sends_end) {
         let known = merged.iter().position(|c| c.type_ == disruption.type_);
         let unchanged = known.map(|at| &merged[at]).filter(|before| before.status == disruption.status);
         let since = unchanged.and_then(|before| before.last_transition_time.clone());

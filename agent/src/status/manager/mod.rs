@@ -19,6 +19,7 @@ mod action;
 mod api;
 mod backoff;
 mod diff;
+mod final_ends;
 mod merge;
 mod sync_state;
 mod task;

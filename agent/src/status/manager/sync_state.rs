@@ -34,11 +34,11 @@ pub(super) struct SyncState {
     absent: Option<Absence>,
 }
 
-/// What a 404 was about. It is not the last word while the watch shows the pod: a proxy may have sent it.
+/// A 404 from the API server. It is not final while the watch shows the pod: a proxy may have sent it.
 #[derive(Debug)]
 struct Absence {
     uid: Option<String>,
-    /// Of the copy that was asked about.
+    /// Of the copy for which it was answered.
     revision: Option<u128>,
     /// Answers of this kind in a row.
     answers: u32,
@@ -49,7 +49,7 @@ struct Absence {
 /// Whether a pod must be read before the watch's copy of it is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reading {
-    /// The copy is good.
+    /// The copy can be used.
     NotNeeded,
     /// Now.
     Due,

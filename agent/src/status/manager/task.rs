@@ -88,8 +88,8 @@ struct Sending {
     /// Pods to sync, oldest change first.
     queue: IndexSet<PodUid>,
     /// Pods with a request in flight.
-    in_flight: HashMap<PodUid, Asked>,
-    requests: JoinSet<(PodUid, Result<Answered, PodApiError>)>,
+    in_flight: HashMap<PodUid, RequestInFlight>,
+    requests: JoinSet<(PodUid, Result<Completed, PodApiError>)>,
     retries: DelayQueue<PodUid>,
     retrying: HashSet<PodUid>,
     /// Pods whose first status is held back, and the deadline.
@@ -97,10 +97,10 @@ struct Sending {
 }
 
 /// A request in flight.
-struct Asked {
+struct RequestInFlight {
     copy: Pod,
-    /// The status that the request carries, if any.
-    carries: Option<Carried>,
+    /// The status that the request sent, if any.
+    sent: Option<SentStatus>,
     /// The pod changed meanwhile.
     again: bool,
     since: Instant,
@@ -108,14 +108,14 @@ struct Asked {
 
 /// The status that a PATCH carries.
 #[derive(Clone, Copy)]
-struct Carried {
+struct SentStatus {
     version: u64,
     made_at: SystemTime,
     patch_hash: u64,
 }
 
-/// An answer.
-enum Answered {
+/// The outcome of a completed request.
+enum Completed {
     Pod(Box<ApiPod>),
     Deleted,
 }
@@ -165,22 +165,22 @@ impl Sending {
     fn send(&mut self) {
         while self.has_room() {
             let Some(uid) = self.queue.shift_remove_index(0) else { return };
-            if let Some(asked) = self.in_flight.get_mut(&uid) {
-                asked.again = true;
+            if let Some(request) = self.in_flight.get_mut(&uid) {
+                request.again = true;
             } else if !self.retrying.contains(&uid) {
-                self.look_at(uid);
+                self.sync_pod(uid);
             }
         }
     }
 
     fn has_room(&self) -> bool {
-        let prompt = self.in_flight.values().filter(|asked| asked.since.elapsed() < SLOW);
+        let prompt = self.in_flight.values().filter(|request| request.since.elapsed() < SLOW);
         self.in_flight.len() < AT_MOST && prompt.count() < AT_ONCE
     }
 
     /// When the next request will count as slow; far off if none will.
     fn next_slow(&self) -> Instant {
-        let slow = self.in_flight.values().map(|asked| asked.since + SLOW).filter(|at| *at > Instant::now());
+        let slow = self.in_flight.values().map(|request| request.since + SLOW).filter(|at| *at > Instant::now());
         slow.min().unwrap_or_else(|| Instant::now() + RECONCILE)
     }
 
@@ -189,7 +189,7 @@ impl Sending {
         self.starting.iter().filter(|(uid, _)| !self.queue.contains(*uid)).map(|(_, until)| *until).min()
     }
 
-    fn look_at(&mut self, uid: PodUid) {
+    fn sync_pod(&mut self, uid: PodUid) {
         let manager = &self.manager;
         let deadline = self.starting.remove(&uid).unwrap_or_else(|| manager.first_status.deadline());
         let stored = manager.statuses.stored(&uid);
@@ -198,7 +198,7 @@ impl Sending {
         match state.reading(&watched, Instant::now()) {
             Reading::NotNeeded => {}
             Reading::Due => return self.request(uid, watched, None, Request::Get),
-            // Reconciling looks again.
+            // Reconciling checks again.
             Reading::Later => return,
         }
         let copy = state.newest(watched);
@@ -221,8 +221,8 @@ impl Sending {
                         false => state.set_in_sync(stored.version, &copy),
                     };
                 }
-                let carries = Some(Carried { version: stored.version, made_at: stored.at, patch_hash });
-                self.request(uid, copy, carries, Request::Patch(patch));
+                let sent = Some(SentStatus { version: stored.version, made_at: stored.at, patch_hash });
+                self.request(uid, copy, sent, Request::Patch(patch));
             }
             SyncAction::Delete => self.request(uid, copy, None, Request::Delete),
         }
@@ -232,55 +232,55 @@ impl Sending {
         spec::deletion_requested(copy) && self.manager.statuses.stored(uid).is_some_and(|stored| stored.is_finished)
     }
 
-    fn request(&mut self, uid: PodUid, copy: Pod, carries: Option<Carried>, request: Request) {
+    fn request(&mut self, uid: PodUid, copy: Pod, sent: Option<SentStatus>, request: Request) {
         let (api, at) = (self.manager.api.clone(), pod_ref(&copy));
-        self.in_flight.insert(uid.clone(), Asked { copy, carries, again: false, since: Instant::now() });
+        self.in_flight.insert(uid.clone(), RequestInFlight { copy, sent, again: false, since: Instant::now() });
         self.requests.spawn(async move {
             let made = AssertUnwindSafe(make(&*api, &at, request)).catch_unwind().await;
             (uid, made.unwrap_or_else(|_| Err(PodApiError::Unanswered("the client panicked".to_owned()))))
         });
     }
 
-    fn on_done(&mut self, uid: PodUid, result: Result<Answered, PodApiError>) {
-        let Some(asked) = self.in_flight.remove(&uid) else { return };
+    fn on_done(&mut self, uid: PodUid, result: Result<Completed, PodApiError>) {
+        let Some(request) = self.in_flight.remove(&uid) else { return };
         let state = self.states.entry(uid.clone()).or_default();
-        let at = pod_ref(&asked.copy);
+        let at = pod_ref(&request.copy);
         match result {
-            Ok(Answered::Pod(pod)) if pod.metadata.uid == asked.copy.metadata.uid => {
-                if let Some(carried) = asked.carries {
-                    state.set_patched(carried.version, carried.patch_hash, &pod);
+            Ok(Completed::Pod(pod)) if pod.metadata.uid == request.copy.metadata.uid => {
+                if let Some(sent) = request.sent {
+                    state.set_patched(sent.version, sent.patch_hash, &pod);
                 }
                 state.answered(*pod);
-                if let Some(carried) = asked.carries.filter(|carried| carried.version > state.measured) {
-                    state.measured = carried.version;
-                    let version = carried.version;
-                    let since = self.manager.clock.wall().duration_since(carried.made_at).unwrap_or_default();
+                if let Some(sent) = request.sent.filter(|sent| sent.version > state.measured) {
+                    state.measured = sent.version;
+                    let version = sent.version;
+                    let since = self.manager.clock.wall().duration_since(sent.made_at).unwrap_or_default();
                     self.manager.metrics.pods.status_synced(since);
                     tracing::debug!(pod = %at, version, latency = ?since, "status sent");
                 }
                 // There may be a newer status by now. Deletions go before other pods' statuses.
-                if self.may_go(&uid, &asked.copy) {
+                if self.may_go(&uid, &request.copy) {
                     self.queue.shift_insert(0, uid);
                 } else {
                     self.queue.insert(uid);
                 }
             }
-            Ok(Answered::Pod(_)) => {
-                state.set_gone(&asked.copy);
+            Ok(Completed::Pod(_)) => {
+                state.set_gone(&request.copy);
                 tracing::debug!(pod = %at, "another pod has this name at the API server");
-                self.queue.extend(asked.again.then_some(uid));
+                self.queue.extend(request.again.then_some(uid));
             }
             Err(PodApiError::NotFound) => {
-                let wait = state.set_absent(&asked.copy, Instant::now());
+                let wait = state.set_absent(&request.copy, Instant::now());
                 tracing::debug!(pod = %at, retry_in = ?wait, "pod does not exist at the API server");
-                self.queue.extend(asked.again.then_some(uid));
+                self.queue.extend(request.again.then_some(uid));
             }
-            Ok(Answered::Deleted) => {
-                state.set_gone(&asked.copy);
+            Ok(Completed::Deleted) => {
+                state.set_gone(&request.copy);
                 tracing::info!(pod = %at, "pod deleted from the API server");
             }
             Err(PodApiError::Undecodable(error)) => {
-                state.answered_undecodably(asked.carries.map(|carried| carried.version), &asked.copy);
+                state.answered_undecodably(request.sent.map(|sent| sent.version), &request.copy);
                 tracing::warn!(pod = %at, error, "the API server answers with a pod that cannot be decoded");
                 self.queue.insert(uid);
             }
@@ -296,10 +296,10 @@ impl Sending {
     }
 }
 
-async fn make(api: &dyn PodApi, at: &PodRef, request: Request) -> Result<Answered, PodApiError> {
+async fn make(api: &dyn PodApi, at: &PodRef, request: Request) -> Result<Completed, PodApiError> {
     match request {
-        Request::Get => api.get(at).await.map(|pod| Answered::Pod(Box::new(pod))),
-        Request::Patch(patch) => api.patch_status(at, &patch).await.map(|pod| Answered::Pod(Box::new(pod))),
-        Request::Delete => api.delete(at).await.map(|()| Answered::Deleted),
+        Request::Get => api.get(at).await.map(|pod| Completed::Pod(Box::new(pod))),
+        Request::Patch(patch) => api.patch_status(at, &patch).await.map(|pod| Completed::Pod(Box::new(pod))),
+        Request::Delete => api.delete(at).await.map(|()| Completed::Deleted),
     }
 }

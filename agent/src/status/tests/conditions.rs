@@ -124,12 +124,14 @@ fn foreign_conditions_are_kept() {
     let situation = Situation::new(pod("Always", &[], &["a"]), vec![running("a", 0)]).with(|s| {
         let api = vec![foreign("mine", "True"), foreign("Ready", "Unknown"), foreign("DisruptionTarget", "False")];
         s.pod.status.get_or_insert_default().conditions = Some(api);
-        s.old.conditions = Some(vec![foreign("DisruptionTarget", "True"), foreign("stale", "True")]);
+        let disrupted =
+            PodCondition { reason: Some("TerminationByKubelet".into()), ..foreign("DisruptionTarget", "True") };
+        s.old.conditions = Some(vec![disrupted, foreign("stale", "True")]);
     });
     let status = situation.generate();
     assert_eq!(describe(&status, "mine"), "True");
     assert_eq!(describe(&status, "Ready"), "True");
-    assert_eq!(describe(&status, "DisruptionTarget"), "True");
+    assert_eq!(describe(&status, "DisruptionTarget"), "True TerminationByKubelet");
     let types: Vec<_> = status.conditions.iter().flatten().map(|c| c.type_.as_str()).collect();
     assert_eq!(
         types,
@@ -143,6 +145,22 @@ fn foreign_conditions_are_kept() {
             "PodScheduled"
         ]
     );
+}
+
+/// The disruption controller sets it to False if the pod was not deleted. A Job that ignores disruptions would not count
+/// a later failure of the pod.
+#[test]
+fn a_disruption_that_another_client_takes_back_is_none() {
+    let by_eviction = |status: &str| PodCondition {
+        reason: Some("EvictionByEvictionAPI".into()),
+        ..foreign("DisruptionTarget", status)
+    };
+    let situation = Situation::new(pod("Never", &[], &["a"]), vec![running("a", 0)])
+        .with(|s| s.pod.status.get_or_insert_default().conditions = Some(vec![by_eviction("True")]))
+        .then(vec![exited("a", 0, 1)]);
+    assert_eq!(describe(&situation.old, "DisruptionTarget"), "True EvictionByEvictionAPI");
+    let reset = situation.with(|s| s.pod.status.get_or_insert_default().conditions = Some(vec![by_eviction("False")]));
+    assert_eq!(describe(&reset.generate(), "DisruptionTarget"), "False EvictionByEvictionAPI");
 }
 
 #[test]

@@ -394,6 +394,18 @@ fn the_user_is_reported() {
     let user = serde_json::to_value(&container(&status, "a").user).expect("JSON");
     assert_eq!(user, serde_json::json!({"linux": {"uid": 1000, "gid": 3000, "supplementalGroups": [4000]}}));
     assert_eq!(container(&one("Always", vec![running("a", 0)]).generate(), "a").user, None);
+    let (large, max) = (i64::from(i32::MAX) + 1, i64::from(i32::MAX));
+    for (uid, gid, groups, is_reported) in [
+        (max, max, vec![0, max], true),
+        (large, 0, vec![], false),
+        (0, large, vec![], false),
+        (0, 0, vec![0, large], false),
+        (-1, 0, vec![], false),
+    ] {
+        let user = ContainerUser { uid, gid, supplemental_groups: groups };
+        let status = one("Always", vec![ContainerStatus { user: Some(user), ..running("a", 0) }]).generate();
+        assert_eq!(container(&status, "a").user.is_some(), is_reported, "{uid} {gid}: refused by the API server");
+    }
 }
 
 #[test]

@@ -57,6 +57,33 @@ fn init_containers_hold_the_pod_pending_or_fail_it() {
     }
 }
 
+/// Of a pod with policy `Never` no sandbox is replaced once it has had containers: nothing is started any more.
+#[test]
+fn a_pod_that_is_not_restarted_ends_with_its_sandbox() {
+    let two = || pod("Never", &[], &["a", "b"]);
+    let mut ruled = pod("Never", &[], &["a"]);
+    set_rule(&mut ruled.spec.as_mut().expect("a spec").containers[0], "Always", "Restart");
+    let mut restarts_all = two();
+    set_rule(&mut restarts_all.spec.as_mut().expect("a spec").containers[0], "Never", "RestartAllContainers");
+    let rows = [
+        (pod("Never", &["one", "two"], &["a"]), vec![exited("one", 0, 0)], "Failed"),
+        (pod("Never", &["one", "two"], &["a"]), vec![proven("one", 0, None)], "Pending"),
+        (pod("OnFailure", &["one", "two"], &["a"]), vec![exited("one", 0, 0)], "Pending"),
+        (pod("Never", &["one", "two"], &["a"]), vec![], "Pending"),
+        (two(), vec![exited("a", 0, 0)], "Failed"),
+        (two(), vec![exited("a", 0, 0), status("b", 0, ContainerState::Created)], "Failed"),
+        (two(), vec![running("a", 0)], "Pending"),
+        (ruled.clone(), vec![exited("a", 0, 255)], "Failed"),
+        (ruled.clone(), vec![exited("a", 0, 0)], "Succeeded"),
+        (into_static(ruled), vec![exited("a", 0, 255)], "Failed"),
+        (restarts_all, vec![exited("a", 0, 42)], "Pending"),
+    ];
+    for (pod, containers, expected) in rows {
+        let situation = Situation::new(pod, containers.clone()).with(|s| s.snapshot.sandboxes[0].ready = false);
+        assert_eq!(situation.phase(), expected, "{containers:?}");
+    }
+}
+
 #[test]
 fn a_waiting_init_container_counts_by_its_last_state() {
     let failing = Situation::new(pod("Never", &["one"], &["a"]), vec![exited("one", 0, 1)]);

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use k8s_openapi::api::core::v1::ContainerState as ApiState;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodCondition;
@@ -235,50 +236,24 @@ fn the_generation_never_falls() {
     assert_eq!(stored(&store).status.observed_generation, Some(4));
 }
 
+/// As in another sandbox, where init containers run again.
 #[test]
-fn a_finally_terminated_container_cannot_run_again() {
-    let rows = [
-        ("Never", 1, false),
-        ("Never", 0, false),
-        ("OnFailure", 0, false),
-        ("OnFailure", 1, true),
-        ("Always", 0, true),
-    ];
-    for (policy, code, legal) in rows {
-        let pod = testing::pod(policy, &["one", "side"], &["a"]);
+fn a_container_that_runs_again_after_a_final_end_does_not_hold_up_the_status() {
+    let statuses = |state: ApiState| PodStatus {
+        init_container_statuses: Some(vec![api_status("one", state.clone())]),
+        container_statuses: Some(vec![api_status("a", state)]),
+        ..PodStatus::default()
+    };
+    for policy in ["Never", "OnFailure"] {
+        let pod = testing::pod(policy, &["one"], &["a"]);
         let mut store = store();
-        store.set(&uid(), &pod, None, of_containers(vec![api_status("a", has_ended(code))]), at(0)).expect("legal");
-        let before = stored(&store).clone();
-        let result = store.set(&uid(), &pod, None, of_containers(vec![api_status("a", is_running())]), at(1));
-        assert_eq!(result.is_ok(), legal, "{policy} {code}");
-        if !legal {
-            assert_eq!(result, Err(IllegalTransition::NonTerminated { kind: "container", name: "a".into() }));
-            assert_eq!(stored(&store), &before);
-        }
-        let mut store = self::store();
-        let ended = vec![api_status("one", has_ended(code)), api_status("side", has_ended(code))];
-        store.set(&uid(), &pod, None, of_init(ended), at(0)).expect("legal");
-        let waiting = || state::waiting("PodInitializing", "");
-        let sidecar = vec![api_status("one", has_ended(code)), api_status("side", is_running())];
-        assert_eq!(store.set(&uid(), &pod, None, of_init(sidecar), at(1)), Ok(true), "sidecars may come back");
-        let init = vec![api_status("one", waiting()), api_status("side", is_running())];
-        assert_eq!(store.set(&uid(), &pod, None, of_init(init), at(2)).is_ok(), legal, "{policy} {code}");
-    }
-}
-
-#[test]
-fn restart_rules_make_the_transition_legal() {
-    for action in ["Restart", "RestartAllContainers"] {
-        let mut pod = testing::pod("Never", &[], &["a", "b"]);
-        testing::set_rule(&mut pod.spec.as_mut().expect("a spec").containers[0], "Never", action);
-        for (name, code, legal) in [("a", 42, true), ("a", 1, action != "Restart"), ("b", 42, action != "Restart")] {
-            let mut store = store();
-            store
-                .set(&uid(), &pod, None, of_containers(vec![api_status(name, has_ended(code))]), at(0))
-                .expect("legal");
-            let result = store.set(&uid(), &pod, None, of_containers(vec![api_status(name, is_running())]), at(1));
-            assert_eq!(result.is_ok(), legal, "{action} {name} {code}");
-        }
+        store.set(&uid(), &pod, None, statuses(has_ended(0)), at(0)).expect("legal");
+        let again = PodStatus { pod_ip: Some("10.0.0.2".to_owned()), ..statuses(is_running()) };
+        assert_eq!(store.set(&uid(), &pod, None, again.clone(), at(1)), Ok(true), "{policy}");
+        let kept = &stored(&store).status;
+        assert_eq!((&kept.pod_ip, &kept.container_statuses), (&again.pod_ip, &again.container_statuses), "{policy}");
+        let waiting = statuses(state::waiting("ErrImagePull", ""));
+        assert_eq!(store.set(&uid(), &pod, None, waiting, at(2)), Ok(true), "{policy}");
     }
 }
 

@@ -78,7 +78,7 @@ fn a_pod_may_have_any_number_of_containers() {
     assert_eq!(ended.old.phase.as_deref(), Some("Running"));
     let status = ended.generate();
     assert_eq!(status.phase.as_deref(), Some("Succeeded"));
-    assert_eq!(check(&ended.pod, &status, &status, ended.gates), Ok(()));
+    assert_eq!(check(&ended.pod, &status, ended.gates), Ok(()));
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }
 
@@ -119,7 +119,7 @@ fn told(status: &PodStatus) -> (Option<&str>, Option<&str>, Option<&str>) {
 }
 
 #[test]
-fn what_a_status_says_of_an_unmanaged_time_is_dropped() {
+fn states_from_an_unmanaged_time_are_dropped_from_a_status() {
     let message = "Pod was rejected: resourceClaims: no; its containers run on unmanaged until the pod is deleted";
     let situation = after("Always", vec![running("a", 0)], "Running", message);
     let next = situation.with(|s| s.pod.status = Some(s.old.clone())).then(vec![running("a", 0)]);

@@ -1,4 +1,4 @@
-//! What pods wait for before they are decided on or started, and what happens when it has come.
+//! Conditions that pods wait for before they are decided on or started, and what follows when they are met.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub(super) enum Wait {
     Victims,
 }
 
-/// What pods have waited for has come.
+/// A condition that pods have waited for is met.
 #[derive(Debug)]
 pub(in crate::sync) enum Awaited {
     /// The time to wait for static pods is over.
@@ -75,7 +75,7 @@ pub(in crate::sync) enum Awaited {
 }
 
 impl PodAdmission {
-    /// Waits for what pods wait for. Cancel-safe.
+    /// Waits until the next condition that pods wait for is met. Cancel-safe.
     pub(in crate::sync) async fn awaited(&mut self) -> Awaited {
         loop {
             match self.tasks.join_next().await {
@@ -155,7 +155,7 @@ impl SyncLoop {
         self.decide_on_waiting(Wait::StaticPods);
     }
 
-    /// What pods have waited for has come.
+    /// A condition that pods have waited for is met.
     pub(in crate::sync) fn on_awaited(&mut self, awaited: Awaited) {
         match awaited {
             Awaited::StaticPods => self.end_wait_for_static_pods(),

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_too_long_is_not_looked_at() {
+    fn a_path_that_is_too_long_is_not_inspected() {
         let nested = of(&[vec![mount("v", "/m"), mount("w", format!("/m/{}", "b/".repeat(500_000)))]]);
         assert_eq!(nested.of_volume("v"), [""; 0]);
     }

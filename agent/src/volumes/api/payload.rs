@@ -63,12 +63,13 @@ pub enum InvalidPath {
 }
 
 impl Payload {
-    /// Puts a file at `path`, replacing one that is there.
+    /// Puts a file at `path`, replacing one that is there. Fails if the path is invalid, or all files together exceed
+    /// [`MAX_BYTES`].
     pub(crate) fn put(&mut self, path: &str, file: File) -> Result<(), VolumeError> {
         self.insert(normalized(path)?, file)
     }
 
-    /// Puts in all files of another payload.
+    /// Puts in all files of another payload. Fails if all files together exceed [`MAX_BYTES`].
     pub(crate) fn merge(&mut self, other: Self) -> Result<(), VolumeError> {
         other.files.into_iter().try_for_each(|(path, file)| self.insert(path, file))
     }

@@ -57,14 +57,14 @@ fn prefix(namespace: &str, claim: &str, problem: &ClaimProblem) -> String {
 
 /// The claim that a volume of the pod names; that of a generic ephemeral volume (KEP-1698) is named after both.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct ClaimSource {
     pub(super) claim: String,
     /// The pod has to own the claim.
     pub(super) is_ephemeral: bool,
     pub(super) read_only: bool,
 }
 
-impl Wanted {
+impl ClaimSource {
     pub(super) fn of(pod: &Pod, volume: &Volume) -> Option<Self> {
         if let Some(source) = &volume.persistent_volume_claim {
             let read_only = source.read_only.unwrap_or(false);
@@ -82,7 +82,7 @@ impl Wanted {
 /// The pod must not use the claim, or not yet.
 pub(super) fn volume_of<'a>(
     claim: &'a PersistentVolumeClaim,
-    wanted: &Wanted,
+    wanted: &ClaimSource,
     pod: &Pod,
 ) -> Result<&'a str, ClaimProblem> {
     let meta = &claim.metadata;
@@ -211,7 +211,7 @@ mod tests {
             (owner("u-2"), true, Err(not_owned)),
             (owner("u-1"), true, Ok("pv")),
         ] {
-            let wanted = Wanted { claim: "p-v".to_owned(), is_ephemeral, read_only: false };
+            let wanted = ClaimSource { claim: "p-v".to_owned(), is_ephemeral, read_only: false };
             let claim = claim(more);
             let found = volume_of(&claim, &wanted, &pod()).map_err(|problem| problem.to_string());
             assert_eq!(found, expected.map_err(str::to_owned), "{claim:?}");
@@ -257,11 +257,11 @@ mod tests {
 
     #[test]
     fn the_claim_of_a_volume() {
-        let of = |volume: Value| Wanted::of(&pod(), &serde_json::from_value(volume).expect("a volume"));
+        let of = |volume: Value| ClaimSource::of(&pod(), &serde_json::from_value(volume).expect("a volume"));
         assert_eq!(of(json!({"name": "v", "emptyDir": {}})), None);
         let named = of(json!({"name": "v", "persistentVolumeClaim": {"claimName": "c", "readOnly": true}}));
-        assert_eq!(named, Some(Wanted { claim: "c".to_owned(), is_ephemeral: false, read_only: true }));
+        assert_eq!(named, Some(ClaimSource { claim: "c".to_owned(), is_ephemeral: false, read_only: true }));
         let made = of(json!({"name": "v", "ephemeral": {}}));
-        assert_eq!(made, Some(Wanted { claim: "p-v".to_owned(), is_ephemeral: true, read_only: false }));
+        assert_eq!(made, Some(ClaimSource { claim: "p-v".to_owned(), is_ephemeral: true, read_only: false }));
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::known::Used;
+use super::known::BoundVolume;
 use crate::filesystem;
 use crate::volumes::PodDirs;
 use crate::volumes::VolumeError;
@@ -17,7 +17,7 @@ use crate::volumes::layout;
 ///
 /// # Errors
 /// A directory cannot be read: whether the volume is in use is not known.
-pub(super) fn is_in_use(dirs: &PodDirs, uid: &str, used: &Used) -> Result<bool, VolumeError> {
+pub(super) fn is_in_use(dirs: &PodDirs, uid: &str, used: &BoundVolume) -> Result<bool, VolumeError> {
     let Some(plugin) = used.source.plugin() else { return Ok(false) };
     let directory = layout::escaped(plugin);
     let pods = layout::entries(&dirs.pods())?;

@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::PersistentVolume;
 
 use crate::volumes::host_path;
 use crate::volumes::iscsi;
-use crate::volumes::iscsi::Asked;
+use crate::volumes::iscsi::IscsiSource;
 use crate::volumes::nfs;
 
 const GID_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
@@ -22,12 +22,14 @@ const OPTIONS_ANNOTATION: &str = "volume.beta.kubernetes.io/mount-options";
 
 /// A persistent volume as one pod uses it.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Used {
+pub(super) struct BoundVolume {
     /// Its name.
     pub(super) name: String,
     /// Its UID, by which events refer to it.
     pub(super) uid: Option<String>,
     pub(super) source: Source,
+    /// It is a local volume that is a directory, not a device.
+    pub(super) is_directory: bool,
     /// Containers get the device itself, not files on it.
     pub(super) is_block: bool,
     /// The claim is used read-only.
@@ -38,14 +40,33 @@ pub(super) struct Used {
     pub(super) options: Vec<String>,
     /// A group that its files belong to, which the pod's processes join.
     pub(super) gid: Option<i64>,
+    /// When it was read, the claim had less than its capacity.
+    pub(super) is_larger: bool,
+}
+
+impl BoundVolume {
+    /// True if this agent expands the volume when its capacity grows, as upstream's plugins.
+    pub(super) fn is_expandable(&self) -> bool {
+        matches!(self.source, Source::Local(_))
+    }
 }
 
 #[cfg(test)]
-impl Used {
+impl BoundVolume {
     /// A volume of this source that any number of pods may use, with files that may be written.
     pub(super) fn plain(name: &str, source: Source) -> Self {
-        let (uid, is_block, read_only, is_exclusive) = (None, false, false, false);
-        Self { name: name.to_owned(), uid, source, is_block, read_only, is_exclusive, options: Vec::new(), gid: None }
+        Self {
+            name: name.to_owned(),
+            uid: None,
+            source,
+            is_directory: false,
+            is_block: false,
+            read_only: false,
+            is_exclusive: false,
+            options: Vec::new(),
+            gid: None,
+            is_larger: false,
+        }
     }
 }
 
@@ -55,7 +76,7 @@ pub(super) enum Source {
     HostPath(HostPathVolumeSource),
     Local(LocalVolumeSource),
     Nfs(NFSVolumeSource),
-    Iscsi(Box<Asked>),
+    Iscsi(Box<IscsiSource>),
     /// The driver's name. No driver is registered at this agent.
     Csi(String),
     Other,
@@ -108,25 +129,25 @@ pub(super) fn gid(volume: &PersistentVolume) -> Option<i64> {
 }
 
 /// What one pod uses, by volume.
-type OfPod = HashMap<String, Arc<Used>>;
+type OfPod = HashMap<String, Arc<BoundVolume>>;
 
 /// What pods use, by UID. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(in crate::volumes) struct Known(Arc<Mutex<HashMap<String, OfPod>>>);
+pub(in crate::volumes) struct BoundVolumes(Arc<Mutex<HashMap<String, OfPod>>>);
 
-impl Known {
+impl BoundVolumes {
     fn all(&self) -> MutexGuard<'_, HashMap<String, OfPod>> {
         // Changed one entry at a time: a panic elsewhere leaves it usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the pod's volume is, if it is known.
-    pub(super) fn get(&self, uid: &str, volume: &str) -> Option<Arc<Used>> {
+    pub(super) fn get(&self, uid: &str, volume: &str) -> Option<Arc<BoundVolume>> {
         self.all().get(uid)?.get(volume).cloned()
     }
 
     /// Records what the pod's volume is; `None` if only one pod may use it and another one that is known does.
-    pub(super) fn put(&self, uid: &str, volume: &str, used: Used) -> Option<Arc<Used>> {
+    pub(super) fn put(&self, uid: &str, volume: &str, used: BoundVolume) -> Option<Arc<BoundVolume>> {
         let mut all = self.all();
         let mut others = all.iter().filter(|(other, _)| *other != uid).flat_map(|(_, volumes)| volumes.values());
         if used.is_exclusive && others.any(|other| other.name == used.name) {
@@ -148,13 +169,13 @@ mod tests {
 
     use super::*;
 
-    fn used(name: &str, is_exclusive: bool) -> Used {
-        Used { is_exclusive, ..Used::plain(name, Source::Other) }
+    fn used(name: &str, is_exclusive: bool) -> BoundVolume {
+        BoundVolume { is_exclusive, ..BoundVolume::plain(name, Source::Other) }
     }
 
     #[test]
     fn an_exclusive_volume_is_used_by_one_pod() {
-        let known = Known::default();
+        let known = BoundVolumes::default();
         assert!(known.put("u-1", "v", used("pv", true)).is_some());
         assert!(known.put("u-1", "w", used("pv", true)).is_some(), "twice in one pod");
         assert!(known.put("u-2", "v", used("pv", true)).is_none());
@@ -177,8 +198,8 @@ mod tests {
         assert!(matches!(Source::of(&volume(json!({"nfs": {"server": "s", "path": "/p"}}))), Source::Nfs(_)));
         let iscsi = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:a", "lun": 1,
             "secretRef": {"name": "s", "namespace": "storage"}});
-        let Source::Iscsi(asked) = Source::of(&volume(json!({"iscsi": iscsi}))) else { panic!("another source") };
-        assert_eq!((asked.lun, asked.secret), (1, ("s".to_owned(), "storage".to_owned())));
+        let Source::Iscsi(source) = Source::of(&volume(json!({"iscsi": iscsi}))) else { panic!("another source") };
+        assert_eq!((source.lun, source.secret), (1, ("s".to_owned(), "storage".to_owned())));
         let csi = volume(json!({"csi": {"driver": "d", "volumeHandle": "h"}, "mountOptions": ["noatime"]}));
         assert_eq!((Source::of(&csi), options(&csi)), (Source::Csi("d".to_owned()), vec!["noatime".to_owned()]));
         let mut annotated = csi;

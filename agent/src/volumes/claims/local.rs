@@ -8,6 +8,7 @@ use std::path::Component;
 use std::path::Path;
 use std::path::PathBuf;
 
+use k8s_openapi::api::core::v1::LocalVolumeSource;
 use tokio::time::timeout;
 
 use crate::filesystem;
@@ -101,11 +102,11 @@ impl LocalMount {
     ) -> Result<(), VolumeError> {
         let shown = dirs.shown(&self.target);
         let (dirs, target, from) = (dirs.clone(), self.target.clone(), source.to_owned());
-        let look = move || {
+        let inspect = move || {
             let group = fs::metadata(&from).on("inspect", &from)?.gid();
             Ok((group, is_mounted_elsewhere(&dirs, &target)))
         };
-        let (held, shared) = blocking(look).await?;
+        let (held, shared) = blocking(inspect).await?;
         if let Some((group, policy)) = self.group.filter(|_| shared || !self.read_only) {
             if !shared {
                 let given = fs_group::give(source, group, policy, shown, &notify);
@@ -174,8 +175,14 @@ impl LocalMount {
     }
 }
 
+/// True if the volume is a directory of the node; false if that cannot be determined.
+pub(super) async fn is_directory(source: &LocalVolumeSource) -> bool {
+    let path = Path::new("/").join(&source.path);
+    blocking(move || Ok(path.is_dir())).await.unwrap_or(false)
+}
+
 /// Where the device of a persistent volume is mounted for the node.
-fn place(dirs: &PodDirs, volume: &str) -> PathBuf {
+pub(super) fn place(dirs: &PodDirs, volume: &str) -> PathBuf {
     dirs.plugin(super::LOCAL).join(MOUNTS).join(volume)
 }
 

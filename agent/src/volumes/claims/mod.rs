@@ -13,6 +13,8 @@
 
 mod bound;
 mod exclusive;
+mod expand;
+mod expansion;
 mod known;
 mod local;
 #[cfg(test)]
@@ -26,12 +28,13 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::core::v1::Volume;
 
 pub use bound::ClaimError;
 pub use bound::ClaimProblem;
 
-pub(super) use known::Known;
+pub(super) use known::BoundVolumes;
 pub(super) use local::places;
 pub(super) use local::release;
 
@@ -43,6 +46,7 @@ use super::fs_group;
 use super::fs_group::ChangePolicy;
 use super::global_mounts::GlobalMounts;
 use super::host_path;
+use super::host_program::HostPrograms;
 use super::iscsi;
 use super::iscsi::Disks;
 use super::layout;
@@ -58,10 +62,12 @@ use crate::model::node_selector;
 use crate::objects::Objects;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
+use bound::ClaimSource;
 use bound::Uses;
-use bound::Wanted;
+use expand::ClaimedVolume;
+use expansion::Need;
+use known::BoundVolume;
 use known::Source;
-use known::Used;
 use local::LocalMount;
 
 /// Plugin of local volumes, by which their directories are named.
@@ -71,7 +77,7 @@ pub(super) const LOCAL: &str = "kubernetes.io/local-volume";
 #[derive(Debug)]
 pub(super) struct Claims {
     objects: Objects,
-    known: Known,
+    known: BoundVolumes,
     globals: GlobalMounts,
     disks: Disks,
     checks: host_path::Checks,
@@ -81,7 +87,7 @@ pub(super) struct Claims {
 impl Claims {
     pub(super) fn new(
         objects: Objects,
-        known: Known,
+        known: BoundVolumes,
         globals: GlobalMounts,
         disks: Disks,
         recorder: Option<Recorder>,
@@ -90,35 +96,42 @@ impl Claims {
     }
 
     /// What the volume is: as recorded, or read from the API server and checked.
-    async fn resolve(&self, target: Target<'_>) -> Result<Arc<Used>, VolumeError> {
+    async fn resolve(&self, target: Target<'_>) -> Result<Arc<BoundVolume>, VolumeError> {
         if let Some(used) = self.known.get(target.uid, &target.volume.name) {
             return Ok(used);
         }
-        let wanted = Wanted::of(target.pod, target.volume);
+        let wanted = ClaimSource::of(target.pod, target.volume);
         let wanted = wanted.ok_or_else(|| VolumeError::Unsupported { volume: target.volume.name.clone() })?;
-        let volume = self.read(target, &wanted).await.map_err(|problem| ClaimError {
+        let (claim, volume) = self.read(target, &wanted).await.map_err(|problem| ClaimError {
             namespace: target.pod.metadata.namespace.clone().unwrap_or_default(),
             claim: wanted.claim.clone(),
             problem,
         })?;
         let name = volume.metadata.name.clone().unwrap_or_default();
         self.check_affinity(&volume).map_err(|error| failed(&name, "NodeAffinity check", error))?;
-        let used = Used {
+        let source = Source::of(&volume);
+        let is_directory = match &source {
+            Source::Local(source) => local::is_directory(source).await,
+            _ => false,
+        };
+        let used = BoundVolume {
             name: name.clone(),
             uid: volume.metadata.uid.clone(),
-            source: Source::of(&volume),
+            source,
+            is_directory,
             is_block: bound::is_block(&volume),
             read_only: wanted.read_only,
             is_exclusive: bound::is_exclusive(&volume),
             options: known::options(&volume),
             gid: known::gid(&volume),
+            is_larger: expansion::need(&claim, &volume, wanted.read_only) != Need::Nothing,
         };
         let step = if used.is_block { Step::Map("SetUpDevice") } else { Step::Mount("SetUp") };
         self.remember(target, used).await.map_err(|error| error.in_step(&name, step))
     }
 
     /// Records what the volume is, unless only one pod may use it and another one does.
-    async fn remember(&self, target: Target<'_>, used: Used) -> Result<Arc<Used>, VolumeError> {
+    async fn remember(&self, target: Target<'_>, used: BoundVolume) -> Result<Arc<BoundVolume>, VolumeError> {
         if used.is_exclusive {
             let (dirs, uid, wanted) = (target.dirs.clone(), target.uid.to_owned(), used.clone());
             if blocking(move || exclusive::is_in_use(&dirs, &uid, &wanted)).await? {
@@ -128,8 +141,12 @@ impl Claims {
         self.known.put(target.uid, &target.volume.name, used).ok_or(VolumeError::InUse)
     }
 
-    /// The persistent volume of a claim.
-    async fn read(&self, target: Target<'_>, wanted: &Wanted) -> Result<PersistentVolume, ClaimProblem> {
+    /// The claim and its persistent volume.
+    async fn read(
+        &self,
+        target: Target<'_>,
+        wanted: &ClaimSource,
+    ) -> Result<(PersistentVolumeClaim, PersistentVolume), ClaimProblem> {
         let namespace = target.pod.metadata.namespace.as_deref().unwrap_or_default();
         let claim =
             self.objects.persistent_volume_claim(namespace, &wanted.claim).await.map_err(ClaimProblem::Unreadable)?;
@@ -139,7 +156,7 @@ impl Claims {
         let volume = volume.map_err(unreadable)?;
         let (mounted, as_device) = target.uses.of_volume(&target.volume.name);
         bound::check_volume(&volume, &claim, target.volume, Uses { mounted, as_device })?;
-        Ok(volume)
+        Ok((claim, volume))
     }
 
     fn check_affinity(&self, volume: &PersistentVolume) -> Result<(), VolumeError> {
@@ -152,14 +169,14 @@ impl Claims {
     }
 
     /// Maps the device of a raw block volume.
-    async fn map(&self, target: Target<'_>, used: &Used) -> Result<(), VolumeError> {
+    async fn map(&self, target: Target<'_>, used: &BoundVolume) -> Result<(), VolumeError> {
         let failed = |error: VolumeError| error.in_step(&used.name, Step::Map("MapPodDevice"));
         let mapped = match &used.source {
             Source::Local(source) => {
                 let map = BlockMap::local(target.dirs, target.uid, &used.name).map_err(failed)?;
                 map.map(&Path::new("/").join(&source.path)).await.map_err(failed)?.then_some(map)
             }
-            Source::Iscsi(asked) => self.disks.map(self.disk(target, used, asked)).await?,
+            Source::Iscsi(source) => self.disks.map(self.disk(target, used, source)).await?,
             _ => return Err(failed(VolumeError::Unsupported { volume: target.volume.name.clone() })),
         };
         let (Some(map), Some(recorder)) = (mapped, &self.recorder) else { return Ok(()) };
@@ -172,7 +189,7 @@ impl Claims {
     }
 
     /// Reports, on the persistent volume itself, that its device holds another file system than it states.
-    fn report_format(&self, used: &Used, error: &VolumeError) {
+    fn report_format(&self, used: &BoundVolume, error: &VolumeError) {
         let VolumeError::Step { source, .. } = error else { return };
         let (VolumeError::OtherFormat { .. }, Some(recorder)) = (&**source, &self.recorder) else { return };
         let volume = ObjectReference {
@@ -186,11 +203,11 @@ impl Claims {
         recorder.event(volume, EventType::Warning, "FailedMountOnFilesystemMismatch", &message, BTreeMap::new());
     }
 
-    fn disk<'a>(&'a self, target: Target<'a>, used: &'a Used, asked: &'a iscsi::Asked) -> iscsi::Use<'a> {
+    fn disk<'a>(&'a self, target: Target<'a>, used: &'a BoundVolume, source: &'a iscsi::IscsiSource) -> iscsi::Use<'a> {
         iscsi::Use {
             target,
             volume: &used.name,
-            asked,
+            source,
             read_only: used.read_only,
             options: &used.options,
             objects: &self.objects,
@@ -198,7 +215,31 @@ impl Claims {
         }
     }
 
-    async fn mount(&self, target: Target<'_>, used: &Used) -> Result<(), VolumeError> {
+    /// Expands a volume to its capacity if the claim has less. `is_new`: it was just mounted for the pod.
+    async fn expand(&self, target: Target<'_>, used: &Arc<BoundVolume>, is_new: bool) -> Result<(), VolumeError> {
+        let Some(wanted) = ClaimSource::of(target.pod, target.volume) else { return Ok(()) };
+        let place = local::place(target.dirs, &used.name);
+        let volume = ClaimedVolume {
+            objects: self.objects.clone(),
+            recorder: self.recorder.clone(),
+            pod: target.pod.clone(),
+            claim: wanted.claim,
+            used: used.clone(),
+            place: place.clone(),
+            is_new,
+        };
+        // For one pod after another: the first one expands it for all. A teardown does not wait for that, nor for the API
+        // server: the device is not released before it has ended.
+        let work = self.globals.carry_out(&place, async move { volume.expand(&HostPrograms).await });
+        let work = target.unless_over(work);
+        let done = match is_new {
+            true => work.await.map(|_| ()),
+            false => target.actual.timed("volume_fs_resize", LOCAL, work).await,
+        };
+        done.map_err(|error| error.in_step(&used.name, expanding(used, is_new)))
+    }
+
+    async fn mount(&self, target: Target<'_>, used: &BoundVolume) -> Result<(), VolumeError> {
         if used.is_block {
             return self.map(target, used).await;
         }
@@ -223,7 +264,7 @@ impl Claims {
                 let notify = fs_group::notices(self.recorder.as_ref(), target.pod);
                 mount.run(target, &self.globals, notify).await
             }
-            Source::Iscsi(asked) => self.disks.mount(self.disk(target, used, asked)).await,
+            Source::Iscsi(source) => self.disks.mount(self.disk(target, used, source)).await,
             Source::Nfs(source) => {
                 let dir = target.dirs.volume(target.uid, &layout::escaped(nfs::NAME), &used.name)?;
                 let mounted = nfs::mount(source, used.read_only, &used.options, &dir, target.over).await;
@@ -237,6 +278,15 @@ impl Claims {
                 Err(failed(&used.name, "SetUp", VolumeError::Unsupported { volume: target.volume.name.clone() }))
             }
         }
+    }
+}
+
+/// The step that an expansion is. `is_new`: the volume was just mounted for the pod.
+fn expanding(used: &BoundVolume, is_new: bool) -> Step {
+    match (is_new, used.is_block) {
+        (true, false) => Step::MountExpanded,
+        (true, true) => Step::MapExpanded,
+        (false, _) => Step::Expand,
     }
 }
 
@@ -268,6 +318,13 @@ impl VolumePlugin for Claims {
         self.known.get(uid, &volume.name).is_some_and(|used| used.read_only)
     }
 
+    /// As upstream, not if the pod only reads it. A directory in use needs no expansion: its claim gets the new capacity
+    /// when the next pod starts with it, and is not read until then.
+    fn can_grow(&self, uid: &str, volume: &Volume) -> bool {
+        let grows = |used: Arc<BoundVolume>| used.is_expandable() && !used.is_directory && !used.read_only;
+        self.known.get(uid, &volume.name).is_some_and(grows)
+    }
+
     fn is_of_host(&self, uid: &str, volume: &Volume) -> bool {
         self.known.get(uid, &volume.name).is_some_and(|used| matches!(used.source, Source::HostPath(_)))
     }
@@ -277,7 +334,7 @@ impl VolumePlugin for Claims {
         match used.source {
             Source::Local(_) | Source::Iscsi(_) if used.is_block => Some(MeasuredBy::Device),
             Source::Local(_) | Source::Iscsi(_) | Source::Nfs(_) => Some(MeasuredBy::FileSystem),
-            // What a path of the host has is not the claim's.
+            // The content of a path of the host does not count for the claim.
             Source::HostPath(_) | Source::Csi(_) | Source::Other => None,
         }
     }
@@ -317,7 +374,13 @@ impl VolumePlugin for Claims {
         Box::pin(async move {
             let used = target.unless_over(self.resolve(target)).await?;
             let mounted = self.mount(target, &used).await;
-            mounted.inspect_err(|error| self.report_format(&used, error)).map(|()| Ready::default())
+            mounted.inspect_err(|error| self.report_format(&used, error))?;
+            let is_new = !target.actual.is_set_up(target.uid, &self.backing(target.uid, target.volume));
+            let is_due = if is_new { used.is_larger } else { target.is_refresh };
+            if is_due && used.is_expandable() {
+                self.expand(target, &used, is_new).await?;
+            }
+            Ok(Ready::default())
         })
     }
 

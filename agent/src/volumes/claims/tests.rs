@@ -1,5 +1,6 @@
 //! Volumes of claims in a mount namespace of their own, with a scripted API server.
 
+mod expansion;
 mod shared;
 
 use std::collections::BTreeMap;
@@ -332,14 +333,14 @@ fn the_source_of_a_persistent_volume_makes_no_claim_read_only() {
         let volume = serde_json::from_value(volume).expect("a volume");
         let source = Source::of(&volume);
         for read_only in [false, true] {
-            let used = Used { read_only, ..Used::plain("pv", source.clone()) };
+            let used = BoundVolume { read_only, ..BoundVolume::plain("pv", source.clone()) };
             fixture.volumes.node.claims.put("u-1", "v", used).expect("of one pod");
             assert_eq!(fixture.volumes.is_read_only(&PodVolumes::of(&pod("u-1", None, read_only)), "v"), read_only);
         }
     }
 }
 
-/// As upstream: of what others fill the file system or the device tells the size, once it is there.
+/// As upstream: the size of volumes that others fill is reported by their file system or device, once it is there.
 #[test]
 fn claims_are_measured_by_their_source() {
     let fixture = Fixture::new();
@@ -355,7 +356,7 @@ fn claims_are_measured_by_their_source() {
     ] {
         let volume = json!({"metadata": {"name": "pv"}, "spec": source});
         let source = Source::of(&serde_json::from_value(volume).expect("a volume"));
-        let used = Used { is_block, ..Used::plain("pv", source) };
+        let used = BoundVolume { is_block, ..BoundVolume::plain("pv", source) };
         fixture.volumes.node.claims.put(uid, "v", used).expect("not exclusive");
         let measured = || fixture.volumes.measurable(&pod(uid, None, false));
         assert!(measured().is_empty(), "{uid}: it is not mounted");
@@ -415,7 +416,7 @@ fn a_host_path_volume_is_its_path() {
 }
 
 #[test]
-fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
+fn a_failed_mount_reports_the_cause_and_leaves_no_files() {
     let fixture = Fixture::new();
     let wrong_zone = json!({"required": {"nodeSelectorTerms":
         [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]}});
@@ -465,7 +466,7 @@ fn what_cannot_be_mounted_says_why_and_leaves_nothing() {
     assert_eq!(fixture.set_up(&pod("u-2", None, false)), Err(in_use.to_owned()));
 }
 
-/// Nothing in memory tells of a pod that a predecessor has started, and that may still run.
+/// Nothing in memory shows a pod that a predecessor has started, and that may still run.
 #[test]
 fn an_exclusive_volume_is_in_use_until_the_pod_of_another_agent_is_torn_down() {
     const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";

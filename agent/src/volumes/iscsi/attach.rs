@@ -11,7 +11,7 @@ use super::commands;
 use super::commands::Failure;
 use super::commands::Interface;
 use super::commands::Step;
-use super::disk::Record;
+use super::disk::DiskRecord;
 use super::host::Host;
 use super::host::Session;
 use crate::volumes::VolumeError;
@@ -33,7 +33,7 @@ pub(super) struct Attaching<'a> {
     pub(super) host: &'a Host,
     /// One lock for each target: serialises logins and logouts.
     pub(super) targets: &'a Locks,
-    pub(super) record: &'a Record,
+    pub(super) record: &'a DiskRecord,
     pub(super) chap: &'a Chap,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Attaching<'a> {
 ///
 /// # Errors
 /// There is none, or iscsiadm(8) is missing.
-pub(super) async fn interface(programs: &dyn Programs, record: &Record) -> Result<Interface, VolumeError> {
+pub(super) async fn interface(programs: &dyn Programs, record: &DiskRecord) -> Result<Interface, VolumeError> {
     let shown = commands::show_interface(&record.base_interface);
     let found = Interface::parse(&host_program::succeed(programs, &shown).await?);
     if found.transport().is_none() {

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Secret;
 use secrecy::SecretString;
 
-use super::disk::Asked;
+use super::disk::IscsiSource;
 use crate::objects::Objects;
 use crate::volumes::VolumeError;
 
@@ -42,11 +42,11 @@ impl Chap {
     ///
     /// # Errors
     /// No secret is named, it cannot be read, or a value cannot be used.
-    pub(super) async fn read(objects: &Objects, asked: &Asked, namespace: &str) -> Result<Self, VolumeError> {
-        if !asked.chap_discovery && !asked.chap_session {
+    pub(super) async fn read(objects: &Objects, source: &IscsiSource, namespace: &str) -> Result<Self, VolumeError> {
+        if !source.chap_discovery && !source.chap_session {
             return Ok(Self::default());
         }
-        let (name, stated) = (&asked.secret.0, asked.secret.1.as_str());
+        let (name, stated) = (&source.secret.0, source.secret.1.as_str());
         let namespace = if stated.is_empty() { namespace } else { stated };
         if name.is_empty() || namespace.is_empty() {
             return Err(VolumeError::NoChapSecret);
@@ -55,7 +55,10 @@ impl Chap {
         let login = |wanted: bool, keys: &[&'static str]| {
             wanted.then(|| login(&secret, keys).map_err(|key| bad(key, namespace, name))).transpose()
         };
-        Ok(Self { discovery: login(asked.chap_discovery, &DISCOVERY)?, session: login(asked.chap_session, &SESSION)? })
+        Ok(Self {
+            discovery: login(source.chap_discovery, &DISCOVERY)?,
+            session: login(source.chap_session, &SESSION)?,
+        })
     }
 }
 
@@ -110,13 +113,13 @@ mod tests {
     #[tokio::test]
     async fn chap_needs_a_secret() {
         let objects = Objects::standalone();
-        let mut asked = Asked::default();
-        let none = Chap::read(&objects, &asked, "ns").await.expect("not asked for");
+        let mut source = IscsiSource::default();
+        let none = Chap::read(&objects, &source, "ns").await.expect("not asked for");
         assert!(none.discovery.is_none() && none.session.is_none());
-        asked.chap_session = true;
-        let error = Chap::read(&objects, &asked, "ns").await.expect_err("no name").to_string();
+        source.chap_session = true;
+        let error = Chap::read(&objects, &source, "ns").await.expect_err("no name").to_string();
         assert_eq!(error, "iscsi: CHAP needs a secretRef with a name");
-        asked.secret.0 = "s".to_owned();
-        Chap::read(&objects, &asked, "ns").await.expect_err("no API server");
+        source.secret.0 = "s".to_owned();
+        Chap::read(&objects, &source, "ns").await.expect_err("no API server");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::chap::Chap;
 use super::chap::Login;
-use super::disk::Record;
+use super::disk::DiskRecord;
 use crate::volumes::host_program::Call;
 use crate::volumes::host_program::Ended;
 
@@ -81,7 +81,7 @@ impl Interface {
 }
 
 /// Makes the disk's own interface: as the one that it was made from, with another name of the initiator.
-pub(super) fn make_interface(record: &Record, base: &Interface) -> Vec<Step> {
+pub(super) fn make_interface(record: &DiskRecord, base: &Interface) -> Vec<Step> {
     let own = record.interface.as_str();
     let new = Step::new(iscsiadm(&["-m", "iface", "-I", own, "-o", "new"]), Failure::Final);
     let mut steps = vec![new.accepting(&[IS_PRESENT])];
@@ -96,12 +96,12 @@ pub(super) fn make_interface(record: &Record, base: &Interface) -> Vec<Step> {
 }
 
 /// Removes the disk's own interface.
-pub(super) fn remove_interface(record: &Record) -> Call {
+pub(super) fn remove_interface(record: &DiskRecord) -> Call {
     iscsiadm(&["-m", "iface", "-I", &record.interface, "-o", "delete"])
 }
 
 /// Logs in to the target at a portal: discovers it there, and stores how the session is authenticated.
-pub(super) fn log_in(record: &Record, portal: &str, chap: &Chap) -> Vec<Step> {
+pub(super) fn log_in(record: &DiskRecord, portal: &str, chap: &Chap) -> Vec<Step> {
     let discovery = ["-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", &record.interface];
     let on_discovery = |more: &[&str]| iscsiadm(&[&discovery[..], more].concat());
     let node = ["-m", "node", "-p", portal, "-T", &record.target, "-I", &record.interface];
@@ -132,7 +132,7 @@ fn credentials(prefix: &str, login: Option<&Login>, on: impl Fn(&[&str]) -> Call
 }
 
 /// Ends the sessions at these portals, with their records; and removes the disk's own interface if no other session has it.
-pub(super) fn log_out(record: &Record, portals: &[&str]) -> Vec<Step> {
+pub(super) fn log_out(record: &DiskRecord, portals: &[&str]) -> Vec<Step> {
     let mut steps = Vec::new();
     for portal in portals {
         for end in [&["--logout"][..], &["-o", "delete"]] {
@@ -156,21 +156,21 @@ pub(super) fn flush_multipath(device: &str) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volumes::iscsi::disk::Asked;
+    use crate::volumes::iscsi::disk::IscsiSource;
 
     const SHOWN: &str = "# BEGIN RECORD 2.1.8\niface.iscsi_ifacename = default\niface.net_ifacename = <empty>\n\
                          iface.hwaddress = <empty>\niface.transport_name = tcp\niface.initiatorname = <empty>\n\
                          iface.mtu = 0\n# END RECORD\n";
 
-    fn record(initiator: &str) -> Record {
-        let asked = Asked {
+    fn record(initiator: &str) -> DiskRecord {
+        let source = IscsiSource {
             target_portal: "192.0.2.1".to_owned(),
             portals: vec!["192.0.2.2:861".to_owned()],
             iqn: "iqn.2001-04.com.example:a".to_owned(),
             initiator: initiator.to_owned(),
-            ..Asked::default()
+            ..IscsiSource::default()
         };
-        Record::of("v", &asked).expect("valid")
+        DiskRecord::of("v", &source).expect("valid")
     }
 
     fn texts(steps: &[Step]) -> Vec<String> {

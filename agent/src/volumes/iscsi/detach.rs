@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::attach::perform;
 use super::commands;
-use super::disk::Record;
+use super::disk::DiskRecord;
 use super::host::Host;
 use crate::filesystem::MountTable;
 use crate::volumes::VolumeError;
@@ -17,9 +17,9 @@ use crate::volumes::plugin::blocking;
 pub(super) struct Detaching<'a> {
     pub(super) programs: &'a dyn Programs,
     pub(super) host: &'a Host,
-    pub(super) record: &'a Record,
+    pub(super) record: &'a DiskRecord,
     /// The other disks of the node.
-    pub(super) others: &'a [Record],
+    pub(super) others: &'a [DiskRecord],
 }
 
 impl Detaching<'_> {
@@ -29,7 +29,8 @@ impl Detaching<'_> {
     /// A session stays that nothing needs.
     pub(super) async fn run(&self) -> Result<(), VolumeError> {
         let lun = self.record.unit()?;
-        let of_target: Vec<&Record> = self.others.iter().filter(|other| other.target == self.record.target).collect();
+        let of_target: Vec<&DiskRecord> =
+            self.others.iter().filter(|other| other.target == self.record.target).collect();
         if of_target.iter().all(|other| other.lun != self.record.lun) {
             self.remove_devices(lun).await?;
         }
@@ -58,8 +59,8 @@ impl Detaching<'_> {
             let call = commands::flush_multipath(&map);
             match self.programs.run(&call).await {
                 Ok(ended) if ended.is_success() => {}
-                Ok(ended) => tracing::warn!(map, status = ended.describe(&call), "a multipath device stays"),
-                Err(error) => tracing::warn!(map, %error, "a multipath device stays"),
+                Ok(ended) => tracing::warn!(map, status = ended.describe(&call), "cannot remove a multipath device"),
+                Err(error) => tracing::warn!(map, %error, "cannot remove a multipath device"),
             }
         }
         let host = self.host.clone();
@@ -67,7 +68,7 @@ impl Detaching<'_> {
             let table = mounts()?;
             for disk in disks.iter().filter(|disk| !host.is_used(disk, &table)) {
                 if let Err(error) = host.delete(disk) {
-                    tracing::warn!(disk, %error, "the device of a disk stays");
+                    tracing::warn!(disk, %error, "cannot remove the device of a disk");
                 }
             }
             Ok(())

@@ -1,4 +1,4 @@
-//! An iSCSI disk: what a volume asks for, checked, and its record on the node.
+//! An iSCSI disk: the checked settings of a volume, and its record on the node.
 //!
 //! `iscsi.json` lies in the place of the global mount, under it while it is mounted. It is a kubelet's, so that either can
 //! detach what the other has attached.
@@ -36,9 +36,9 @@ const UNIT: &str = "-lun-";
 /// The interface of a volume that names none.
 const DEFAULT_INTERFACE: &str = "default";
 
-/// What a volume asks for, unchecked.
+/// The settings of a volume, unchecked.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(in crate::volumes) struct Asked {
+pub(in crate::volumes) struct IscsiSource {
     pub(in crate::volumes) target_portal: String,
     pub(in crate::volumes) portals: Vec<String>,
     pub(in crate::volumes) iqn: String,
@@ -53,9 +53,9 @@ pub(in crate::volumes) struct Asked {
     pub(in crate::volumes) secret: (String, String),
 }
 
-macro_rules! asked {
+macro_rules! iscsi_source {
     ($source:expr, $secret:expr) => {
-        Asked {
+        IscsiSource {
             target_portal: $source.target_portal.clone(),
             portals: $source.portals.clone().unwrap_or_default(),
             iqn: $source.iqn.clone(),
@@ -71,24 +71,24 @@ macro_rules! asked {
     };
 }
 
-impl From<&ISCSIVolumeSource> for Asked {
+impl From<&ISCSIVolumeSource> for IscsiSource {
     fn from(source: &ISCSIVolumeSource) -> Self {
         let secret = source.secret_ref.as_ref().map(|secret| secret.name.clone()).unwrap_or_default();
-        asked!(source, (secret, String::new()))
+        iscsi_source!(source, (secret, String::new()))
     }
 }
 
-impl From<&ISCSIPersistentVolumeSource> for Asked {
+impl From<&ISCSIPersistentVolumeSource> for IscsiSource {
     fn from(source: &ISCSIPersistentVolumeSource) -> Self {
         let secret = source.secret_ref.clone().unwrap_or_default();
-        asked!(source, (secret.name.unwrap_or_default(), secret.namespace.unwrap_or_default()))
+        iscsi_source!(source, (secret.name.unwrap_or_default(), secret.namespace.unwrap_or_default()))
     }
 }
 
 /// What is needed to attach a disk and to detach it again, in the form of `iscsi.json`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub(super) struct Record {
+pub(super) struct DiskRecord {
     /// Name of the volume.
     #[serde(rename = "VolName")]
     pub(super) volume: String,
@@ -113,15 +113,15 @@ pub(super) struct Record {
     metrics_provider: Option<()>,
 }
 
-impl Record {
-    /// What a volume of this name asks for.
+impl DiskRecord {
+    /// The record of a volume with this name and these settings.
     ///
     /// # Errors
     /// A field that cannot be used.
-    pub(super) fn of(volume: &str, asked: &Asked) -> Result<Self, VolumeError> {
+    pub(super) fn of(volume: &str, source: &IscsiSource) -> Result<Self, VolumeError> {
         let mut portals: Vec<String> = Vec::new();
-        let all = std::iter::once(("targetPortal", &asked.target_portal))
-            .chain(asked.portals.iter().map(|portal| ("portals", portal)));
+        let all = std::iter::once(("targetPortal", &source.target_portal))
+            .chain(source.portals.iter().map(|portal| ("portals", portal)));
         for (field, text) in all {
             let portal = iscsi::portal(text).map_err(|problem| wrong(field, text, problem))?;
             if portals.contains(&portal) {
@@ -132,20 +132,20 @@ impl Record {
             }
             portals.push(portal);
         }
-        let base = if asked.interface.is_empty() { DEFAULT_INTERFACE } else { &asked.interface };
-        let interface = match asked.initiator.is_empty() {
+        let base = if source.interface.is_empty() { DEFAULT_INTERFACE } else { &source.interface };
+        let interface = match source.initiator.is_empty() {
             true => base.to_owned(),
             false => own_interface(&portals, volume),
         };
-        let lun = iscsi::check_lun(asked.lun).map_err(|problem| wrong("lun", &asked.lun.to_string(), problem))?;
+        let lun = iscsi::check_lun(source.lun).map_err(|problem| wrong("lun", &source.lun.to_string(), problem))?;
         let record = Self {
             volume: volume.to_owned(),
             portals,
-            target: asked.iqn.clone(),
+            target: source.iqn.clone(),
             lun: lun.to_string(),
             base_interface: base.to_owned(),
             interface,
-            initiator: asked.initiator.clone(),
+            initiator: source.initiator.clone(),
             metrics_provider: None,
         };
         record.check()?;
@@ -258,7 +258,7 @@ impl Record {
 
 /// Names that the Node's status may have for the disk of a place: the default port is in the place only.
 pub(super) fn names_of_place(place: &Path) -> Vec<String> {
-    let Some(record) = Record::of_place(place) else { return Vec::new() };
+    let Some(record) = DiskRecord::of_place(place) else { return Vec::new() };
     let portal = record.portals.concat();
     let without_port = portal.strip_suffix(":3260").map(str::to_owned);
     let portals = [Some(portal.clone()), without_port].into_iter().flatten();
@@ -307,11 +307,11 @@ mod tests {
 
     use super::*;
 
-    fn asked(change: impl FnOnce(&mut Asked)) -> Asked {
+    fn iscsi_source(change: impl FnOnce(&mut IscsiSource)) -> IscsiSource {
         let (target_portal, iqn) = ("192.0.2.1".to_owned(), "iqn.2001-04.com.example:a".to_owned());
-        let mut asked = Asked { target_portal, iqn, lun: 7, ..Asked::default() };
-        change(&mut asked);
-        asked
+        let mut source = IscsiSource { target_portal, iqn, lun: 7, ..IscsiSource::default() };
+        change(&mut source);
+        source
     }
 
     #[test]
@@ -320,25 +320,28 @@ mod tests {
             "iscsiInterface": "iser", "initiatorName": "iqn.2001-04.com.example:me", "fsType": "xfs", "readOnly": true,
             "chapAuthDiscovery": true, "chapAuthSession": true, "secretRef": {"name": "s"}});
         let of_pod: ISCSIVolumeSource = serde_json::from_value(source.clone()).expect("a source");
-        let all = asked(|asked| {
-            asked.portals = vec!["192.0.2.2".to_owned()];
-            asked.interface = "iser".to_owned();
-            asked.initiator = "iqn.2001-04.com.example:me".to_owned();
-            asked.fs_type = "xfs".to_owned();
-            (asked.read_only, asked.chap_discovery, asked.chap_session) = (true, true, true);
-            asked.secret.0 = "s".to_owned();
+        let all = iscsi_source(|source| {
+            source.portals = vec!["192.0.2.2".to_owned()];
+            source.interface = "iser".to_owned();
+            source.initiator = "iqn.2001-04.com.example:me".to_owned();
+            source.fs_type = "xfs".to_owned();
+            (source.read_only, source.chap_discovery, source.chap_session) = (true, true, true);
+            source.secret.0 = "s".to_owned();
         });
-        assert_eq!(Asked::from(&of_pod), all);
+        assert_eq!(IscsiSource::from(&of_pod), all);
         let mut of_volume = source;
         of_volume["secretRef"]["namespace"] = "storage".into();
         let of_volume: ISCSIPersistentVolumeSource = serde_json::from_value(of_volume).expect("a source");
-        assert_eq!(Asked::from(&of_volume), Asked { secret: ("s".to_owned(), "storage".to_owned()), ..all });
+        assert_eq!(
+            IscsiSource::from(&of_volume),
+            IscsiSource { secret: ("s".to_owned(), "storage".to_owned()), ..all }
+        );
     }
 
     #[test]
     fn the_place_and_record_are_a_kubelets() {
         let dirs = PodDirs::new(Path::new("/r"));
-        let record = Record::of("v", &asked(|_| {})).expect("valid");
+        let record = DiskRecord::of("v", &iscsi_source(|_| {})).expect("valid");
         let disk = "192.0.2.1:3260-iqn.2001-04.com.example:a-lun-7";
         let plugin = Path::new("/r/plugins/kubernetes.io/iscsi");
         assert_eq!(record.place(&dirs, false), plugin.join("iface-default").join(disk));
@@ -346,10 +349,11 @@ mod tests {
         let expected = json!({"VolName": "v", "Portals": ["192.0.2.1:3260"], "Iqn": "iqn.2001-04.com.example:a", "Lun": "7",
             "InitIface": "default", "Iface": "default", "InitiatorName": "", "MetricsProvider": null});
         assert_eq!(serde_json::to_value(&record).expect("JSON"), expected);
-        let read: Record = serde_json::from_value(expected).expect("a record");
+        let read: DiskRecord = serde_json::from_value(expected).expect("a record");
         assert_eq!(read, record);
 
-        let own = Record::of("v", &asked(|asked| asked.initiator = "iqn.2001-04.com.example:me".to_owned()));
+        let own =
+            DiskRecord::of("v", &iscsi_source(|source| source.initiator = "iqn.2001-04.com.example:me".to_owned()));
         let own = own.expect("valid");
         assert!(own.owns_interface() && !record.owns_interface());
         assert_eq!((own.interface.as_str(), own.base_interface.as_str()), ("192.0.2.1:3260:v", "default"));
@@ -359,7 +363,7 @@ mod tests {
     #[test]
     fn portals_have_a_bound() {
         let portals = |count: usize| (1..count).map(|number| format!("host-{number}.{}", "x".repeat(240)));
-        let of = |portals: Vec<String>| Record::of("v", &asked(|asked| asked.portals = portals));
+        let of = |portals: Vec<String>| DiskRecord::of("v", &iscsi_source(|source| source.portals = portals));
         let record = of(portals(64).chain(portals(64)).collect()).expect("each counts once");
         assert_eq!(record.portals.len(), MAX_PORTALS);
         let text = serde_json::to_vec(&record).expect("JSON");
@@ -370,9 +374,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_an_argument_or_a_part_of_a_path_is_refused() {
-        let with =
-            |change: fn(&mut Asked)| Record::of("v", &asked(change)).map(|_| ()).map_err(|error| error.to_string());
-        type Change = fn(&mut Asked);
+        let with = |change: fn(&mut IscsiSource)| {
+            DiskRecord::of("v", &iscsi_source(change)).map(|_| ()).map_err(|error| error.to_string())
+        };
+        type Change = fn(&mut IscsiSource);
         let table: [(Change, &str); 12] = [
             (|a| a.iqn.clear(), "iqn \"\": must begin with"),
             (|a| a.iqn = "--login".to_owned(), "iqn \"--login\": must begin with"),
@@ -394,17 +399,19 @@ mod tests {
             let error = with(change).expect_err(expected);
             assert!(error.starts_with(&format!("iscsi: {expected}")), "{error}");
         }
-        let own = asked(|asked| asked.initiator = "iqn.2001-04.com.example:me".to_owned());
+        let own = iscsi_source(|source| source.initiator = "iqn.2001-04.com.example:me".to_owned());
         for volume in ["../v", "a/b", "v w", &"v".repeat(64)] {
-            assert!(Record::of(volume, &own).is_err(), "{volume:?} would name an interface");
+            assert!(DiskRecord::of(volume, &own).is_err(), "{volume:?} would name an interface");
         }
     }
 
     #[test]
     fn portals_are_listed_once_with_their_ports() {
-        let record = Record::of(
+        let record = DiskRecord::of(
             "v",
-            &asked(|asked| asked.portals = ["192.0.2.2", "192.0.2.1:3260", "[fd00::1]:861"].map(str::to_owned).into()),
+            &iscsi_source(|source| {
+                source.portals = ["192.0.2.2", "192.0.2.1:3260", "[fd00::1]:861"].map(str::to_owned).into()
+            }),
         );
         assert_eq!(record.expect("valid").portals, ["192.0.2.1:3260", "192.0.2.2:3260", "[fd00::1]:861"]);
     }
@@ -417,23 +424,23 @@ mod tests {
             ("[fd00::1]:861", "eui.0123456789ABCDEF", 0, "iser"),
             ("storage-1.example:3260", "naa.52004567BA64678D", 255, "default"),
         ] {
-            let record = Record::of(
+            let record = DiskRecord::of(
                 "v",
-                &Asked {
+                &IscsiSource {
                     target_portal: portal.to_owned(),
                     iqn: target.to_owned(),
                     lun,
                     interface: interface.to_owned(),
-                    ..Asked::default()
+                    ..IscsiSource::default()
                 },
             );
             let record = record.expect("valid");
-            let told = Record::of_place(&record.place(&dirs, false)).expect("a disk");
-            assert_eq!(told, Record { volume: String::new(), ..record });
+            let told = DiskRecord::of_place(&record.place(&dirs, false)).expect("a disk");
+            assert_eq!(told, DiskRecord { volume: String::new(), ..record });
         }
         for place in ["iface-default/x", "iface-default/192.0.2.1:3260-iqn.2001-04.com.example:a-lun-x", "other/a", ""]
         {
-            assert_eq!(Record::of_place(Path::new(place)), None, "{place}");
+            assert_eq!(DiskRecord::of_place(Path::new(place)), None, "{place}");
         }
     }
 
@@ -445,8 +452,8 @@ mod tests {
         );
         let dirs = PodDirs::new(Path::new("/r"));
         let names = |portal: &str| {
-            let asked = asked(|asked| asked.target_portal = portal.to_owned());
-            names_of_place(&Record::of("v", &asked).expect("valid").place(&dirs, false))
+            let source = iscsi_source(|source| source.target_portal = portal.to_owned());
+            names_of_place(&DiskRecord::of("v", &source).expect("valid").place(&dirs, false))
         };
         let name = |portal: &str| status_name(portal, "iqn.2001-04.com.example:a", "7");
         assert_eq!(names("192.0.2.1"), [name("192.0.2.1:3260"), name("192.0.2.1")], "either may be in the volume");
@@ -458,11 +465,12 @@ mod tests {
     fn records_are_written_read_and_removed() {
         let root = tempfile::tempdir().expect("a folder");
         let dirs = PodDirs::new(root.path());
-        let record = Record::of("v", &asked(|asked| asked.portals = vec!["192.0.2.2".to_owned()])).expect("valid");
+        let record =
+            DiskRecord::of("v", &iscsi_source(|source| source.portals = vec!["192.0.2.2".to_owned()])).expect("valid");
         let place = record.place(&dirs, false);
         assert!(places(&dirs, false).expect("a list").is_empty());
         record.write(&place).expect("written");
-        assert_eq!(Record::read(&place).expect("a record"), record);
+        assert_eq!(DiskRecord::read(&place).expect("a record"), record);
         assert_eq!(places(&dirs, false).expect("a list"), std::slice::from_ref(&place));
         assert!(places(&dirs, true).expect("a list").is_empty());
 
@@ -471,13 +479,13 @@ mod tests {
             ["", "{}", r#"{"Portals": ["-p"], "Iqn": "iqn.2001-04.com.example:a", "Lun": "7", "Iface": "default"}"#]
         {
             fs::write(place.join("iscsi.json"), text).expect("written");
-            let told = Record::read(&place).expect("the names of the place");
+            let told = DiskRecord::read(&place).expect("the names of the place");
             assert_eq!((told.portals.len(), told.target), (1, record.target.clone()), "{text}");
         }
         fs::write(place.join("other"), "").expect("written");
-        assert!(Record::remove(&place).is_err() && place.join("other").exists());
+        assert!(DiskRecord::remove(&place).is_err() && place.join("other").exists());
         fs::remove_file(place.join("other")).expect("removed");
-        Record::remove(&place).expect("removed");
+        DiskRecord::remove(&place).expect("removed");
         assert!(!place.parent().expect("a folder").exists());
     }
 }

@@ -52,8 +52,8 @@ use chap::Chap;
 use detach::Detaching;
 use host::Host;
 
-pub(super) use disk::Asked;
-use disk::Record;
+use disk::DiskRecord;
+pub(super) use disk::IscsiSource;
 pub(super) use plugin::Iscsi;
 
 /// Name of the plugin.
@@ -76,7 +76,7 @@ pub(super) struct Disks {
 /// What the names of a place do not contain.
 #[derive(Clone, Debug)]
 struct Known {
-    record: Record,
+    record: DiskRecord,
     /// Name in the status of the Node.
     name: String,
 }
@@ -87,7 +87,7 @@ pub(super) struct Use<'a> {
     pub(super) target: Target<'a>,
     /// Name of the volume: the pod's, or that of the persistent volume.
     pub(super) volume: &'a str,
-    pub(super) asked: &'a Asked,
+    pub(super) source: &'a IscsiSource,
     pub(super) read_only: bool,
     /// Mount options.
     pub(super) options: &'a [String],
@@ -124,7 +124,7 @@ impl Disks {
     /// The step that failed.
     pub(super) async fn mount(&self, wanted: Use<'_>) -> Result<(), VolumeError> {
         let failed = |step| move |error: VolumeError| error.in_step(wanted.volume, Step::Mount(step));
-        let record = Record::of(wanted.volume, wanted.asked).map_err(failed("SetUp"))?;
+        let record = DiskRecord::of(wanted.volume, wanted.source).map_err(failed("SetUp"))?;
         let place = record.place(&self.dirs, false);
         let (uid, plugin) = (wanted.target.uid, layout::escaped(NAME));
         let dir = wanted.target.dirs.volume(uid, &plugin, wanted.volume).map_err(failed("SetUp"))?;
@@ -138,12 +138,15 @@ impl Disks {
             let notify = fs_group::notices(wanted.recorder, wanted.target.pod);
             let shown = self.dirs.shown(&dir);
             let given = fs_group::give(&place, group, policy, shown, notify);
-            wanted.target.actual.timed(fs_group::OPERATION, NAME, given).await.map_err(failed("SetUp"))?;
+            // As upstream, the pod starts all the same. The next one has the files changed again.
+            if let Err(error) = wanted.target.actual.timed(fs_group::OPERATION, NAME, given).await {
+                tracing::warn!(volume = wanted.volume, %error, "not all files of the volume are the group's");
+            }
         }
         bind_mount::make(&place, &dir, wanted.read_only).await.map_err(failed("SetUp"))
     }
 
-    async fn attach_and_mount(&self, record: &Record, place: &Path, wanted: Use<'_>) -> Result<(), VolumeError> {
+    async fn attach_and_mount(&self, record: &DiskRecord, place: &Path, wanted: Use<'_>) -> Result<(), VolumeError> {
         let failed = |step| move |error: VolumeError| error.in_step(wanted.volume, Step::Mount(step));
         // With the lock: a release may have found the place unused before this pod was registered, and unmounts it yet.
         let at = place.to_owned();
@@ -154,7 +157,7 @@ impl Disks {
         let chap = self.admit(record, wanted).await.map_err(failed("WaitForAttach"))?;
         let (own, record, at) = (self.clone(), record.clone(), place.to_owned());
         let (volume, read_only, options) = (wanted.volume.to_owned(), wanted.read_only, wanted.options.to_vec());
-        let kind = wanted.asked.fs_type.clone();
+        let kind = wanted.source.fs_type.clone();
         let work = async move {
             let failed = |step| {
                 let volume = &volume;
@@ -180,7 +183,7 @@ impl Disks {
     /// The step that failed.
     pub(super) async fn map(&self, wanted: Use<'_>) -> Result<Option<BlockMap>, VolumeError> {
         let failed = |step| move |error: VolumeError| error.in_step(wanted.volume, Step::Map(step));
-        let record = Record::of(wanted.volume, wanted.asked).map_err(failed("MapPodDevice"))?;
+        let record = DiskRecord::of(wanted.volume, wanted.source).map_err(failed("MapPodDevice"))?;
         let place = record.place(&self.dirs, true);
         let uid = wanted.target.uid;
         let link = wanted.target.dirs.device(uid, &layout::escaped(NAME), wanted.volume);
@@ -202,8 +205,8 @@ impl Disks {
     }
 
     /// The pod is about to use the disk; what is in use is reported.
-    async fn register(&self, uid: &str, place: &Path, record: &Record, wanted: Use<'_>) -> Result<(), VolumeError> {
-        let name = disk::status_name(&wanted.asked.target_portal, &record.target, &record.lun);
+    async fn register(&self, uid: &str, place: &Path, record: &DiskRecord, wanted: Use<'_>) -> Result<(), VolumeError> {
+        let name = disk::status_name(&wanted.source.target_portal, &record.target, &record.lun);
         let known = Known { record: record.clone(), name };
         let (own, uid, place) = (self.clone(), uid.to_owned(), place.to_owned());
         blocking(move || {
@@ -216,16 +219,16 @@ impl Disks {
     }
 
     /// Waits until the control plane permits the use of the disk, and reads the secret.
-    async fn admit(&self, record: &Record, wanted: Use<'_>) -> Result<Chap, VolumeError> {
-        let name = disk::status_name(&wanted.asked.target_portal, &record.target, &record.lun);
+    async fn admit(&self, record: &DiskRecord, wanted: Use<'_>) -> Result<Chap, VolumeError> {
+        let name = disk::status_name(&wanted.source.target_portal, &record.target, &record.lun);
         let attached = wanted.target.unless_over(self.attachment.wait(wanted.objects, &name));
         wanted.target.actual.timed(attachment::OPERATION, NAME, attached).await?;
         let namespace = wanted.target.pod.metadata.namespace.as_deref().unwrap_or_default();
-        wanted.target.unless_over(Chap::read(wanted.objects, wanted.asked, namespace)).await
+        wanted.target.unless_over(Chap::read(wanted.objects, wanted.source, namespace)).await
     }
 
     /// Attaches the disk and leaves its record in its place.
-    async fn attach(&self, record: &Record, chap: &Chap, place: &Path) -> Result<PathBuf, VolumeError> {
+    async fn attach(&self, record: &DiskRecord, chap: &Chap, place: &Path) -> Result<PathBuf, VolumeError> {
         let base = attach::interface(&*self.programs, record).await?;
         // Before the login: only a recorded session is logged out.
         let (to_write, at) = (record.clone(), place.to_owned());
@@ -289,7 +292,7 @@ impl Disks {
         let Some(_alone) = self.globals.try_lock(place) else { return Ok(false) };
         let (own, at) = (self.clone(), place.to_owned());
         let record = blocking(move || match own.globals.unmount_unused(&at)? && !own.has_devices(&at)? {
-            true => Record::read(&at).map(Some),
+            true => DiskRecord::read(&at).map(Some),
             false => Ok(None),
         });
         let Some(record) = record.await? else { return Ok(false) };
@@ -301,7 +304,7 @@ impl Disks {
         tracing::info!(target = record.target, unit = record.lun, volume = record.volume, "detached an iSCSI disk");
         let (own, at) = (self.clone(), place.to_owned());
         blocking(move || {
-            Record::remove(&at)?;
+            DiskRecord::remove(&at)?;
             own.report_in_use().map(|()| true)
         })
         .await
@@ -323,11 +326,11 @@ impl Disks {
 
     /// The disks of other places: as pods have them, or by the names of places. One that is about to be attached has
     /// its place already. Blocking.
-    fn others(&self, place: &Path) -> Result<Vec<Record>, VolumeError> {
+    fn others(&self, place: &Path) -> Result<Vec<DiskRecord>, VolumeError> {
         let known = self.known().clone();
         let record = |other: PathBuf| match known.get(&other) {
             Some(known) => Some(known.record.clone()),
-            None => Record::of_place(&other),
+            None => DiskRecord::of_place(&other),
         };
         Ok(self.places()?.into_iter().filter(|other| other != place).filter_map(record).collect())
     }

@@ -3,8 +3,8 @@
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Volume;
 
-use super::Asked;
 use super::Disks;
+use super::IscsiSource;
 use super::NAME;
 use super::Use;
 use crate::kernel::usage::MeasuredBy;
@@ -61,12 +61,12 @@ impl VolumePlugin for Iscsi {
         Box::pin(async move {
             let source = target.volume.iscsi.as_ref();
             let source = source.ok_or_else(|| VolumeError::Unsupported { volume: target.volume.name.clone() })?;
-            let asked = Asked::from(source);
+            let source = IscsiSource::from(source);
             let wanted = Use {
                 target,
                 volume: &target.volume.name,
-                asked: &asked,
-                read_only: asked.read_only,
+                source: &source,
+                read_only: source.read_only,
                 options: &[],
                 objects: &self.objects,
                 recorder: self.recorder.as_ref(),

@@ -205,7 +205,7 @@ mod tests {
             ("", "", &[][..], FIRST),
             ("1048577:/a\n", "", &[], FIRST + 1),
             ("1048577:/a\n", "volume1048578:1048578\n", &[1_048_579, 1_048_581], FIRST + 3),
-            // Whatever another reader makes of these lines.
+            // Other readers may parse these lines in another way.
             (" 1048577 :/a\n\t1048578:/b\n1048579/c:1048580 # old\n", "by-hand: 1048581\nx:1048582y\n", &[], FIRST + 6),
             // Not ids.
             ("#1048577:/a\n/1048577:/b\n99999999999999999999:/c\n", "1048577a\n-1:x\n", &[], FIRST + 1),

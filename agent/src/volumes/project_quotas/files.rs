@@ -52,7 +52,7 @@ impl ProjectFiles {
         Self { projects: directory.join("projects"), names: directory.join("projid") }
     }
 
-    /// What the files say. One that does not exist is empty.
+    /// The content of the files. One that does not exist is empty.
     ///
     /// # Errors
     /// A file cannot be read, or is too long.

@@ -71,7 +71,7 @@ impl ProjectQuotas {
         }
     }
 
-    /// Gives back the project of a volume whose directory is gone; a failure is logged, and made good at the next start.
+    /// Gives back the project of a volume whose directory is gone; a failure is logged, and corrected at the next start.
     /// Blocking.
     pub(super) fn release(&self, directory: &Path) {
         if let Err(error) = self.0.release(directory) {

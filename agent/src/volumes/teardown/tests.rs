@@ -173,7 +173,7 @@ fn sub_paths_are_unmounted() {
 }
 
 #[test]
-fn what_sub_paths_were_mounted_on_is_removed_whatever_the_listing_says_of_it() {
+fn mount_points_of_sub_paths_are_removed_whatever_type_the_listing_reports() {
     let node = Node::new();
     let at = |name: &str| node.pod("volume-subpaths").join(name);
     fs::create_dir_all(at("0")).expect("a directory");

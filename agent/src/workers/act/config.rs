@@ -31,6 +31,7 @@ use crate::workers::generate::hosts;
 use crate::workers::generate::mounts;
 use crate::workers::generate::mounts::MountSource;
 use crate::workers::generate::names;
+use crate::workers::generate::user_namespace;
 
 /// restartCount of the new instance: the plan's, or one more than the highest in the names of its log files.
 pub(super) async fn restart_count(settings: &NodeSettings, pod: &Pod, start: &StartContainer) -> u32 {
@@ -54,7 +55,8 @@ pub(super) fn log_dir(settings: &NodeSettings, pod: &Pod) -> PathBuf {
     settings.pod_logs_dir.join(names::log_dir_name(pod))
 }
 
-/// The configuration to create the instance with. The API server is not waited for once the pod is terminated.
+/// The configuration to create the instance with. Neither the API server nor that of a volume is waited for once the pod is
+/// terminated.
 ///
 /// # Errors
 /// The cause of `CreateContainerConfigError`.
@@ -72,9 +74,9 @@ pub(super) async fn configure(
     let environment = container::environment(pod, spec, &sandbox.ips, &objects, &ctx.settings)?;
     make_log_dir(log_dir(&ctx.settings, pod).join(&spec.container.name)).await?;
     let volumes = PodVolumes::of(pod);
-    let mut mounts = volume_mounts(ctx, &volumes, spec, &environment, sandbox, image_volumes).await?;
+    let mounting = volume_mounts(ctx, &volumes, spec, &environment, sandbox, image_volumes);
+    let mut mounts = terminated.run_until_cancelled(mounting).await.ok_or(Cause::Terminated)??;
     mounts.extend(hosts_mount(ctx, pod, spec, sandbox).await?);
-    mounts.extend(termination_mount(ctx, pod, spec).await);
     let devices = block_devices(ctx, &volumes, spec)?;
     let instance =
         Instance { image, restarts, environment: &environment, mounts, devices, target, users: &sandbox.users };
@@ -82,6 +84,9 @@ pub(super) async fn configure(
     if let Some(security) = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut()) {
         security.supplemental_groups.extend(ctx.volumes.groups(pod));
     }
+    // Last, since every attempt has a file of its own, which exists until the pod is removed.
+    let termination = termination_mount(ctx, pod, spec).await.into_iter().collect();
+    config.mounts.extend(user_namespace::map_mounts(termination, &sandbox.users));
     Ok(config)
 }
 
@@ -167,7 +172,7 @@ async fn hosts_mount(
         let node = NodeFiles::read(&ctx.files.hosts).await?;
         hosts::host_network_hosts(&node, aliases)
     } else {
-        let name = hostname::hostname(pod, &ctx.settings.dns.cluster_domain)?;
+        let name = hostname::hostname(pod, &ctx.settings.dns)?;
         hosts::pod_hosts(&sandbox.ips, &name, aliases)
     };
     let file = ctx.volumes.write_hosts_file(names::pod_uid(pod), text).await?;

@@ -75,7 +75,9 @@ async fn files(volumes: &Volumes, pod: &Pod, container: &Container) -> EnvFiles 
         match values(volumes, pod, &volume, &path, keys, &mut left).await {
             Ok(values) => found.add(&volume, &path, values),
             Err(error) => {
-                tracing::warn!(pod = names::describe(pod), container = container.name, volume, path, %error, "no env file");
+                tracing::warn!(
+                    pod = names::describe(pod), container = container.name, volume, path, %error, "cannot read an env file"
+                );
                 break;
             }
         }

@@ -31,7 +31,7 @@ use crate::workers::generate::ImageUser;
 use crate::workers::generate::ResolvedImage;
 use crate::workers::generate::names;
 
-/// The pod is looked at again so soon after a failed pull, and shows the back-off then, as with the kubelet's relists.
+/// The pod is synced again this long after a failed pull, and shows the back-off then, as with the kubelet's relists.
 const BACK_OFF_SHOWN_AFTER: Duration = Duration::from_secs(1);
 
 /// Failed pulls of all pods: back-off and last error.
@@ -121,7 +121,7 @@ struct RequestLabels {
 }
 
 /// An image that a container or a volume is made of.
-pub(super) struct Wanted<'a> {
+pub(super) struct ImageRequest<'a> {
     /// As the spec names it.
     pub(super) image: &'a str,
     /// `imagePullPolicy` or `pullPolicy`.
@@ -130,7 +130,7 @@ pub(super) struct Wanted<'a> {
     pub(super) field_path: String,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> ImageRequest<'a> {
     fn by_container(spec: &'a ContainerSpec<'_>) -> Self {
         let container = &spec.container;
         Self {
@@ -153,7 +153,7 @@ impl<'a> Wanted<'a> {
 
 /// True if an image with this policy is pulled only if it is not on the node.
 pub(super) fn is_pulled_if_absent(image: &str, policy: Option<&str>) -> bool {
-    Wanted { image, policy, field_path: String::new() }.policy() == Policy::IfNotPresent
+    ImageRequest { image, policy, field_path: String::new() }.policy() == Policy::IfNotPresent
 }
 
 /// What images are found or pulled for.
@@ -175,7 +175,7 @@ impl ImageLookup<'_> {
     /// # Errors
     /// There is no image to create from.
     pub(super) async fn container(self, spec: &ContainerSpec<'_>) -> Result<FoundImage, PodError> {
-        let found = self.ensure(Wanted::by_container(spec)).await;
+        let found = self.ensure(ImageRequest::by_container(spec)).await;
         if let Err(error) = &found {
             let rendered = error.render();
             let text = match error {
@@ -191,7 +191,7 @@ impl ImageLookup<'_> {
     ///
     /// # Errors
     /// There is no image to use.
-    pub(super) async fn ensure(self, wanted: Wanted<'_>) -> Result<FoundImage, PodError> {
+    pub(super) async fn ensure(self, wanted: ImageRequest<'_>) -> Result<FoundImage, PodError> {
         let mut labels = RequestLabels::default();
         let (credentials, announced) = (OnceCell::new(), AtomicBool::new(false));
         let request = Request { of: self, wanted: &wanted, credentials, announced };
@@ -208,7 +208,7 @@ impl ImageLookup<'_> {
 /// One image that is found or pulled.
 struct Request<'a> {
     of: ImageLookup<'a>,
-    wanted: &'a Wanted<'a>,
+    wanted: &'a ImageRequest<'a>,
     /// Looked up at most once.
     credentials: OnceCell<Vec<Credential>>,
     /// The event of the pull is sent.
@@ -259,6 +259,10 @@ impl Request<'_> {
         // It may have been removed since.
         let info = ctx.images.inspect(name, pod.metadata.annotations.as_ref()).await;
         let Ok(Some(info)) = info else { return Ok(None) };
+        // Its name may be that of another image since.
+        if !self.may_use(&info).await? {
+            return Ok(None);
+        }
         (labels.present, labels.required) = (Some(false), Some(true));
         Ok(Some(self.pulled(name.to_owned(), info, took, total)))
     }
@@ -330,8 +334,12 @@ impl Request<'_> {
         ctx.startups.pulled(uid, began, ctx.clock.wall());
         ctx.images.record_pull(stated, pulled.as_ref()).await;
         let pulled = pulled.map_err(|source| {
+            // One that ended with its pod holds nothing back: a static pod may be back under its UID.
+            let has_failed = !matches!(source, PullError::Cancelled { .. });
             let error = self.pull_failed(source);
-            ctx.pulls().record(&key, &error);
+            if has_failed {
+                ctx.pulls().record(&key, &error);
+            }
             error
         })?;
         let info = inspect_pulled(ctx, pod, &name, pulled.image_ref).await?;

@@ -11,10 +11,12 @@ use super::ActContext;
 use super::Cause;
 use super::PodError;
 use super::image::ImageLookup;
-use super::image::Wanted;
+use super::image::ImageRequest;
+use crate::images::with_default_tag;
 use crate::model::StartFailure;
 use crate::volumes::check_sub_path;
 use crate::workers::generate::ContainerSpec;
+use crate::workers::generate::names;
 
 /// Text that a runtime's error begins with if it cannot mount an image (`errors.go` of the CRI).
 const NOT_MOUNTED: &str = "ImageVolumeMountFailed";
@@ -41,7 +43,12 @@ pub(super) async fn ensure(images: ImageLookup<'_>) -> ImageVolumes {
             break;
         }
         let reference = source.reference.as_deref().unwrap_or_default();
-        let wanted = Wanted { image: reference, policy: source.pull_policy.as_deref(), field_path: String::new() };
+        // Looked up each time: for a runtime, and what prunes its images, one that is only mounted is unused.
+        if let Ok(name) = with_default_tag(reference) {
+            images.ctx.images.remove_cached(names::pod_uid(images.pod), &name);
+        }
+        let wanted =
+            ImageRequest { image: reference, policy: source.pull_policy.as_deref(), field_path: String::new() };
         let found = images.ensure(wanted).await.map_err(|error| StartFailure::from(&error));
         let mounted = |id| MountedImage { id, reference: reference.to_owned() };
         all.insert(volume.name.clone(), found.map(|found| mounted(found.image.image_ref)));

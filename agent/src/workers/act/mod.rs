@@ -57,7 +57,7 @@ pub use hooks::HookFailure;
 pub use orphans::remove_orphan;
 pub use outcome::SyncOutcome;
 pub use pass::PassContext;
-pub use pod_termination::StopTerms;
+pub use pod_termination::TerminationOptions;
 pub use pod_termination::cleanup_orphan;
 pub use pod_termination::cleanup_pod;
 pub use pod_termination::kill_orphan;

@@ -27,7 +27,7 @@ impl OrphanRemovals {
         let uid = uid.to_owned();
         self.0.send_modify(|uids| uids.push(uid.clone()));
         let removal = OrphanRemoval { all: self, uid };
-        // Asked again: a pod that has become known may not have seen the removal, and one that does so from now on will.
+        // Checked again: a pod that has become known may not have seen the removal, and one that does so from now on will.
         if known(&removal.uid) { None } else { Some(removal) }
     }
 

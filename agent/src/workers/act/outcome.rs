@@ -36,7 +36,7 @@ impl SyncOutcome {
         is_alone && failures.all(|failure| failure.token == StartFailure::IMAGE_PULL_BACK_OFF)
     }
 
-    /// When the pod is looked at again for a start that failed, if one has a time of its own.
+    /// When the pod is synced again for a start that failed, if one has a time of its own.
     pub fn retry_at(&self) -> Option<SystemTime> {
         self.failed_starts().filter_map(|failure| failure.retry_at).min()
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::PodError;
-use super::StopTerms;
+use super::TerminationOptions;
 use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::PodSnapshot;
@@ -24,14 +24,14 @@ pub struct PassContext {
     /// QoS class, which also determines the pod's cgroup; the error says which quantity cannot be parsed.
     pub qos_class: Result<QosClass, GenerateError>,
     /// Effective grace period, once the pod's termination is requested.
-    pub terms: StopTerms,
+    pub termination_options: TerminationOptions,
 }
 
 impl PassContext {
     /// The context of a pass over `pod` as of `snapshot`.
-    pub fn new(pod_ref: PodRef, pod: Pod, snapshot: Arc<PodSnapshot>, terms: StopTerms) -> Self {
+    pub fn new(pod_ref: PodRef, pod: Pod, snapshot: Arc<PodSnapshot>, termination_options: TerminationOptions) -> Self {
         let qos_class = qos::qos_class(&pod).map_err(GenerateError::from);
-        Self { pod, pod_ref, snapshot, qos_class, terms }
+        Self { pod, pod_ref, snapshot, qos_class, termination_options }
     }
 
     /// The same pass with a newer snapshot.

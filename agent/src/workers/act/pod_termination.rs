@@ -23,18 +23,19 @@ use crate::pacing::StopPermit;
 use crate::volumes::VolumeError;
 use crate::workers::generate::ContainerSpecs;
 
-/// The terms on which a pod is stopped.
+/// How a pod is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct StopTerms {
+pub struct TerminationOptions {
     /// The effective grace period in seconds, if termination came with one.
     pub grace: Option<i64>,
     /// The termination has a deadline (eviction, node shutdown): the stop does not wait for the stop limiter.
     pub immediately: bool,
 }
 
-/// Stops all containers and sandboxes of a terminating pod (the kill of `SyncTerminatingPod`). `latest` is asked when the
-/// stop limiter lets the pod through: containers that have exited on their own meanwhile get neither a stop nor an event.
-/// To be retried until it succeeds and a snapshot sampled afterwards shows nothing running. Dropping the future abandons the stop; the runtime may still complete it.
+/// Stops all containers and sandboxes of a terminating pod (the kill of `SyncTerminatingPod`). `latest` is called when the
+/// stop limiter grants a permit: containers that have exited on their own meanwhile get neither a stop nor an event. To be
+/// retried until it succeeds and a snapshot sampled afterwards shows nothing running. Dropping the future abandons the stop;
+/// the runtime may still complete it.
 ///
 /// # Errors
 /// The containers and sandboxes that could not be stopped.
@@ -42,10 +43,10 @@ pub async fn terminate_pod(
     ctx: &ActContext,
     pod: &Pod,
     latest: impl Fn() -> Arc<PodSnapshot>,
-    terms: StopTerms,
+    options: TerminationOptions,
 ) -> Result<(), PodError> {
-    let permit = ctx.pacing.stops.permit(terms.immediately).await;
-    killed(kill_with_permit(ctx, pod, &latest(), terms.grace, permit).await)
+    let permit = ctx.pacing.stops.permit(options.immediately).await;
+    killed(kill_with_permit(ctx, pod, &latest(), options.grace, permit).await)
 }
 
 /// Stops all containers of a terminating pod, also those that its spec does not name any more, and leaves its sandboxes to
@@ -57,12 +58,12 @@ pub async fn stop_containers(
     ctx: &ActContext,
     pod: &Pod,
     latest: impl Fn() -> Arc<PodSnapshot>,
-    terms: StopTerms,
+    options: TerminationOptions,
 ) -> Result<(), PodError> {
-    let mut permit = ctx.pacing.stops.permit(terms.immediately).await;
+    let mut permit = ctx.pacing.stops.permit(options.immediately).await;
     let snapshot = latest();
     let pod = with_unnamed(pod, &snapshot);
-    killed(permit.while_exiting(kill::kill_containers(ctx, &pod, &snapshot, terms.grace)).await)
+    killed(permit.while_exiting(kill::kill_containers(ctx, &pod, &snapshot, options.grace)).await)
 }
 
 /// The pod with the running containers that its spec does not name: no sandbox is stopped that would end them.

@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
     use crate::model::testing;
-    use crate::workers::act::StopTerms;
+    use crate::workers::act::TerminationOptions;
 
     /// Containers: as many as an object of the API server has room for.
     #[test]
@@ -126,7 +126,12 @@ mod tests {
         let runs_with = |last: &str| {
             let running = sidecars.iter().map(String::as_str).chain([last]);
             let snapshot = testing::snapshot(running.map(|name| testing::running(name, 0)).collect());
-            runs(&PassContext::new(snapshot.pod.clone(), pod.clone(), Arc::new(snapshot), StopTerms::default()))
+            runs(&PassContext::new(
+                snapshot.pod.clone(),
+                pod.clone(),
+                Arc::new(snapshot),
+                TerminationOptions::default(),
+            ))
         };
         assert_eq!((runs_with("other"), runs_with("main7")), (false, true));
     }

@@ -18,7 +18,8 @@ pub(super) struct PullSecrets {
     missing: Vec<String>,
 }
 
-/// Reads the pod's pull secrets, each once however often it is named. One that cannot be read is left out: another may do.
+/// Reads the pod's pull secrets, each once however often it is named. One that cannot be read is left out, since another may
+/// be sufficient.
 pub(super) async fn look_up(ctx: &ActContext, pod: &Pod) -> PullSecrets {
     let names = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
     let names = names.map(|reference| reference.name.as_str()).filter(|name| !name.is_empty());

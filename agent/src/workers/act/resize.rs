@@ -21,6 +21,7 @@ use crate::model::Amount;
 use crate::model::QosClass;
 use crate::model::ResizeContainer;
 use crate::model::ResizePod;
+use crate::model::SandboxStatus;
 use crate::model::qos;
 use crate::model::resources as amounts;
 use crate::model::resources::Resizable;
@@ -88,14 +89,19 @@ fn bracketed(texts: &[String]) -> String {
     if texts.len() > 1 { format!("[{}]", texts.join(", ")) } else { texts.concat() }
 }
 
-/// Applies the plan.
+/// Applies the plan. `sandbox`: the pod's, if it is ready.
 ///
 /// # Errors
 /// What ended it.
-pub(super) async fn resize(ctx: &ActContext, pass: &PassContext, plan: &ResizePod) -> Result<(), PodError> {
+pub(super) async fn resize(
+    ctx: &ActContext,
+    pass: &PassContext,
+    plan: &ResizePod,
+    sandbox: Option<&SandboxStatus>,
+) -> Result<(), PodError> {
     let began = ctx.clock.now();
     let class = pass.cgroup_class()?;
-    let result = Resize { ctx, pass, plan }.apply(class).await;
+    let result = Resize { ctx, pass, plan, sandbox }.apply(class).await;
     let took = ctx.clock.now().saturating_duration_since(began);
     ctx.count(|metrics| metrics.resizes.actuated(took, result.is_ok()));
     result.map_err(|source| PodError::Resize { source: Box::new(source) })
@@ -105,14 +111,15 @@ struct Resize<'a> {
     ctx: &'a ActContext,
     pass: &'a PassContext,
     plan: &'a ResizePod,
+    sandbox: Option<&'a SandboxStatus>,
 }
 
 impl Resize<'_> {
     async fn apply(&self, class: QosClass) -> Result<(), ResizeError> {
-        let Self { ctx, pass, plan } = *self;
+        let Self { ctx, pass, plan, sandbox } = *self;
         let wanted = resources::pod_cgroup_values(&pass.pod, &ctx.settings.resources)?;
         let pod_cgroup = match &ctx.cgroups {
-            Some(cgroups) => Some(PodCgroup::read(ctx, pass, cgroups, class, wanted).await?),
+            Some(cgroups) => Some(PodCgroup::read(ctx, pass, sandbox, cgroups, class, wanted).await?),
             None => None,
         };
         if plan.checks_memory {
@@ -121,13 +128,13 @@ impl Resize<'_> {
         let mut pod_cgroup = pod_cgroup;
         for resource in [Resizable::Memory, Resizable::Cpu] {
             if let Some(pod_cgroup) = &mut pod_cgroup {
-                pod_cgroup.write(resource, Change::More).await?;
+                pod_cgroup.write(resource, Change::Increase).await?;
             }
             for container in if resource == Resizable::Memory { &plan.memory } else { &plan.cpu } {
                 self.update(container, resource).await?;
             }
             if let Some(pod_cgroup) = &mut pod_cgroup {
-                pod_cgroup.write(resource, Change::Less).await?;
+                pod_cgroup.write(resource, Change::Decrease).await?;
             }
             if plan.pod_level {
                 self.record_pod(resource);
@@ -177,7 +184,7 @@ impl Resize<'_> {
     /// Memory that is taken away is not in use.
     async fn check_memory(&self, class: QosClass, pod_cgroup: Option<&PodCgroup<'_>>) -> Result<(), ResizeError> {
         let mut problems = Vec::new();
-        if let Some(pod_cgroup) = pod_cgroup.filter(|cgroup| cgroup.changes.memory == Some(Change::Less)) {
+        if let Some(pod_cgroup) = pod_cgroup.filter(|cgroup| cgroup.changes.memory == Some(Change::Decrease)) {
             let limit = pod_cgroup.wanted.memory_max.unwrap_or(UNLIMITED);
             match pod_cgroup.cgroups.pod_memory_in_use(class, self.pass.uid()).await {
                 None => problems.push("missing pod memory usage".to_owned()),
@@ -252,13 +259,13 @@ impl<'a> PodCgroup<'a> {
     async fn read(
         ctx: &'a ActContext,
         pass: &'a PassContext,
+        sandbox: Option<&SandboxStatus>,
         cgroups: &'a Cgroups,
         class: QosClass,
         wanted: CgroupValues,
     ) -> Result<Self, ResizeError> {
         let changes = cgroups.pod_changes(class, pass.uid(), &wanted).await;
         let changes = changes.map_err(|source| ResizeError::ReadCgroup { pod: pass.describe(), source })?;
-        let sandbox = pass.snapshot.sandboxes.first().filter(|sandbox| sandbox.ready);
         let sandbox_values = match sandbox {
             Some(sandbox) => Some(SandboxValues::new(ctx, &pass.pod, sandbox.id.to_string(), &changes)?),
             None => None,
@@ -276,10 +283,11 @@ impl<'a> PodCgroup<'a> {
         let changes = &self.changes;
         let steps = match resource {
             Resizable::Memory => {
-                let protection = (direction == Change::Less && !changes.protection.is_empty()).then_some(Change::Less);
+                let protection =
+                    (direction == Change::Decrease && !changes.protection.is_empty()).then_some(Change::Decrease);
                 vec![(changes.memory, limit), (protection, changes.protection.clone())]
             }
-            Resizable::Cpu if direction == Change::More => vec![(changes.quota, quota), (changes.shares, shares)],
+            Resizable::Cpu if direction == Change::Increase => vec![(changes.quota, quota), (changes.shares, shares)],
             Resizable::Cpu => vec![(changes.shares, shares), (changes.quota, quota)],
         };
         for (_, values) in steps.into_iter().filter(|(change, _)| *change == Some(direction)) {

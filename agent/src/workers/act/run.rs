@@ -42,7 +42,7 @@ pub async fn execute(ctx: &ActContext, pass: &PassContext, actions: &PodActions)
 /// [`execute`], with `before_pull` called before an image is pulled into a sandbox that the plan has created: pulls may take
 /// minutes, and the pod's status shows the sandbox meanwhile (KEP-3085). When `terminated` is ready nothing waits for
 /// volumes, objects, credentials, pulls and postStart hooks any longer, and a sandbox that cannot be created is no failure;
-/// the pod is to be looked at again. A start whose pull is given up fails, as a kubelet's does, and so does one whose
+/// the pod is to be synced again. A start whose pull is given up fails, as a kubelet's does, and so does one whose
 /// configuration is; the outcome has no other error then.
 pub async fn execute_observed(
     ctx: &ActContext,
@@ -101,8 +101,10 @@ async fn steps(
     }
     outcome.restart_all_done = !actions.remove.is_empty();
     if let Some(planned) = &actions.resize {
+        // That of a pod that was killed is stopped.
+        let sandbox = pass.snapshot.sandboxes.first().filter(|sandbox| sandbox.ready && !actions.kill_pod);
         // A failure keeps nothing from being started: a container that was stopped for its resize would stay so.
-        let resized = resize::resize(ctx, pass, planned).await;
+        let resized = resize::resize(ctx, pass, planned, sandbox).await;
         outcome.resized = Some(resized.is_ok());
         outcome.errors.extend(resized.err());
     }

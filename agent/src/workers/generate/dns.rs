@@ -234,6 +234,7 @@ mod tests {
         DnsSettings {
             cluster_dns: vec!["10.96.0.10".into()],
             cluster_domain: "cluster.local".into(),
+            ignores_override: false,
             node_ips: vec!["192.0.2.77".into()].into(),
         }
     }

@@ -38,8 +38,8 @@ pub fn file_values(content: &[u8], keys: BTreeSet<String>) -> FileValues {
     values_of(Assignments::new(text), keys).into_iter().map(|(key, value)| (key, owned(value))).collect()
 }
 
-/// The value of each key in the first assignment to it. What follows the last of these is not looked at. Keys without
-/// an assignment before a malformed line have its error.
+/// The value of each key in the first assignment to it. What follows the last of these is not parsed. Keys without an
+/// assignment before a malformed line have its error.
 fn values_of<'a>(
     assignments: impl Iterator<Item = Result<(&'a str, &'a str), EnvFileError>>,
     mut keys: BTreeSet<String>,

@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 
+use super::DnsSettings;
 use super::GenerateError;
 use super::names;
 
@@ -30,9 +31,10 @@ impl Hostname {
 ///
 /// # Errors
 /// A `hostname` or `subdomain` that is not a DNS label, a `hostnameOverride` that is not a DNS subdomain.
-pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, GenerateError> {
+pub fn hostname(pod: &Pod, dns: &DnsSettings) -> Result<Hostname, GenerateError> {
     let Some(spec) = &pod.spec else { return Ok(Hostname::default()) };
-    if let Some(name) = spec.hostname_override.as_deref().filter(|name| !name.is_empty()) {
+    let replacement = spec.hostname_override.as_deref().filter(|_| !dns.ignores_override);
+    if let Some(name) = replacement.filter(|name| !name.is_empty()) {
         if !name.split('.').all(has_label_form) {
             return Err(GenerateError::Hostname { field: "spec.hostnameOverride", value: name.to_owned() });
         }
@@ -45,7 +47,9 @@ pub fn hostname(pod: &Pod, cluster_domain: &str) -> Result<Hostname, GenerateErr
         None => truncated(names::pod_name(pod)),
     };
     let domain = match spec.subdomain.as_deref().filter(|name| !name.is_empty()) {
-        Some(name) if is_label(name) => format!("{name}.{}.svc.{cluster_domain}", names::pod_namespace(pod)),
+        Some(name) if is_label(name) => {
+            format!("{name}.{}.svc.{}", names::pod_namespace(pod), dns.cluster_domain)
+        }
         Some(name) => return Err(GenerateError::Hostname { field: "spec.subdomain", value: name.to_owned() }),
         None => String::new(),
     };
@@ -85,6 +89,10 @@ fn has_label_form(text: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn dns() -> DnsSettings {
+        DnsSettings { cluster_domain: "cluster.local".to_owned(), ..DnsSettings::default() }
+    }
+
     fn pod(spec: serde_json::Value) -> Pod {
         let mut pod: Pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "web", "namespace": "ns"}, "spec": {"containers": []}}))
@@ -112,7 +120,7 @@ mod tests {
         ];
         for (spec, host, domain, kernel) in table {
             let pod = pod(spec.clone());
-            let name = hostname(&pod, "cluster.local").expect("valid");
+            let name = hostname(&pod, &dns()).expect("valid");
             assert_eq!((name.host.as_str(), name.domain.as_str()), (host, domain), "{spec}");
             assert_eq!(kernel_hostname(&pod, &name).expect("fits"), kernel, "{spec}");
         }
@@ -122,15 +130,25 @@ mod tests {
     fn long_pod_names_are_cut_to_a_label() {
         let mut pod = pod(serde_json::json!({}));
         pod.metadata.name = Some(format!("{}-.x", "a".repeat(61)));
-        assert_eq!(hostname(&pod, "").expect("valid").host, "a".repeat(61));
+        assert_eq!(hostname(&pod, &dns()).expect("valid").host, "a".repeat(61));
     }
 
     #[test]
     fn long_overrides_are_cut_to_a_label() {
         for (name, expected) in [("a".repeat(64), "a".repeat(63)), (format!("{}.b", "a".repeat(62)), "a".repeat(62))] {
             let pod = pod(serde_json::json!({"hostnameOverride": name}));
-            let name = hostname(&pod, "cluster.local").expect("valid");
+            let name = hostname(&pod, &dns()).expect("valid");
             assert_eq!((kernel_hostname(&pod, &name).expect("fits"), name.host), (expected.clone(), expected));
+        }
+    }
+
+    #[test]
+    fn without_the_gate_an_override_is_ignored() {
+        let dns = DnsSettings { ignores_override: true, ..dns() };
+        for name in ["a.b", "a..b"] {
+            let pod = pod(serde_json::json!({"hostname": "h", "subdomain": "s", "hostnameOverride": name}));
+            let name = hostname(&pod, &dns).expect("valid");
+            assert_eq!((name.host.as_str(), name.domain.as_str()), ("h", "s.ns.svc.cluster.local"));
         }
     }
 
@@ -141,11 +159,11 @@ mod tests {
             (serde_json::json!({"subdomain": "a.b"}), "spec.subdomain"),
             (serde_json::json!({"hostnameOverride": "a..b"}), "spec.hostnameOverride"),
         ] {
-            let error = hostname(&pod(spec), "").expect_err("invalid").to_string();
+            let error = hostname(&pod(spec), &dns()).expect_err("invalid").to_string();
             assert!(error.contains(field), "{error}");
         }
         let pod = pod(serde_json::json!({"subdomain": "s".repeat(60), "setHostnameAsFQDN": true}));
-        let name = hostname(&pod, "cluster.local").expect("valid");
+        let name = hostname(&pod, &dns()).expect("valid");
         let error = kernel_hostname(&pod, &name).expect_err("too long").to_string();
         assert!(error.starts_with("failed to construct FQDN from pod hostname and cluster domain, "), "{error}");
     }

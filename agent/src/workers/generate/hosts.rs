@@ -39,12 +39,8 @@ fn push_aliases(text: &mut String, aliases: &[HostAlias]) {
     }
     text.push_str("\n# Entries added by HostAliases.\n");
     for alias in aliases {
-        text.push_str(&alias.ip);
-        for name in alias.hostnames.iter().flatten() {
-            text.push('\t');
-            text.push_str(name);
-        }
-        text.push('\n');
+        let names = alias.hostnames.as_deref().unwrap_or_default().join("\t");
+        text.push_str(&format!("{}\t{names}\n", alias.ip));
     }
 }
 
@@ -64,6 +60,12 @@ mod tests {
         assert!(
             text.ends_with("10.0.0.1\tweb.s.ns.svc.local\tweb\n\n# Entries added by HostAliases.\n192.0.2.9\ta\tb\n")
         );
+    }
+
+    #[test]
+    fn an_alias_without_names_has_a_separator() {
+        let text = host_network_hosts("", &[alias(), HostAlias { ip: "192.0.2.10".into(), hostnames: None }]);
+        assert!(text.ends_with("\n192.0.2.9\ta\tb\n192.0.2.10\t\n"), "{text:?}");
     }
 
     #[test]

@@ -40,11 +40,8 @@ pub fn sandbox_config(
     settings: &NodeSettings,
 ) -> Result<SandboxConfig, GenerateError> {
     let dns = pod_dns(pod, &settings.dns, resolv_conf)?;
-    let kernel_name = if spec::host_network(pod) {
-        String::new()
-    } else {
-        kernel_hostname(pod, &hostname(pod, &settings.dns.cluster_domain)?)?
-    };
+    let kernel_name =
+        if spec::host_network(pod) { String::new() } else { kernel_hostname(pod, &hostname(pod, &settings.dns)?)? };
     let linux = cri::LinuxPodSandboxConfig {
         cgroup_parent: cgroup_parent.to_owned(),
         security_context: Some(security::sandbox_security(pod, users)?),

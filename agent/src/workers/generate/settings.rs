@@ -38,6 +38,8 @@ pub struct DnsSettings {
     pub cluster_dns: Vec<String>,
     /// `clusterDomain`.
     pub cluster_domain: String,
+    /// Without the feature gate HostnameOverride (KEP-4762): `hostnameOverride` of pods is ignored.
+    pub ignores_override: bool,
     /// Addresses of the node.
     pub node_ips: NodeIps,
 }

@@ -17,7 +17,7 @@ pub fn own(Mapping { first, length }: Mapping) -> cri::UserNamespace {
 
 /// Mounts as the container sees them: with ids of its own user namespace (idmapped mounts). Owners on disk stay as they are, and
 /// so are ids inside of the namespace.
-pub(super) fn map_mounts(mut mounts: Vec<cri::Mount>, users: &cri::UserNamespace) -> Vec<cri::Mount> {
+pub fn map_mounts(mut mounts: Vec<cri::Mount>, users: &cri::UserNamespace) -> Vec<cri::Mount> {
     for mount in &mut mounts {
         mount.uid_mappings.clone_from(&users.uids);
         mount.gid_mappings.clone_from(&users.gids);

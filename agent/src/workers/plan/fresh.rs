@@ -1,6 +1,7 @@
 //! The pod needs another sandbox: which containers to start in it, or none.
 
 use super::draft::Draft;
+use super::resize;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
 use crate::model::SandboxId;
@@ -22,8 +23,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, attempt: u32, replaces: Option<Sandbox
     if spec::lasting_containers(pod).any(|container| may_yet_restart_all(draft, &container)) {
         return draft.await_exit_code();
     }
-    let has_run = !draft.input.snapshot.containers.is_empty();
-    if RestartPolicy::of_pod(pod) == RestartPolicy::Never && attempt != 0 && has_run {
+    if !restart::may_replace_sandbox(pod, draft.input.snapshot, attempt) {
         return draft.kill_pod();
     }
     let mut starts = Vec::new();
@@ -31,7 +31,7 @@ pub(super) fn plan(draft: &mut Draft<'_>, attempt: u32, replaces: Option<Sandbox
     for container in spec::classified_regular(pod) {
         let newest = draft.newest(&container);
         seen |= newest.is_some_and(|status| status.state != ContainerState::Unknown);
-        match restart_in_new_sandbox(RestartPolicy::of_container(pod, container.spec, draft.input.gates), newest) {
+        match restart_in_new_sandbox(draft, &container, newest) {
             Restart::Yes => starts.push(container),
             Restart::Done => {}
             Restart::AwaitExitCode => draft.await_exit_code(),
@@ -48,6 +48,8 @@ pub(super) fn plan(draft: &mut Draft<'_>, attempt: u32, replaces: Option<Sandbox
         Some(first) => draft.start(&first),
         None => starts.iter().for_each(|container| draft.start(container)),
     }
+    // The pod's cgroup exists already if the pod was resized while it had no sandbox.
+    resize::plan(draft);
 }
 
 fn may_yet_restart_all(draft: &Draft<'_>, container: &SpecContainer<'_>) -> bool {
@@ -55,12 +57,19 @@ fn may_yet_restart_all(draft: &Draft<'_>, container: &SpecContainer<'_>) -> bool
     draft.newest(container).is_some_and(undecided) && restart::may_restart_all(container.spec, draft.input.gates)
 }
 
-fn restart_in_new_sandbox(policy: RestartPolicy, newest: Option<&ContainerStatus>) -> Restart {
+fn restart_in_new_sandbox(
+    draft: &Draft<'_>,
+    container: &SpecContainer<'_>,
+    newest: Option<&ContainerStatus>,
+) -> Restart {
+    let (pod, gates) = (draft.input.pod, draft.input.gates);
+    let policy = RestartPolicy::of_container(pod, container.spec, gates);
     match newest {
         Some(last) if policy == RestartPolicy::OnFailure && last.state == ContainerState::Exited => {
             match last.exit_code {
-                Some(0) => Restart::Done,
-                Some(_) => Restart::Yes,
+                // A rule may restart the container also after success.
+                Some(code) if restart::restarts_after(pod, container.spec, code, gates) => Restart::Yes,
+                Some(_) => Restart::Done,
                 None => Restart::AwaitExitCode,
             }
         }

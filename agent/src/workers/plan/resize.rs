@@ -44,7 +44,7 @@ pub(super) fn plan(draft: &mut Draft<'_>) {
     let init = spec::classified_init(pod).rev().filter(|init| resizes_init || init.class != ContainerClass::Init);
     for container in init.chain(spec::classified_regular(pod)) {
         let running = draft.newest(&container).filter(|newest| newest.state == ContainerState::Running);
-        let running = running.filter(|running| !killed.contains(&running.id));
+        let running = running.filter(|running| !draft.actions.kill_pod && !killed.contains(&running.id));
         if let Some(running) = running.filter(|running| is_resizable(draft, &container, running)) {
             let (from, to) = change(draft, &container, running);
             let entry = || ResizeContainer { id: running.id.clone(), name: container.name().to_owned(), from, to };

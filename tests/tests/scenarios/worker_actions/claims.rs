@@ -13,7 +13,7 @@ use keblet::model::Clock;
 use keblet::objects::Objects;
 use keblet::objects::ObjectsConfig;
 use keblet::objects::Strategy;
-use keblet::workers::act::StopTerms;
+use keblet::workers::act::TerminationOptions;
 use keblet::workers::act::cleanup_orphan;
 use keblet::workers::act::cleanup_pod;
 use keblet::workers::act::execute;
@@ -95,9 +95,14 @@ async fn pod_runs_with_its_runtime_class_and_the_volume_of_its_claim() {
     let sandbox = node.ctx.runtime.pod_sandbox_status(snapshot.sandboxes[0].id.as_str()).await.unwrap();
     assert_eq!(sandbox.runtime_handler, "runc");
 
-    terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), StopTerms { grace: Some(1), immediately: false })
-        .await
-        .unwrap();
+    terminate_pod(
+        &node.ctx,
+        &pod,
+        || Arc::new(snapshot.clone()),
+        TerminationOptions { grace: Some(1), immediately: false },
+    )
+    .await
+    .unwrap();
     cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
     cleanup_orphan(&node.ctx, UID).await.unwrap();
     assert!(!node.dir.join(format!("act/root/pods/{UID}")).exists());
@@ -174,9 +179,14 @@ async fn pod_gets_the_raw_device_of_its_claim() {
         assert!(loops().contains(&*maps.join(UID).to_string_lossy()), "{}", loops());
 
         let snapshot = node.snapshot().await;
-        terminate_pod(&node.ctx, &pod, || Arc::new(snapshot.clone()), StopTerms { grace: Some(1), immediately: false })
-            .await
-            .unwrap();
+        terminate_pod(
+            &node.ctx,
+            &pod,
+            || Arc::new(snapshot.clone()),
+            TerminationOptions { grace: Some(1), immediately: false },
+        )
+        .await
+        .unwrap();
         cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
         cleanup_orphan(&node.ctx, UID).await.unwrap();
         assert!(!root.join("pods").join(UID).exists() && !maps.exists());

@@ -85,7 +85,7 @@ fn the_log_shows_both_documents_without_secrets() {
 #[test]
 fn notices_name_what_has_no_effect() {
     let settings = Case::new()
-        .main("maxPods: 7\nvolumePluginDir: /flex\nfeatureGates: {NativeHistograms: true, NodeSwap: true}\n")
+        .main("maxPods: 7\nvolumePluginDir: /flex\nhairpinMode: none\nfeatureGates: {NativeHistograms: true, NodeSwap: true}\n")
         .flag("experimental-mounter-path", "/srv")
         .flag("file-check-frequency", "2m")
         .flag("log-cadvisor-usage", "true")
@@ -104,6 +104,8 @@ fn notices_name_what_has_no_effect() {
         notices.lines().any(|line| line.starts_with("volumePluginDir (")
             && line.ends_with("main.yaml:4) is accepted but not honoured yet"))
     );
+    assert!(notices.lines().any(|line| line.starts_with("hairpinMode (")
+        && line.ends_with("main.yaml:5) is accepted and has no effect, as in a kubelet")));
     assert!(!notices.contains("fileCheckFrequency ("), "a field that is honoured has no notice");
 }
 
@@ -123,13 +125,18 @@ fn notices_name_gates_whose_value_is_not_honoured() {
         "EnvFiles: false",
         "RotateKubeletServerCertificate: false",
         "ClusterTrustBundle: true, ClusterTrustBundleProjection: true",
-        "HostnameOverride: true",
+        "HostnameOverride: false",
+        "WindowsGracefulNodeShutdown: true",
     ] {
         let shown = notices(honoured);
         assert!(!shown.contains("feature gate"), "{honoured}: {shown}");
     }
-    for ignored in ["HostnameOverride=false", "NativeHistograms=true"] {
+    for ignored in ["PodReadyToStartContainersCondition=false", "NativeHistograms=true"] {
         let shown = notices(&ignored.replace('=', ": "));
         assert!(shown.contains(&format!("feature gate {ignored} is accepted but not honoured yet")), "{shown}");
+    }
+    for foreign in ["WindowsGracefulNodeShutdown=false", "HPAScaleToZero=true"] {
+        let shown = notices(&foreign.replace('=', ": "));
+        assert!(shown.contains(&format!("feature gate {foreign} has no effect, as in a kubelet")), "{shown}");
     }
 }

@@ -8,7 +8,7 @@ use lru::LruCache;
 use tokio::time::Instant;
 
 use super::plugin::CacheBy;
-use super::plugin::Response;
+use super::plugin::CredentialProviderResponse;
 use crate::images::access::AccountUse;
 
 /// Responses that are kept; the one that was used longest ago is dropped.
@@ -32,7 +32,7 @@ struct Key {
 
 /// Responses by what they are valid for.
 #[derive(Debug)]
-pub(super) struct Cache(LruCache<Key, (Instant, Arc<Response>)>);
+pub(super) struct Cache(LruCache<Key, (Instant, Arc<CredentialProviderResponse>)>);
 
 impl Default for Cache {
     fn default() -> Self {
@@ -50,7 +50,12 @@ fn base(cache_by: CacheBy, image: &str) -> String {
 
 impl Cache {
     /// A response for this image, the most special first.
-    pub(super) fn get(&mut self, image: &str, account: &AccountKey, now: Instant) -> Option<Arc<Response>> {
+    pub(super) fn get(
+        &mut self,
+        image: &str,
+        account: &AccountKey,
+        now: Instant,
+    ) -> Option<Arc<CredentialProviderResponse>> {
         [CacheBy::Image, CacheBy::Registry, CacheBy::Global].into_iter().find_map(|cache_by| {
             let key = Key { base: base(cache_by, image), account: account.clone() };
             let found = self.0.get(&key).filter(|(until, _)| now < *until).map(|(_, response)| response.clone());
@@ -62,7 +67,13 @@ impl Cache {
     }
 
     /// Keeps a response until `until`.
-    pub(super) fn insert(&mut self, image: &str, account: AccountKey, until: Instant, response: Arc<Response>) {
+    pub(super) fn insert(
+        &mut self,
+        image: &str,
+        account: AccountKey,
+        until: Instant,
+        response: Arc<CredentialProviderResponse>,
+    ) {
         self.0.put(Key { base: base(response.cache_by, image), account }, (until, response));
     }
 }
@@ -84,7 +95,7 @@ mod tests {
             (CacheBy::Global, [true, true, true]),
         ] {
             let mut cache = Cache::default();
-            let response = Arc::new(Response { cache_by, lifetime: None, auth: Vec::new() });
+            let response = Arc::new(CredentialProviderResponse { cache_by, lifetime: None, auth: Vec::new() });
             cache.insert("r.io/a", none.clone(), until, response);
             let has = ["r.io/a", "r.io/b", "q.io/a"].map(|image| cache.get(image, &none, now).is_some());
             assert_eq!(has, found, "{cache_by:?}");

@@ -41,9 +41,9 @@ use account::Account;
 use cache::AccountKey;
 use cache::Cache;
 use config::ProviderConfig;
+use plugin::CredentialProviderRequest;
+use plugin::CredentialProviderResponse;
 use plugin::PluginError;
-use plugin::Question;
-use plugin::Response;
 use sha2::Digest as _;
 
 /// The configured plugins.
@@ -60,11 +60,11 @@ struct Provider {
     config: ProviderConfig,
     program: PathBuf,
     cache: Mutex<Cache>,
-    /// Runs in progress; all callers with the same question wait for one.
+    /// Runs in progress; all callers with the same request wait for one.
     running: Mutex<HashMap<(String, AccountKey), Run>>,
 }
 
-type Run = Arc<OnceCell<Result<Arc<Response>, PluginError>>>;
+type Run = Arc<OnceCell<Result<Arc<CredentialProviderResponse>, PluginError>>>;
 
 impl Providers {
     /// Reads the configuration of plugins in `directory`. `tokens`: they may get tokens of service accounts (feature gate
@@ -129,7 +129,12 @@ impl Providers {
 
 impl Provider {
     /// The cached response, or that of a run.
-    async fn response(&self, image: &str, account: &Account, metrics: &Metrics) -> Result<Arc<Response>, PluginError> {
+    async fn response(
+        &self,
+        image: &str,
+        account: &Account,
+        metrics: &Metrics,
+    ) -> Result<Arc<CredentialProviderResponse>, PluginError> {
         let hash = account.token.as_ref().map(hash);
         let by_token = self.config.token_attributes.as_ref().is_some_and(|attributes| attributes.cache_type == "Token");
         let key = AccountKey {
@@ -140,17 +145,17 @@ impl Provider {
         if let Some(known) = lock(&self.cache).get(image, &key, Instant::now()) {
             return Ok(known);
         }
-        let question = (image.to_owned(), AccountKey { token: hash, ..key.clone() });
+        let run_key = (image.to_owned(), AccountKey { token: hash, ..key.clone() });
         let run = {
             let mut running = lock(&self.running);
             // Callers that were dropped, with their pods, have removed nothing.
             running.retain(|_, run| Arc::strong_count(run) > 1);
-            running.entry(question.clone()).or_default().clone()
+            running.entry(run_key.clone()).or_default().clone()
         };
         let result = run.get_or_init(|| self.run(image, account, key, metrics)).await.clone();
         let mut running = lock(&self.running);
-        if running.get(&question).is_some_and(|current| Arc::ptr_eq(current, &run)) {
-            running.remove(&question);
+        if running.get(&run_key).is_some_and(|current| Arc::ptr_eq(current, &run)) {
+            running.remove(&run_key);
         }
         result
     }
@@ -161,10 +166,11 @@ impl Provider {
         account: &Account,
         key: AccountKey,
         metrics: &Metrics,
-    ) -> Result<Arc<Response>, PluginError> {
-        let question = Question { image, token: account.token.as_ref(), annotations: &account.annotations };
+    ) -> Result<Arc<CredentialProviderResponse>, PluginError> {
+        let request =
+            CredentialProviderRequest { image, token: account.token.as_ref(), annotations: &account.annotations };
         let began = Instant::now();
-        let result = plugin::run(&self.config, &self.program, &question).await;
+        let result = plugin::run(&self.config, &self.program, &request).await;
         let failed = result.as_ref().is_err_and(PluginError::is_exec);
         metrics.images.plugin_ran(&self.config.name, began.elapsed(), !failed);
         let response = Arc::new(result?);
@@ -180,7 +186,7 @@ impl Provider {
     }
 }
 
-impl Response {
+impl CredentialProviderResponse {
     fn has_password(&self, token: &SecretString) -> bool {
         self.auth.iter().any(|(_, _, password)| password.expose_secret() == token.expose_secret())
     }

@@ -26,9 +26,9 @@ const MAX_OUTPUT: u64 = 1 << 20;
 const MAX_QUOTED: u64 = 1 << 10;
 const RESPONSE: &str = "CredentialProviderResponse";
 
-/// What a plugin is asked.
+/// The content of a request to a plugin.
 #[derive(Clone, Debug)]
-pub(super) struct Question<'a> {
+pub(super) struct CredentialProviderRequest<'a> {
     /// The repository, without tag and digest.
     pub(super) image: &'a str,
     pub(super) token: Option<&'a SecretString>,
@@ -45,7 +45,7 @@ pub(super) enum CacheBy {
 
 /// A valid response.
 #[derive(Clone, Debug)]
-pub(super) struct Response {
+pub(super) struct CredentialProviderResponse {
     pub(super) cache_by: CacheBy,
     /// `None`: the configured one.
     pub(super) lifetime: Option<Duration>,
@@ -86,18 +86,18 @@ impl PluginError {
 pub(super) async fn run(
     config: &ProviderConfig,
     program: &Path,
-    question: &Question<'_>,
-) -> Result<Response, PluginError> {
+    request: &CredentialProviderRequest<'_>,
+) -> Result<CredentialProviderResponse, PluginError> {
     let failed =
-        |problem: String| PluginError::Exec { plugin: config.name.clone(), image: question.image.to_owned(), problem };
-    let request = request(config, question);
-    let output = tokio::time::timeout(TIMEOUT, exec(config, program, request.expose_secret().as_bytes())).await;
+        |problem: String| PluginError::Exec { plugin: config.name.clone(), image: request.image.to_owned(), problem };
+    let line = encode(config, request);
+    let output = tokio::time::timeout(TIMEOUT, exec(config, program, line.expose_secret().as_bytes())).await;
     let output = output.map_err(|_| failed(format!("did not end within {TIMEOUT:?}")))?.map_err(failed)?;
     decode(&output, &config.api_version)
 }
 
 /// The request, one line.
-fn request(config: &ProviderConfig, question: &Question<'_>) -> SecretString {
+fn encode(config: &ProviderConfig, request: &CredentialProviderRequest<'_>) -> SecretString {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
     struct Request<'a> {
@@ -112,9 +112,9 @@ fn request(config: &ProviderConfig, question: &Question<'_>) -> SecretString {
     let request = Request {
         kind: "CredentialProviderRequest",
         api_version: &config.api_version,
-        image: question.image,
-        service_account_token: question.token.map(|token| token.expose_secret()),
-        service_account_annotations: question.annotations,
+        image: request.image,
+        service_account_token: request.token.map(|token| token.expose_secret()),
+        service_account_annotations: request.annotations,
     };
     // Texts can always be written.
     let mut line = serde_json::to_string(&request).unwrap_or_default();
@@ -159,7 +159,7 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64) -> Vec<u8> {
 }
 
 /// Reads a response strictly. Errors do not quote it, for it holds secrets.
-fn decode(output: &[u8], expected: &str) -> Result<Response, PluginError> {
+fn decode(output: &[u8], expected: &str) -> Result<CredentialProviderResponse, PluginError> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Login {
@@ -202,7 +202,7 @@ fn decode(output: &[u8], expected: &str) -> Result<Response, PluginError> {
         (registry, username.unwrap_or_default(), SecretString::from(password.unwrap_or_default()))
     };
     let auth = auth.map(entry).collect();
-    Ok(Response { cache_by, lifetime: written.cache_duration.map(GoDuration::std), auth })
+    Ok(CredentialProviderResponse { cache_by, lifetime: written.cache_duration.map(GoDuration::std), auth })
 }
 
 #[cfg(test)]
@@ -212,7 +212,7 @@ mod tests {
     use super::super::config::PLUGIN_VERSIONS;
     use super::*;
 
-    fn response(changes: Value) -> Result<Response, String> {
+    fn response(changes: Value) -> Result<CredentialProviderResponse, String> {
         let mut all = json!({"kind": RESPONSE, "apiVersion": PLUGIN_VERSIONS[0], "cacheKeyType": "Image",
             "auth": {"r.io": {"username": "u", "password": "hunter2"}}});
         all.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());

@@ -31,7 +31,7 @@ const PIECE: usize = 16 * 1024;
 
 /// Sources of logs.
 #[derive(Clone, Debug)]
-pub(super) struct Places {
+pub(super) struct LogSources {
     pub(super) journalctl: PathBuf,
     pub(super) folder: PathBuf,
 }
@@ -40,7 +40,7 @@ type Pieces = BoxStream<'static, Bytes>;
 
 /// The logs of `services`, as bytes to send; ends after [`TIME_LIMIT`].
 pub(super) async fn logs(
-    places: &Places,
+    places: &LogSources,
     services: Vec<String>,
     options: Options,
 ) -> impl Stream<Item = Bytes> + use<> {
@@ -66,7 +66,7 @@ async fn units(journalctl: &Path) -> String {
 }
 
 /// The output of journalctl, stdout and stderr, up to `end`.
-fn journal(places: &Places, options: &Options, services: &[&str], end: Instant) -> Pieces {
+fn journal(places: &LogSources, options: &Options, services: &[&str], end: Instant) -> Pieces {
     match spawn(&places.journalctl, options.arguments(services)) {
         Ok((child, output)) => pieces(output, Some(killed_at(end, child))).boxed(),
         Err(error) => {
@@ -113,7 +113,7 @@ fn pieces(
 }
 
 /// Logs of services that are not in the journal.
-async fn files(places: &Places, options: &Options, services: Vec<String>) -> Pieces {
+async fn files(places: &LogSources, options: &Options, services: Vec<String>) -> Pieces {
     if !options.is_empty() {
         let names = services.join(" ");
         let text = format!(
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     /// A journal that has `known.service` and prints the query.
-    fn places(dir: &Path) -> Places {
+    fn places(dir: &Path) -> LogSources {
         let script = dir.join("journalctl");
         let text = "#!/bin/sh\nif [ \"$1\" = --field ]; then echo known.service; else echo \"$@\"; echo failed >&2; exit 1; fi\n";
         std::fs::write(&script, text).unwrap();
@@ -171,10 +171,10 @@ mod tests {
         std::fs::create_dir_all(folder.join("deep")).unwrap();
         std::fs::write(folder.join("plain.log"), "plain text\n").unwrap();
         std::fs::write(folder.join("deep/deep.log"), "deep text\n").unwrap();
-        Places { journalctl: script, folder }
+        LogSources { journalctl: script, folder }
     }
 
-    async fn text(places: &Places, services: &[&str], options: Options) -> String {
+    async fn text(places: &LogSources, services: &[&str], options: Options) -> String {
         let services = services.iter().map(|service| (*service).to_owned()).collect();
         let pieces: Vec<Bytes> = logs(places, services, options).await.collect().await;
         String::from_utf8(pieces.concat()).unwrap()
@@ -219,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_journal_that_cannot_be_read_is_reported_on_a_line_of_its_own() {
-        let places = Places { journalctl: "/no/such/journalctl".into(), folder: "/no/such/folder".into() };
+        let places = LogSources { journalctl: "/no/such/journalctl".into(), folder: "/no/such/folder".into() };
         let end = Instant::now() + TIME_LIMIT;
         let pieces: Vec<Bytes> = journal(&places, &Options::default(), &["known"], end).collect().await;
         assert_eq!(pieces, ["\nerror: journal output not available\n"]);

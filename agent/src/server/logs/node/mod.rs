@@ -28,20 +28,20 @@ use futures_util::Stream;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 
-use self::journal::Places;
+use self::journal::LogSources;
 use self::query::BadQuery;
-use self::query::Wanted;
+use self::query::NodeLogQuery;
 use super::super::answer;
 
 #[derive(Clone)]
 struct NodeLogs {
-    places: Places,
+    places: LogSources,
     queries: bool,
 }
 
 /// The router of `/logs`. `queries` is `enableSystemLogQuery`.
 pub fn router(folder: PathBuf, queries: bool) -> Router {
-    let places = Places { journalctl: "journalctl".into(), folder };
+    let places = LogSources { journalctl: "journalctl".into(), folder };
     Router::new()
         .route("/logs", any(root))
         .route("/logs/", any(root))
@@ -67,14 +67,14 @@ impl NodeLogs {
         match query::parse(&parameters, path) {
             Err(BadQuery::Undecodable(text)) => answer::error(StatusCode::BAD_REQUEST, text),
             Err(BadQuery::Invalid(text)) => answer::error(StatusCode::NOT_ACCEPTABLE, text),
-            Ok(Wanted::File(file)) => match files::find_below(&self.places.folder, &file).await {
+            Ok(NodeLogQuery::File(file)) => match files::find_below(&self.places.folder, &file).await {
                 Ok(()) => files::show(files::below(&self.places.folder, &file), headers).await,
                 Err(error) => {
                     let text = format!("query: Invalid value: {file:?}: {error}");
                     answer::error(StatusCode::NOT_ACCEPTABLE, text)
                 }
             },
-            Ok(Wanted::Services(services, options)) => {
+            Ok(NodeLogQuery::Services(services, options)) => {
                 let pieces = journal::logs(&self.places, services, options).await;
                 stream_text(pieces, headers)
             }

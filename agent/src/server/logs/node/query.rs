@@ -11,7 +11,7 @@ const MAX_LINES: i64 = 100_000;
 
 /// The requested logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum NodeLogQuery {
     /// A file, by its name below the log folder.
     File(String),
     /// Logs of services.
@@ -48,7 +48,7 @@ pub(super) fn is_query(parameters: &[(String, String)]) -> bool {
 ///
 /// # Errors
 /// The query is invalid.
-pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<Wanted, BadQuery> {
+pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<NodeLogQuery, BadQuery> {
     let first = |name: &str| {
         let found = parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
         found.filter(|value| !value.is_empty())
@@ -87,8 +87,8 @@ pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<Wante
     let file = names_problems(&names, has_options, &mut problems);
     match (problems.is_empty(), file) {
         (false, _) => Err(BadQuery::Invalid(aggregate(&problems))),
-        (true, Some(file)) => Ok(Wanted::File(file)),
-        (true, None) => Ok(Wanted::Services(
+        (true, Some(file)) => Ok(NodeLogQuery::File(file)),
+        (true, None) => Ok(NodeLogQuery::Services(
             names.into_iter().map(str::to_owned).collect(),
             Options { since: since.map(|at| at.text), until: until.map(|at| at.text), lines, pattern, boot },
         )),
@@ -213,7 +213,7 @@ impl Options {
 mod tests {
     use super::*;
 
-    fn query(text: &str, path: &str) -> Result<Wanted, BadQuery> {
+    fn query(text: &str, path: &str) -> Result<NodeLogQuery, BadQuery> {
         let parameters = crate::server::answer::query_of(&format!("http://x/?{text}").parse().unwrap());
         assert!(is_query(&parameters), "{text}");
         parse(&parameters, path)
@@ -221,8 +221,8 @@ mod tests {
 
     #[test]
     fn files_and_services() {
-        assert_eq!(query("query=./syslog", ""), Ok(Wanted::File("./syslog".to_owned())));
-        let Ok(Wanted::Services(names, options)) = query("query=kubelet&query=+&query=crio", "") else {
+        assert_eq!(query("query=./syslog", ""), Ok(NodeLogQuery::File("./syslog".to_owned())));
+        let Ok(NodeLogQuery::Services(names, options)) = query("query=kubelet&query=+&query=crio", "") else {
             panic!("services")
         };
         assert_eq!((names, options.is_empty()), (vec!["kubelet".to_owned(), "crio".to_owned()], true));
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn arguments_of_journalctl() {
         let asked = "query=a&sinceTime=2026-01-02T03:04:05Z&untilTime=2026-11-12T13:14:15%2B01:00&tailLines=7&boot=-1&pattern=a.*b";
-        let Ok(Wanted::Services(_, options)) = query(asked, "") else { panic!("services") };
+        let Ok(NodeLogQuery::Services(_, options)) = query(asked, "") else { panic!("services") };
         let expected = [
             "--utc",
             "--no-pager",
@@ -270,7 +270,7 @@ mod tests {
             r"\b{x}",
             r"\p{Greek}\x{7F}\d{2}",
         ] {
-            let Ok(Wanted::Services(_, options)) = find(good) else { panic!("{good} is refused") };
+            let Ok(NodeLogQuery::Services(_, options)) = find(good) else { panic!("{good} is refused") };
             assert_eq!(options.pattern.as_deref(), Some(good), "journalctl gets it as it is");
         }
         for bad in ["{2}", "a{3,2}", "(", "[", r"\x{zz}"] {

@@ -8,6 +8,7 @@ use super::check;
 use super::errors_of;
 
 const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/c";
+const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 const SECCOMP: &str = "container.seccomp.security.alpha.kubernetes.io/c";
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 
@@ -17,6 +18,15 @@ fn annotations_are_well_formed() {
     check(&[
         (at, json!({APP_ARMOR: "runtime/default", SECCOMP: "docker/default", SECCOMP_POD: "localhost/a/b.json"}), ""),
         (at, json!({APP_ARMOR: "localhost/web", SECCOMP: "unconfined", SECCOMP_POD: "runtime/default"}), ""),
+        (at, json!({DELETION_COST: "-10"}), ""),
+        (at, json!({DELETION_COST: "0"}), ""),
+        (
+            at,
+            json!({DELETION_COST: "010"}),
+            &format!("metadata.annotations[{DELETION_COST}]: Invalid value: \"010\": must be a 32bit integer"),
+        ),
+        (at, json!({DELETION_COST: "+1"}), &format!("metadata.annotations[{DELETION_COST}]: Invalid value")),
+        (at, json!({DELETION_COST: "2147483648"}), &format!("metadata.annotations[{DELETION_COST}]: Invalid value")),
         (at, json!({APP_ARMOR: "web"}), &format!("metadata.annotations[{APP_ARMOR}]: Invalid value: \"web\"")),
         (
             at,
@@ -48,7 +58,7 @@ fn annotations_and_fields_state_the_same() {
         (SECCOMP, "unconfined", "seccompProfile", json!({"type": "RuntimeDefault"}), ".type: Forbidden: seccomp type"),
         (SECCOMP, "localhost/a", "seccompProfile", json!({"type": "Unconfined"}), ".type: Forbidden: seccomp type"),
         (SECCOMP, "localhost/a", "seccompProfile", local("b"), ".localhostProfile: Forbidden: seccomp profile"),
-        // The annotation of the pod says nothing of a container with a profile of its own.
+        // The annotation of the pod does not apply to a container with a profile of its own.
         (SECCOMP_POD, "unconfined", "seccompProfile", local("b"), ""),
     ];
     for (annotation, annotated, field, profile, expected) in table {

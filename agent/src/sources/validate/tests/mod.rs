@@ -2,6 +2,7 @@
 
 mod annotations;
 mod container;
+mod mounts;
 mod resources;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -150,7 +151,19 @@ fn pod_level_fields() {
             "spec.tolerations[0].operator: Unsupported value: \"Is\"",
         ),
         ("/spec/tolerations", json!([{"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}]), ""),
+        (
+            "/spec/tolerations",
+            json!([{"key": "a", "operator": "Gt", "value": "5"}]),
+            "spec.tolerations[0].operator: Unsupported value: \"Gt\": supported values: \"Equal\", \"Exists\", \"Lt\", \"Gt\"",
+        ),
         ("/spec/os", json!({"name": "plan9"}), "spec.os.name: Unsupported value"),
+        ("/spec/preemptionPolicy", json!("Never"), ""),
+        ("/spec/preemptionPolicy", json!(""), "spec.preemptionPolicy: Required value"),
+        (
+            "/spec/preemptionPolicy",
+            json!("Always"),
+            "spec.preemptionPolicy: Unsupported value: \"Always\": supported values: \"PreemptLowerPriority\", \"Never\"",
+        ),
     ]);
 }
 
@@ -215,6 +228,13 @@ fn security() {
         ),
         (container, json!({"procMount": "Unmasked"}), "spec.containers[0].securityContext.procMount: Invalid value"),
     ]);
+    let mut pod = base();
+    pod["spec"]["os"] = json!({"name": "linux"});
+    pod["spec"]["securityContext"] = json!({"windowsOptions": {}});
+    pod["spec"]["initContainers"][0]["securityContext"] = json!({"windowsOptions": {}});
+    let at = |path: &str| format!("{path}.windowsOptions: Forbidden: windows options cannot be set for a linux pod");
+    let expected = ["spec.securityContext", "spec.initContainers[0].securityContext"].map(at);
+    assert_eq!(errors_of(pod), expected);
     let mut pod = base();
     pod["spec"]["hostPID"] = json!(true);
     pod["spec"]["shareProcessNamespace"] = json!(true);

@@ -91,3 +91,44 @@ fn a_status_without_container_results_is_a_first_status() {
     init.init_container_statuses = serde_json::from_value(run).unwrap();
     assert!(matches!(next(init, unset()), SyncAction::Patch(_)), "an init container runs");
 }
+
+/// A status of container `c`.
+fn one(state: &serde_json::Value) -> serde_json::Value {
+    json!([{"name": "c", "ready": false, "restartCount": 0, "image": "i", "imageID": "", "state": state}])
+}
+
+#[test]
+fn a_container_that_runs_again_after_its_final_end_does_not_hold_up_the_status() {
+    let (ended, again) = (json!({"terminated": {"exitCode": 1}}), json!({"running": {}}));
+    let lasting = |own: &str| json!({"containers": [{"name": "c", "restartPolicy": own}], "restartPolicy": "Always"});
+    let init = json!({"containers": [{"name": "a"}], "initContainers": [{"name": "c", "restartPolicy": "Never"}]});
+    let ephemeral = json!({"containers": [{"name": "a"}], "ephemeralContainers": [{"name": "c"}]});
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let mut all = lasting("Never");
+    all["containers"][0]["restartPolicyRules"] = json!([rule]);
+    let once = json!({"containers": [{"name": "c"}], "restartPolicy": "Never"});
+    for (list, spec, is_final) in [
+        ("containerStatuses", lasting("Never"), true),
+        ("containerStatuses", once, true),
+        ("containerStatuses", lasting("OnFailure"), false),
+        ("containerStatuses", all, false),
+        ("initContainerStatuses", init, true),
+        ("ephemeralContainerStatuses", ephemeral, true),
+    ] {
+        let mut copy = copy("p", "u", 1, status(json!({"phase": "Running", list: one(&ended)})));
+        copy.spec = serde_json::from_value(spec.clone()).expect("a spec");
+        let next = |state: &serde_json::Value| {
+            let wanted = status(json!({"phase": "Running", "podIP": "10.0.0.1", list: one(state)}));
+            let stored = Stored { status: Arc::new(wanted), ..stored("Running", false) };
+            action::next(&PodUid::from("u"), &stored, &copy, &time(9))
+        };
+        let SyncAction::Patch(patch) = next(&again) else { panic!("no patch: {spec}") };
+        let sent = patch["status"].as_object().expect("an object");
+        assert_eq!(sent["podIP"], "10.0.0.1", "{spec}");
+        assert_eq!(sent.get(list).is_none(), is_final, "{spec}");
+        let SyncAction::Patch(patch) = next(&json!({"terminated": {"exitCode": 7}})) else {
+            panic!("no patch: {spec}")
+        };
+        assert_eq!(patch["status"][list][0]["state"]["terminated"]["exitCode"], 7, "its next end: {spec}");
+    }
+}

@@ -46,6 +46,16 @@ fn fields_of_others_stay() {
     );
 }
 
+/// A static pod has no status in its manifest, so that its class is computed by the agent, and by the API server for the
+/// mirror pod.
+#[test]
+fn the_qos_class_of_the_api_server_stays() {
+    let own = status(json!({"phase": "Running", "qosClass": "Burstable"}));
+    let class = |api: serde_json::Value| merged(&status(api), &own, true).qos_class;
+    assert_eq!(class(json!({"qosClass": "BestEffort"})).as_deref(), Some("BestEffort"));
+    assert_eq!(class(json!({})).as_deref(), Some("Burstable"));
+}
+
 #[test]
 fn a_terminal_phase_is_held_back_while_containers_may_run() {
     let api = status(json!({"phase": "Running", "reason": "r"}));
@@ -127,4 +137,10 @@ fn a_disruption_is_sent_with_the_terminal_phase() {
     assert_eq!(condition(&kept, "DisruptionTarget"), condition(&known, "DisruptionTarget"));
     let after = merged(&sent, &own, false);
     assert_eq!(condition(&after, "DisruptionTarget"), condition(&sent, "DisruptionTarget"), "sent once");
+
+    let reset = status(json!({"phase": "Running", "conditions": [{"type": "DisruptionTarget", "status": "False"}]}));
+    let copied = status(json!({"phase": "Failed", "conditions": [
+        {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]}));
+    let ended = merged(&reset, &copied, false);
+    assert_eq!(condition(&ended, "DisruptionTarget"), condition(&reset, "DisruptionTarget"), "taken back by its owner");
 }

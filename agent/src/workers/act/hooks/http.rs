@@ -9,7 +9,7 @@ use crate::http_get::Caller;
 use crate::http_get::HttpGet;
 use crate::http_get::HttpGetError;
 
-/// Where a request of a hook goes unless its action names a host, and who sends it.
+/// Destination of a hook's request unless its action names a host, and its sender.
 pub(super) struct Origin<'a> {
     /// Ports of the container.
     pub(super) ports: &'a [ContainerPort],
@@ -34,9 +34,9 @@ impl Origin<'_> {
     }
 }
 
-/// Sends the request of an action. Any response is success, whatever its status. A server that was asked for `https` and does
-/// not speak TLS is asked again without TLS and without credentials; `fell_back` is called if it responds then. Waits for
-/// the end of the response as long as the server takes.
+/// Sends the request of an action. Any response is success, whatever its status. A request for `https` to a server that does
+/// not speak TLS is sent again without TLS and without credentials; `fell_back` is called if the server responds then. Waits
+/// for the end of the response as long as the server takes.
 ///
 /// # Errors
 /// There is no response; of two attempts the error of the first.
@@ -49,7 +49,7 @@ pub(super) async fn get(
     match http_get::notify(&request).await {
         Err(first @ HttpGetError::HttpResponseToHttps { .. }) => match http_get::notify(&request.without_tls()).await {
             Ok(_) => {
-                tracing::warn!(url = request.url(), "the server of a hook does not speak TLS; it was asked without");
+                tracing::warn!(url = request.url(), "a hook's server does not speak TLS; sent the request without it");
                 fell_back();
                 Ok(())
             }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_without_tls_is_asked_again_without_credentials() {
+    async fn a_server_without_tls_gets_the_request_again_without_credentials() {
         let (port, mut requests) = server("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").await;
         let headers = json!([{"name": "Authorization", "value": "secret"}, {"name": "X-Other", "value": "kept"}]);
         let fields = json!({"path": "/", "port": port, "scheme": "HTTPS", "host": "127.0.0.1", "httpHeaders": headers});
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_says_why() {
+    async fn a_failed_request_reports_the_cause() {
         let (result, _) = sent(json!({"path": "/", "port": 80}), &[]).await;
         let text = result.expect_err("no address").to_string();
         assert_eq!(text, "failed to find networking container: the pod has no address of its own");

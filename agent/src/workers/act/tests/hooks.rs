@@ -16,7 +16,7 @@ fn with_hooks(name: &str, hooks: Value) -> Value {
 /// Stops a pod with one container that has this preStop hook. Returns calls, events, and how long it took.
 async fn stop_with(
     handler: Value,
-    terms: Option<i64>,
+    grace: Option<i64>,
     takes: Duration,
     exit_code: i32,
 ) -> (Vec<String>, Vec<String>, Duration) {
@@ -24,8 +24,8 @@ async fn stop_with(
     node.runtime.state().commands.insert("hook".into(), (takes, exit_code));
     let pod = pod(json!({"containers": [with_hooks("c", json!({"preStop": handler}))]}));
     let since = Instant::now();
-    let terms = StopTerms { grace: terms, immediately: false };
-    terminate_pod(&node.ctx, &pod, || running(&["c"]).into(), terms).await.expect("stopped");
+    let options = TerminationOptions { grace, immediately: false };
+    terminate_pod(&node.ctx, &pod, || running(&["c"]).into(), options).await.expect("stopped");
     let took = since.elapsed();
     // A hook that is still running ends later.
     tokio::time::sleep(Duration::from_secs(30)).await;
@@ -42,9 +42,9 @@ async fn pre_stop_takes_whole_seconds_of_the_grace_period() {
         (json!({"sleep": {"seconds": 10}}), None, 0, &["StopContainer c-0 20"], 10_000),
         (json!({"sleep": {"seconds": 0}}), None, 0, &["StopContainer c-0 30"], 0),
     ];
-    for (handler, terms, takes, expected, until_stopped) in table {
-        let context = format!("{handler} {terms:?} {takes}");
-        let (calls, _, took) = stop_with(handler, terms, Duration::from_millis(takes), 0).await;
+    for (handler, grace, takes, expected, until_stopped) in table {
+        let context = format!("{handler} {grace:?} {takes}");
+        let (calls, _, took) = stop_with(handler, grace, Duration::from_millis(takes), 0).await;
         assert_eq!(calls[..calls.len() - 1], *expected, "{context}");
         assert_eq!(calls.last().map(String::as_str), Some("StopPodSandbox sandbox-0"), "{context}");
         assert_eq!(took.as_millis(), until_stopped, "{context}");
@@ -78,8 +78,8 @@ async fn sleeps_that_are_cut_short_are_counted() {
         node.ctx.metrics = Some(metrics.clone());
         let hooks = json!({"preStop": {"sleep": {"seconds": seconds}}});
         let pod = pod(json!({"containers": [with_hooks("c", hooks)]}));
-        let terms = StopTerms { grace: Some(grace), immediately: false };
-        terminate_pod(&node.ctx, &pod, || running(&["c"]).into(), terms).await.expect("stopped");
+        let options = TerminationOptions { grace: Some(grace), immediately: false };
+        terminate_pod(&node.ctx, &pod, || running(&["c"]).into(), options).await.expect("stopped");
         // The sleep goes on for a while after the stop.
         tokio::time::sleep(Duration::from_secs(30)).await;
         let text = metrics.render().expect("metrics");
@@ -100,7 +100,7 @@ async fn sidecars_run_their_hooks_before_their_turn() {
     };
     let pod = pod(json!({"initContainers": [sidecar("s1"), sidecar("s2")], "containers": [container("main")]}));
     node.runtime.state().stops.insert("main-0".into(), Duration::from_secs(3));
-    terminate_pod(&node.ctx, &pod, || running(&["main", "s1", "s2"]).into(), StopTerms::default())
+    terminate_pod(&node.ctx, &pod, || running(&["main", "s1", "s2"]).into(), TerminationOptions::default())
         .await
         .expect("stopped");
     let mut calls = node.runtime.take_calls();
@@ -121,7 +121,8 @@ async fn a_stop_with_a_shorter_grace_period_continues_the_hook() {
     node.runtime.state().commands.insert("hook".into(), (Duration::from_secs(8), 0));
     let pod = pod(json!({"containers": [with_hooks("c", json!({"preStop": exec("hook")}))]}));
     let (since, view) = (Instant::now(), || Arc::new(running(&["c"])));
-    let stop = |grace| terminate_pod(&node.ctx, &pod, view, StopTerms { grace: Some(grace), immediately: true });
+    let stop =
+        |grace| terminate_pod(&node.ctx, &pod, view, TerminationOptions { grace: Some(grace), immediately: true });
     assert!(tokio::time::timeout(Duration::from_secs(5), stop(30)).await.is_err(), "abandoned");
     stop(6).await.expect("stopped");
     assert_eq!(since.elapsed().as_secs(), 8);

@@ -1,4 +1,4 @@
-//! Credentials of pods, and who may use images that are on the node.
+//! Credentials of pods, and which pods may use images that are on the node.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

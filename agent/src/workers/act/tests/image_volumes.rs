@@ -54,7 +54,7 @@ async fn the_runtime_mounts_the_image() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_is_not_there_stops_only_who_mounts_it() {
+async fn a_missing_image_stops_only_the_containers_that_mount_it() {
     let (mut node, _metrics) = node();
     let pod = with_volume("r.io/data:1", json!({"name": "v", "mountPath": "/data"}));
     node.runtime.fail("PullImage", Status::unknown("denied"));
@@ -72,6 +72,22 @@ async fn an_image_that_is_not_there_stops_only_who_mounts_it() {
     let outcome = execute(&node.ctx, &pod, &both(), &running(&[])).await;
     assert_eq!(tokens(&outcome)[0], ("c", "ImagePullBackOff"));
     assert!(outcome.is_held_back() && outcome.retry_at().is_some(), "the container waits for the next pull");
+}
+
+/// As `crictl rmi --prune` does: no container was created from it.
+#[tokio::test(start_paused = true)]
+async fn an_image_that_was_removed_from_the_node_is_pulled_for_the_next_start() {
+    let (mut node, _metrics) = node();
+    node.runtime.state().registry.insert("r.io/data:1".into(), image("sha256:data"));
+    let pod = with_volume("r.io/data:1", json!({"name": "v", "mountPath": "/data"}));
+    execute(&node.ctx, &pod, &both(), &running(&[])).await;
+    node.runtime.state().images.remove("r.io/data:1");
+    node.runtime.take_calls();
+    node.events.take();
+    let outcome = execute(&node.ctx, &pod, &both(), &running(&[])).await;
+    assert_eq!(tokens(&outcome), [("c", "started"), ("sibling", "started")]);
+    assert_eq!(node.runtime.take_calls()[..2], ["ImageStatus r.io/data:1", "PullImage r.io/data:1"]);
+    assert_eq!(node.events.take()[0], r#"pod N Pulling: Pulling image "r.io/data:1""#);
 }
 
 #[tokio::test(start_paused = true)]

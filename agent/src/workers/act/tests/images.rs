@@ -211,3 +211,17 @@ async fn an_old_cache_entry_is_refreshed_after_the_start() {
         node.runtime.state().created.iter().map(|config| config.image.clone().expect("an image").image).collect();
     assert_eq!(used, ["sha256:1", "sha256:1", "sha256:2"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_ended_with_its_pod_does_not_hold_the_next_one_back() {
+    let node = Node::new();
+    node.runtime.state().registry.insert("app:1".into(), image("sha256:1"));
+    node.runtime.state().pulls.insert("app:1".into(), Duration::from_secs(600));
+    let (pod, plan) = (pod(json!({})), actions(keep(), vec![regular(0, "c")]));
+    let (pass, terminated) = (pass(&pod, &running(&[])), tokio::time::sleep(Duration::from_secs(3)));
+    let outcome = execute_observed(&node.ctx, &pass, &plan, &|_| {}, terminated).await;
+    assert_eq!(tokens(&outcome), [("c", "ErrImagePull")]);
+    node.runtime.state().pulls.clear();
+    let outcome = execute(&node.ctx, &pod, &plan, &running(&[])).await;
+    assert_eq!(tokens(&outcome), [("c", "started")]);
+}

@@ -94,7 +94,7 @@ impl Node {
 
 /// A pass over this pod as of this snapshot.
 fn pass(pod: &Pod, snapshot: &PodSnapshot) -> PassContext {
-    PassContext::new(pod_ref(pod), Arc::new(pod.clone()), Arc::new(snapshot.clone()), StopTerms::default())
+    PassContext::new(pod_ref(pod), Arc::new(pod.clone()), Arc::new(snapshot.clone()), TerminationOptions::default())
 }
 
 async fn execute(ctx: &ActContext, pod: &Pod, actions: &PodActions, snapshot: &PodSnapshot) -> SyncOutcome {

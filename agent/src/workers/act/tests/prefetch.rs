@@ -3,6 +3,8 @@
 use k8s_openapi::api::core::v1::LocalObjectReference;
 
 use super::*;
+use crate::images::CredentialSource;
+use crate::images::SecretUse;
 
 fn prefetching() -> Node {
     let mut node = Node::new();
@@ -81,6 +83,25 @@ async fn a_pull_that_failed_ahead_is_made_at_its_turn() {
     assert_eq!(pulling, 1);
 }
 
+/// Another pod has pulled another image of the name since, with a secret of its own.
+#[tokio::test(start_paused = true)]
+async fn an_image_that_was_replaced_since_it_was_pulled_ahead_is_verified() {
+    let node = prefetching();
+    node.runtime.state().registry.insert("far:1".into(), image("sha256:far"));
+    let pod = with_init();
+    start_init(&node, &pod).await;
+    until_pulled(&node).await;
+    node.runtime.state().registry.clear();
+    node.has_image("far:1", "sha256:newer");
+    let access = node.ctx.images.access().expect("records");
+    access.begin("far:1").await.expect("written");
+    let secret =
+        SecretUse { uid: "u".into(), namespace: "other".into(), name: "s".into(), credential_hash: "h".into() };
+    access.pulled("far:1", "sha256:newer", &CredentialSource::Secret(secret)).await;
+    let failure = start_main(&node, &pod).await.expect_err("the pod has no such secret");
+    assert_eq!(failure.token, "ErrImagePull");
+}
+
 /// Its registry does not answer. Pulls are serialized.
 #[tokio::test(start_paused = true)]
 async fn a_pull_ahead_ends_with_its_pod() {
@@ -112,7 +133,7 @@ async fn a_pod_that_is_terminated_does_not_wait_for_the_secrets_of_later_images(
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_pulled_ahead_unless_it_is_asked_for() {
+async fn nothing_is_pulled_ahead_unless_it_is_configured() {
     let node = Node::new();
     node.has_image("app:1", "sha256:here");
     node.runtime.state().registry.insert("far:1".into(), image("sha256:far"));

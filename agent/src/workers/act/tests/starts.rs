@@ -99,6 +99,29 @@ async fn a_terminated_pod_does_not_wait_for_objects_of_its_environment() {
     assert_eq!(node.runtime.take_calls(), ["ImageStatus app:1"]);
 }
 
+/// The server of a volume may not answer, which keeps a path in it from being resolved.
+#[tokio::test(start_paused = true)]
+async fn a_terminated_pod_does_not_wait_for_a_sub_path() {
+    let node = Node::new();
+    node.runtime.state().registry.insert("app:1".into(), image("sha256:1"));
+    node.runtime.state().pulls.insert("app:1".into(), Duration::from_secs(10));
+    let mut mounting = container("c");
+    mounting["volumeMounts"] = json!([{"name": "v", "mountPath": "/v", "subPath": "s"}]);
+    let pod = pod(json!({"volumes": [{"name": "v", "emptyDir": {}}], "containers": [mounting]}));
+    let plan = actions(keep(), vec![regular(0, "c")]);
+    let (since, terminated) = (Instant::now(), tokio::time::sleep(Duration::from_secs(20)));
+    let (pass, before_pull) = (pass(&pod, &running(&[])), |_: &SandboxStatus| {});
+    let starting = execute_observed(&node.ctx, &pass, &plan, &before_pull, terminated);
+    let during_the_pull = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        node.ctx.volumes.hold_teardown("uid").await
+    };
+    let (outcome, _held) = tokio::join!(starting, during_the_pull);
+    assert_eq!(since.elapsed().as_secs(), 20);
+    let failure = outcome.starts[0].result.as_ref().expect_err("given up");
+    assert_eq!((failure.token.as_str(), failure.message.as_str()), ("CreateContainerConfigError", "context canceled"));
+}
+
 /// Objects of an API server that answers for single RuntimeClasses only.
 fn with_class(name: &'static str, handler: &'static str) -> Objects {
     let service = tower::service_fn(move |request: http::Request<kube::client::Body>| async move {
@@ -276,6 +299,7 @@ async fn a_bad_spec_is_a_configuration_error() {
     assert_eq!(failure.token, "CreateContainerConfigError");
     assert!(failure.message.contains("image will run as root"), "{failure:?}");
     assert_eq!(node.runtime.take_calls(), ["ImageStatus app:1"]);
+    assert!(!node.path("root/pods/uid/containers/c").exists(), "a termination message file of every attempt");
 }
 
 #[tokio::test(start_paused = true)]
@@ -408,6 +432,24 @@ async fn a_cgroup_that_another_agent_has_left_is_limited_before_the_pod_starts()
     let resized = ["134217728", "77"];
     write(resized);
     assert_eq!(prepare(&empty()).await, resized, "this agent has limited it");
+}
+
+/// One without an address is ready when it is stopped and replaced.
+#[tokio::test(start_paused = true)]
+async fn the_cgroup_of_a_pod_whose_sandbox_is_replaced_is_resized_without_the_stopped_sandbox() {
+    let tree = tempfile::tempdir().expect("a folder");
+    let controllers = [("cpu".to_owned(), tree.path().to_owned())].into();
+    let layout = Layout::V1 { controllers, unified: None };
+    let cgroups = Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let node = Node::with_cgroups(Some(cgroups));
+    let requesting = |cpu| pod(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}));
+    assert!(execute(&node.ctx, &requesting("1"), &actions(create(), Vec::new()), &empty()).await.is_ok());
+    let resize = Some(ResizePod::default());
+    let plan = PodActions { kill_pod: true, resize, ..actions(create(), Vec::new()) };
+    let outcome = execute(&node.ctx, &requesting("2"), &plan, &running(&[])).await;
+    assert_eq!(outcome.resized, Some(true), "{outcome:?}");
+    let shares = std::fs::read_to_string(tree.path().join("kubepods/burstable/poduid/cpu.shares"));
+    assert_eq!(shares.expect("a value"), "2048");
 }
 
 #[tokio::test(start_paused = true)]

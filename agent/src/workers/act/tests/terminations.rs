@@ -6,8 +6,8 @@ use super::*;
 use crate::model::RemoveContainer;
 use crate::volumes;
 
-const fn grace(seconds: i64) -> StopTerms {
-    StopTerms { grace: Some(seconds), immediately: false }
+const fn grace(seconds: i64) -> TerminationOptions {
+    TerminationOptions { grace: Some(seconds), immediately: false }
 }
 
 #[tokio::test(start_paused = true)]
@@ -57,13 +57,14 @@ async fn absent_containers_count_as_stopped_and_unknown_ones_stop_with_the_sandb
     let node = Node::new();
     node.runtime.fail("StopContainer", Status::not_found("c-0"));
     node.runtime.fail("StopPodSandbox", Status::not_found("sandbox-0"));
-    terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), StopTerms::default())
+    terminate_pod(&node.ctx, &pod(json!({})), || running(&["c"]).into(), TerminationOptions::default())
         .await
         .expect("gone is stopped");
     node.runtime.take_calls();
-    let error = terminate_pod(&node.ctx, &pod(json!({})), || running(&["unknown"]).into(), StopTerms::default())
-        .await
-        .expect_err("unknown");
+    let error =
+        terminate_pod(&node.ctx, &pod(json!({})), || running(&["unknown"]).into(), TerminationOptions::default())
+            .await
+            .expect_err("unknown");
     assert!(error.to_string().contains("unknown"), "{error}");
     assert_eq!(node.runtime.take_calls(), ["StopPodSandbox sandbox-0"]);
 }
@@ -429,7 +430,7 @@ async fn all_exited_instances_of_a_removed_pod_are_removed() {
     assert_eq!(node.runtime.take_calls(), ["RemoveContainer c-2", "RemoveContainer d-1"]);
 }
 
-/// Found by its name, not by a look at the links of all pods.
+/// Found by its name, without a list of the links of all pods.
 #[tokio::test]
 async fn the_log_of_a_removed_instance_goes_with_its_own_link() {
     let node = Node::new();

@@ -32,7 +32,7 @@ use crate::model::testing::set_rule;
 use crate::workers::backoff;
 use crate::workers::backoff::BackoffHistory;
 
-/// A situation a plan is asked for.
+/// The input of a plan.
 #[derive(Clone, Debug)]
 struct Situation {
     pod: Pod,

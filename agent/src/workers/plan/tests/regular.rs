@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::Situation;
 use super::brief;
 use super::regular_container;
@@ -125,6 +127,22 @@ fn ephemeral_containers_run_once() {
     for state in [ContainerState::Created, ContainerState::Running, ContainerState::Exited, ContainerState::Unknown] {
         let tried = Situation::new(debugged(), vec![status("debug", 0, state), running("a", 0)]);
         assert_eq!(brief(&tried.plan()), "idle", "{state:?}");
+    }
+}
+
+#[test]
+fn an_ephemeral_container_that_has_ended_is_not_started_again_when_the_runtime_has_lost_it() {
+    let reported = |state: serde_json::Value| {
+        let debug =
+            json!({"name": "debug", "ready": false, "restartCount": 0, "image": "i", "imageID": "", "state": state});
+        Situation::new(with_ephemeral(pod("Always", &[], &["a"]), "debug"), vec![running("a", 0)]).with_pod(|pod| {
+            let statuses = serde_json::from_value(json!([debug])).expect("statuses");
+            pod.status.get_or_insert_default().ephemeral_container_statuses = Some(statuses);
+        })
+    };
+    assert_eq!(brief(&reported(json!({"terminated": {"exitCode": 0}})).plan()), "idle");
+    for state in [json!({"waiting": {"reason": "ErrImagePull"}}), json!({"running": {}})] {
+        assert_eq!(brief(&reported(state.clone()).plan()), "start debug", "{state}");
     }
 }
 

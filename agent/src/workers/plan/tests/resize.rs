@@ -108,7 +108,7 @@ fn init_containers_are_resized_unless_their_gate_is_off() {
 }
 
 #[test]
-fn a_container_is_restarted_if_its_policy_says_so() {
+fn a_container_is_restarted_if_its_resize_policy_requires_it() {
     let changed = situation(&[("c", memory("1Mi"), memory("2Mi")), ("d", memory("1Mi"), memory("1Mi"))]);
     let policy = |resource: &str| {
         vec![ContainerResizePolicy { resource_name: resource.into(), restart_policy: "RestartContainer".into() }]
@@ -139,6 +139,24 @@ fn the_pods_cgroup_follows_a_container_that_starts_with_other_resources() {
     assert_eq!(planned(&crashed), expected);
     let behind = Situation { pod_cgroup: PodCgroup::Behind, ..situation(&[("c", memory("1Mi"), memory("1Mi"))]) };
     assert_eq!(planned(&behind), ResizePod::default(), "a failed change is tried again");
+}
+
+/// A pod may be resized while its sandbox cannot be created, or is gone: its cgroup is there.
+#[test]
+fn the_pods_cgroup_follows_containers_that_start_with_other_resources_in_a_new_sandbox() {
+    let expected = ResizePod { checks_memory: true, ..ResizePod::default() };
+    let mut waiting = situation(&[("c", memory("1Mi"), memory("2Mi"))]);
+    let mut replaced = waiting.clone();
+    waiting.snapshot.containers.clear();
+    waiting.snapshot.sandboxes.clear();
+    assert_eq!(brief(&waiting.plan()), "kill-pod, sandbox 0, start c");
+    assert_eq!(planned(&waiting), expected);
+    replaced.snapshot.sandboxes[0].ready = false;
+    assert_eq!(brief(&replaced.plan()), "kill-pod, sandbox 1, start c");
+    assert_eq!(planned(&replaced), expected, "what runs is killed, not resized");
+    let mut unchanged = situation(&[("c", memory("1Mi"), memory("1Mi"))]);
+    unchanged.snapshot.sandboxes[0].ready = false;
+    assert_eq!(unchanged.plan().resize, None);
 }
 
 #[test]

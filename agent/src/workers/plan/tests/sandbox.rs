@@ -47,6 +47,13 @@ fn a_lost_sandbox_is_replaced_by_policy_and_history() {
     let own_policy =
         own_policy.with_pod(|pod| super::regular_container(pod, "a").restart_policy = Some("OnFailure".into()));
     assert_eq!(brief(&own_policy.plan()), "kill-pod, sandbox 1, start b");
+    let ruled = lost_sandbox(Situation::new(pod("Always", &[], &["a"]), vec![exited("a", 0, 0)])).with_pod(|pod| {
+        let container = super::regular_container(pod, "a");
+        set_rule(container, "OnFailure", "Restart");
+        let rule = &mut container.restart_policy_rules.as_mut().expect("a rule")[0];
+        rule.exit_codes.as_mut().expect("codes").values = Some(vec![0]);
+    });
+    assert_eq!(brief(&ruled.plan()), "kill-pod, sandbox 1, start a", "a rule restarts it after success");
 }
 
 #[test]
@@ -59,7 +66,7 @@ fn the_old_sandbox_is_named_when_it_is_replaced() {
 }
 
 #[test]
-fn a_new_sandbox_forgets_every_init_instance() {
+fn a_new_sandbox_prunes_every_init_instance() {
     let history = vec![running("a", 0), running("side", 1), exited("side", 0, 1), exited("one", 0, 0)];
     let actions = lost_sandbox(Situation::new(pod("Always", &["one", "side"], &["a"]), history)).plan();
     assert_eq!(brief(&actions), "kill-pod, prune side-1, prune side-0, prune one-0, sandbox 1, start one");

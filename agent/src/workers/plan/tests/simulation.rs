@@ -1,5 +1,5 @@
 //! Plans applied to a small world until nothing is left to do: a start makes a running instance or a leftover, a
-//! kill makes a dead one, and each container dies a scripted number of times.
+//! kill makes a dead one, and each container exits a scripted number of times.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::workers::backoff;
 
 const STEPS: usize = 400;
 
-/// A pod's world. Every container still has these ends ahead; `None` is a start that fails half-way.
+/// The simulated state of a pod. Every container still has these ends ahead; `None` is a start that fails half-way.
 pub(super) struct World {
     pub(super) situation: Situation,
     ends: HashMap<String, Vec<Option<i32>>>,
@@ -198,7 +198,7 @@ proptest! {
     }
 }
 
-/// The world does move: containers crash, are restarted and counted.
+/// Checks the simulation itself: containers crash, are restarted and counted.
 #[test]
 fn a_crashing_pod_is_restarted_as_often_as_it_crashes() {
     let mut situation = Situation::new(testing::pod("Always", &["one"], &["a"]), vec![]);

@@ -34,7 +34,7 @@ const BATCH: usize = 8;
 const LIMIT: u64 = 24 << 20;
 /// What the victim touches.
 const HUNGER: u32 = 96;
-/// What the victim of the node holds when the kernel is asked to kill; more than any other process with its score.
+/// Memory of the node's victim when the OOM killer is triggered; more than that of any other process with its score.
 const HELD: u32 = 32;
 /// Until the kernel kills; in emulation processes take seconds to touch memory.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ const SYSRQ: &str = "/proc/sysrq-trigger";
 /// What was measured of one participant.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Outcome {
-    /// Which process for want of whose memory, by the agent's log.
+    /// Victim and exceeded limit, by the agent's log.
     pub(crate) verdicts: Matrix,
     /// Reasons of terminated containers.
     pub(crate) reasons: Matrix,

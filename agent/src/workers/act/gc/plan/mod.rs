@@ -76,9 +76,9 @@ pub(super) struct Surplus<'a> {
     pub next: Option<i64>,
 }
 
-/// Instances to remove although the pod stays. At once: exited ones beyond those that stay when another dies. Once they are
-/// old enough: exited ones beyond the limit or in excess, and those in state Created or Unknown unless they are the newest of
-/// their container. None that [`Dead::is_needed`].
+/// Instances to remove although the pod stays. At once: exited ones beyond those that stay when another exits. Once they are
+/// old enough: exited ones beyond the limit or in excess, and those in state Created or Unknown unless they are the newest
+/// of their container. None that [`Dead::is_needed`].
 pub(super) fn surplus<'a>(snapshot: &'a PodSnapshot, rules: &Rules<'_>) -> Surplus<'a> {
     let policy = &rules.policy;
     let mut surplus = Surplus::default();

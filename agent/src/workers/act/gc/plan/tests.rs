@@ -51,7 +51,7 @@ fn the_newest_exited_instances_of_each_container_stay() {
         (Some(3), &["b/1", "c/2", "a/3"]),
         // What nothing depends on: a newer instance runs.
         (Some(0), &["a/0", "b/1", "a/1", "c/2", "a/2", "a/3"]),
-        // One stays when another dies, and no more is removed.
+        // One stays when another exits, and no more is removed.
         (None, &["a/0", "a/1"]),
     ] {
         assert_eq!(gone(&newest_first, policy(limit, 0)), expected, "{limit:?}");

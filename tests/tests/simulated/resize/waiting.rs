@@ -1,0 +1,20 @@
+//! Resizes of pods that wait to be started.
+
+use super::*;
+
+/// The pod's own cgroup is created before its sandbox, which can take any time.
+#[tokio::test(start_paused = true)]
+async fn the_cgroup_of_a_pod_that_waits_for_its_sandbox_is_resized() {
+    let site = ResizableNode::new(4000);
+    let failure = FaultKind::Fail(tonic::Code::Unknown, "no free address".to_owned());
+    site.sim.faults(|faults| faults.add(CallFault::on(Method::RunPodSandbox, failure)));
+    let (agent, _, events) = site.start(vec![cpu("web", 1, "2")]);
+    sleep(Duration::from_secs(1)).await;
+    let shares = site.file("cpu", "kubepods/burstable/podweb-uid", "cpu.shares");
+    assert_eq!(text(&shares), "2048");
+    agent.update(cpu("web", 2, "3")).await;
+    until_true("it is allocated", || !reasons(&events).is_empty()).await;
+    site.sim.faults(Faults::clear);
+    site.until_running("web").await;
+    assert_eq!((site.applied("web")[0], text(&shares).as_str()), (3072, "3072"));
+}
