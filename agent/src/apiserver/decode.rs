@@ -221,6 +221,8 @@ pub(super) enum Optional {
     Nothing,
     /// Any field.
     All,
+    /// The status as a whole.
+    Status,
     /// Of a pod: fields of its status. A `deletionTimestamp` is replaced, and its grace period left out.
     OfPods,
 }
@@ -235,6 +237,7 @@ impl Optional {
             Self::Nothing => None,
             Self::All if many => None,
             Self::All => remove_field(object, path),
+            Self::Status if is_of_status => object.as_object_mut()?.remove("status").map(drop),
             Self::OfPods if is_of_status && many => {
                 let Segment::Map { key } = steps.next()? else { return None };
                 object.get_mut("status")?.as_object_mut()?.remove(key).map(drop)
@@ -247,7 +250,7 @@ impl Optional {
                 *metadata.get_mut("deletionTimestamp")? = LATEST.into();
                 Some(())
             }
-            Self::OfPods => None,
+            Self::Status | Self::OfPods => None,
         }
     }
 }

@@ -100,6 +100,14 @@ where
     events(api, config, recovered, Optional::All)
 }
 
+/// As [`follow`], but without a status that cannot be decoded, such as that of a service with a condition without a time.
+pub fn follow_specs<K>(api: Api<K>, config: Config, recovered: Recovered) -> impl Stream<Item = Event<K>> + Send
+where
+    K: Resource + DeserializeOwned + Send + 'static,
+{
+    events(api, config, recovered, Optional::Status)
+}
+
 /// As [`follow`], of pods: without fields of the status that cannot be decoded, and with the grace period of the spec if the
 /// `deletionTimestamp` cannot be decoded.
 pub fn follow_pods(api: Api<Pod>, config: Config, recovered: Recovered) -> impl Stream<Item = Event<Pod>> + Send {

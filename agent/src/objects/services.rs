@@ -18,7 +18,7 @@ use super::service_env;
 use super::service_env::Links;
 use crate::apiserver::recovery::Recovered;
 use crate::apiserver::watch::Event;
-use crate::apiserver::watch::follow;
+use crate::apiserver::watch::follow_specs;
 
 /// How long a container waits for the first list of services.
 const FIRST_READ: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ impl Services {
 
 async fn keep(client: Client, recovered: Recovered, sender: watch::Sender<Option<Links>>) {
     let config = Config::default().fields(WITH_ADDRESS);
-    let mut events = pin!(follow(Api::<Service>::all(client), config, recovered));
+    let mut events = pin!(follow_specs(Api::<Service>::all(client), config, recovered));
     let mut listing = Links::new();
     while let Some(event) = events.next().await {
         match event {

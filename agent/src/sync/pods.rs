@@ -49,12 +49,14 @@ impl NameIndex {
         self.by_uid.insert(reference.uid.clone(), pod);
     }
 
-    /// A newer pod of the same name keeps the name.
+    /// Another pod of the same name keeps the name, or gets it.
     fn remove(&mut self, reference: &PodRef) {
         self.by_uid.remove(&reference.uid);
         let name = reference.full_name();
         if self.by_name.get(&name) == Some(&reference.uid) {
             self.by_name.remove(&name);
+            let left = self.by_uid.values().map(|pod| pod_ref(pod)).find(|other| other.full_name() == name);
+            self.by_name.extend(left.map(|other| (name, other.uid)));
         }
     }
 
@@ -98,6 +100,10 @@ impl Pods {
             self.translation.remove(&reference.uid);
         } else {
             self.pods.remove(&reference);
+            let name = reference.full_name();
+            if let Some((left, mirror)) = self.pods.by_name.get(&name).zip(self.mirrors.by_name.get(&name)) {
+                self.translation.insert(mirror.clone(), left.clone());
+            }
         }
     }
 
@@ -291,6 +297,20 @@ mod tests {
         assert_eq!(pods.by_full_name("a_ns"), Some(&static_pod("a", "2")));
     }
 
+    #[test]
+    fn removing_the_newer_of_two_with_one_name_leaves_the_older_with_its_mirror() {
+        let mut pods = Pods::default();
+        pods.set(static_pod("a", "1"));
+        pods.set(static_pod("b", "other"));
+        pods.set(mirror("a", "m", "1"));
+        pods.set(static_pod("a", "2"));
+        pods.remove(&static_pod("a", "2"));
+        assert_eq!(pods.by_full_name("a_ns"), Some(&static_pod("a", "1")));
+        assert_eq!(pods.api_copy(&uid("1")), Some(&mirror("a", "m", "1")));
+        pods.remove(&static_pod("a", "1"));
+        assert_eq!(pods.by_full_name("a_ns"), None);
+    }
+
     proptest! {
         /// By UID, the pods are those set and not removed since; every name leads to one of them.
         #[test]
@@ -314,9 +334,8 @@ mod tests {
             for pod in kept(false) {
                 let reference = pod_ref(pod);
                 prop_assert_eq!(pods.by_uid(&reference.uid), Some(pod));
-                if let Some(named) = pods.by_full_name(&reference.full_name()) {
-                    prop_assert_eq!(&named.metadata.name, &pod.metadata.name);
-                }
+                let named = pods.by_full_name(&reference.full_name());
+                prop_assert_eq!(named.map(|named| &named.metadata.name), Some(&pod.metadata.name));
             }
         }
     }

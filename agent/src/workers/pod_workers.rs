@@ -111,6 +111,10 @@ impl PodWorkers {
     /// Terminates a pod that runs without worker, since it was rejected, with its own grace period.
     pub fn terminate_unmanaged(&mut self, pod: Pod, options: KillOptions) {
         let mut state = PodState::new(pod_ref(&pod));
+        if spec::is_static(&pod) {
+            // Its successor waits until it has ended: both use the same ports and files.
+            self.context.static_pod_starts.enqueue(&state.pod_ref.full_name(), &state.pod_ref.uid);
+        }
         state.pod = Some(pod);
         // Its containers run: it does not wait for another pod of its name.
         state.start();

@@ -22,6 +22,7 @@ use crate::model::QosClass;
 use crate::model::SandboxStatus;
 use crate::model::StartFailure;
 use crate::model::qos::pod_resources;
+use crate::model::resources;
 use crate::model::resources::PodResources;
 use crate::recorder::EventType;
 use crate::status::DEADLINE_EXCEEDED;
@@ -178,10 +179,16 @@ impl Worker {
 
     /// Whether the pod's cgroup has what is allocated now.
     pub(super) fn pod_cgroup(&self, pass: &PassContext) -> PodCgroup {
-        let is_for = || self.status.pod_cgroup_for.as_ref() == Some(&PodResources::of(&pass.pod));
-        match self.status.pod_cgroup {
-            PodCgroup::Current if !is_for() => PodCgroup::AsStarted,
-            known => known,
+        let known = self.status.pod_cgroup;
+        if known != PodCgroup::Current || self.status.pod_cgroup_for.as_ref() == Some(&PodResources::of(&pass.pod)) {
+            return known;
+        }
+        let actuated = self.context.act.allocations.actuated(self.uid());
+        match resources::is_resizing(&pass.pod, &pass.snapshot, actuated.as_ref()) {
+            // It changes with them.
+            true => PodCgroup::AsStarted,
+            // It was changed for containers that did not run, and that resize was taken back before they were started.
+            false => PodCgroup::Behind,
         }
     }
 

@@ -184,6 +184,24 @@ async fn an_unmanaged_pod_ends_with_its_own_grace_period_when_it_is_removed() {
     assert!((Duration::from_secs(5)..Duration::from_secs(8)).contains(&took), "its grace period is 5 s: {took:?}");
 }
 
+/// The field that is not supported was removed from the manifest.
+#[tokio::test(start_paused = true)]
+async fn the_successor_of_an_unmanaged_static_pod_starts_when_that_has_ended() {
+    let (sim, folder) = node();
+    let web = pod("web").running("main", "term ignore");
+    let agent = swapped(&sim, folder.path(), &web).await;
+    sleep(LONG).await;
+    agent.remove(unsupported(web.clone())).await;
+    agent.add(web.uid("web-uid-2").build()).await;
+    let new_runs = |l: &Trace| l.live("web", "main").is_some_and(|instance| instance.pod_uid == "web-uid-2");
+    until(&sim, "its successor runs", new_runs).await;
+    let (gone, started) = sim.trace(|l| {
+        let former = l.history("web", "main").find(|instance| instance.pod_uid == UID).and_then(|former| former.gone);
+        (former.expect("it has ended"), l.live("web", "main").and_then(|instance| instance.started).expect("it runs"))
+    });
+    assert!(started >= gone && started - gone < Duration::from_secs(5), "{}", sim.trace(Trace::to_string));
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_unmanaged_pod_of_the_api_ends_when_it_is_deleted() {
     let (sim, folder) = node();

@@ -5,6 +5,7 @@ mod features;
 mod pod_level;
 mod restarts;
 mod room;
+mod stops;
 mod waiting;
 
 use std::collections::BTreeSet;

@@ -32,8 +32,8 @@ type Out = UnsyncBoxBody<Bytes, Infallible>;
 type Watcher = (String, mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>);
 
 pub(crate) struct State {
-    /// Objects by `configmaps/ns/name`.
-    objects: BTreeMap<String, Value>,
+    /// Objects by `configmaps/ns/name`; at most one service, `services`.
+    pub(super) objects: BTreeMap<String, Value>,
     /// What the watch cache has, from which GETs of `resourceVersion=0` are answered, if it lags behind.
     lagging: Option<BTreeMap<String, Value>>,
     /// How long a GET is in progress after its answer was made.

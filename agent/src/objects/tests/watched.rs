@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::Fixture;
 use super::Strategy;
 use super::is_notified;
@@ -119,4 +121,15 @@ async fn a_streaming_list_that_is_not_answered_is_given_up() {
     let _registration = fixture.register("u", &["a"], &[]);
     tokio::time::sleep(Duration::from_secs(100)).await;
     assert_eq!(streaming_lists(&fixture), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_has_variables_whatever_its_status_is() {
+    let fixture = Fixture::new(Strategy::Watch);
+    let condition = json!({"type": "x", "status": "True", "reason": "r", "message": "", "lastTransitionTime": null});
+    let service = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u", "resourceVersion": "1"},
+        "spec": {"clusterIP": "192.0.2.1", "ports": [{"port": 80}]}, "status": {"conditions": [condition]}});
+    fixture.api.state().objects.insert("services".to_owned(), service);
+    let variables = fixture.objects.service_variables("ns", true, true).await.expect("listed");
+    assert_eq!(variables.get("A_SERVICE_HOST").map(String::as_str), Some("192.0.2.1"));
 }

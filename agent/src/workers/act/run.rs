@@ -165,8 +165,10 @@ async fn kills(
         return if outcome.errors.is_empty() { Ok(()) } else { Err(Stop) };
     }
     for planned in &actions.kill {
-        // What is removed next must have been stopped: the runtime may still work on one that has only exited.
+        // What is removed next must have been stopped: the runtime may still work on one that has only exited. So must all
+        // before the pod is resized: the cgroup of a pod gets no smaller quota than one in it has, with cgroup v1.
         let is_removed = actions.remove.iter().any(|remove| remove.id == planned.id);
+        let must_be_stopped = is_removed || actions.resize.is_some();
         let kill = Kill {
             id: &planned.id,
             name: &planned.name,
@@ -174,7 +176,7 @@ async fn kills(
             message: &planned.message,
             grace_override: planned.grace_override,
             ips: &pass.snapshot.ips,
-            until: if is_removed { Until::Stopped } else { Until::Exited },
+            until: if must_be_stopped { Until::Stopped } else { Until::Exited },
         };
         stop_at(outcome, kill::kill_container(ctx, &pass.pod, kill).await)?;
     }

@@ -73,7 +73,7 @@ pub enum PodCgroup {
     AsStarted,
     /// This agent has set it to what is allocated now.
     Current,
-    /// Setting it failed, or an earlier agent may have ended before it.
+    /// Setting it failed, an earlier agent may have ended before it, or it was set to what is no longer allocated.
     Behind,
 }
 

@@ -18,3 +18,21 @@ async fn the_cgroup_of_a_pod_that_waits_for_its_sandbox_is_resized() {
     site.until_running("web").await;
     assert_eq!((site.applied("web")[0], text(&shares).as_str()), (3072, "3072"));
 }
+
+/// The pod's containers would be limited, or could not be started, with what was taken back.
+#[tokio::test(start_paused = true)]
+async fn the_cgroup_of_a_pod_that_waits_for_its_sandbox_follows_a_resize_that_is_taken_back() {
+    let site = ResizableNode::new(4000);
+    let failure = FaultKind::Fail(tonic::Code::Unknown, "no free address".to_owned());
+    site.sim.faults(|faults| faults.add(CallFault::on(Method::RunPodSandbox, failure)));
+    let (agent, ..) = site.start(vec![cpu("web", 1, "2")]);
+    sleep(Duration::from_secs(1)).await;
+    let shares = site.file("cpu", "kubepods/burstable/podweb-uid", "cpu.shares");
+    agent.update(cpu("web", 2, "1")).await;
+    until_true("it has shrunk", || text(&shares) == "1024").await;
+    agent.update(cpu("web", 3, "2")).await;
+    until_true("it is as before", || text(&shares) == "2048").await;
+    site.sim.faults(Faults::clear);
+    site.until_running("web").await;
+    until_true("it is done", || site.applied("web")[0] == 2048 && is_settled(&agent, "web")).await;
+}
