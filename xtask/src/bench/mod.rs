@@ -145,7 +145,7 @@ fn in_machine(
 fn pleg(arguments: &Arguments, program: &Path) -> Result<ExitCode> {
     let interrupt = Interrupt::install()?;
     let cache = setup::prepare()?;
-    let peers = peers(arguments, "--config {config} --root-dir {root}")?;
+    let peers = peers(arguments, "--config {config} --root-dir {root} --cert-dir {root}/pki")?;
     run::build_supervisor()?;
     let mut containerd = run::start(&cache, None)?;
     let mut words: Vec<OsString> = ["pleg", "--runtime-endpoint"].map(OsString::from).into();
