@@ -305,13 +305,13 @@ mod tests {
         let call = call.within(Duration::from_millis(20)).finished();
         let given_up = tokio::time::timeout(Duration::from_millis(200), HostPrograms.run(&call)).await;
         given_up.expect_err("it waits for the pipes, and is waited for beyond its own limit");
-        let told = tokio::task::spawn_blocking(move || {
+        let output = tokio::task::spawn_blocking(move || {
             let end = std::fs::File::open(end)?;
             std::fs::write(begin, "go\n")?;
             // The pipe ends with the program.
             io::read_to_string(end)
         });
-        assert_eq!(told.await.expect("no panic").expect("text"), "done\n");
+        assert_eq!(output.await.expect("no panic").expect("text"), "done\n");
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! What tests of storage on the network share: programs of the machine, pods that use a volume, objects of volumes.
+//! What tests of volumes on devices and servers share: programs of the machine, pods that use a volume, objects of volumes.
 
 use std::collections::BTreeMap;
 use std::fs;

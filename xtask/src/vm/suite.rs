@@ -44,7 +44,7 @@ pub(crate) enum Set {
     Systemd,
     /// Protection of requested memory, with the cgroupfs driver.
     Protection,
-    /// Disks of an iSCSI target and exports of an NFS server in the machine.
+    /// Disks of an iSCSI target, exports of an NFS server in the machine, and local disks that grow.
     Storage,
 }
 

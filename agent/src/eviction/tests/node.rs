@@ -102,9 +102,9 @@ async fn the_disk_of_images_is_found_again_when_the_runtime_has_moved_them() {
     let (old, new) = (dir.path().join("old"), dir.path().join("new"));
     fs::create_dir(&old).expect("a folder");
     let place = Arc::new(Mutex::new(old.clone()));
-    let told = place.clone();
+    let answered = place.clone();
     socket.serve(Arc::new(move |_, _| {
-        let mountpoint = told.lock().expect("no panic").to_string_lossy().into_owned();
+        let mountpoint = answered.lock().expect("no panic").to_string_lossy().into_owned();
         let fs_id = Some(cri::FilesystemIdentifier { mountpoint });
         let images = cri::FilesystemUsage { fs_id, ..Default::default() };
         async move { say(&cri::ImageFsInfoResponse { image_filesystems: vec![images], ..Default::default() }) }.boxed()

@@ -114,7 +114,7 @@ fn after(policy: &str, containers: Vec<ContainerStatus>, phase: &str, message: &
     Situation::new(pod(policy, &[], &["a"]), containers).with(|s| s.old = old)
 }
 
-fn told(status: &PodStatus) -> (Option<&str>, Option<&str>, Option<&str>) {
+fn reported(status: &PodStatus) -> (Option<&str>, Option<&str>, Option<&str>) {
     (status.phase.as_deref(), status.reason.as_deref(), status.message.as_deref())
 }
 
@@ -123,10 +123,10 @@ fn states_from_an_unmanaged_time_are_dropped_from_a_status() {
     let message = "Pod was rejected: resourceClaims: no; its containers run on unmanaged until the pod is deleted";
     let situation = after("Always", vec![running("a", 0)], "Running", message);
     let next = situation.with(|s| s.pod.status = Some(s.old.clone())).then(vec![running("a", 0)]);
-    assert_eq!(told(&next.old), (Some("Running"), None, None));
-    assert_eq!(told(&next.generate()), (Some("Running"), None, None), "the API server still has it");
+    assert_eq!(reported(&next.old), (Some("Running"), None, None));
+    assert_eq!(reported(&next.generate()), (Some("Running"), None, None), "the API server still has it");
     let kept = after("Always", vec![running("a", 0)], "Running", "of another client").generate();
-    assert_eq!(told(&kept), (Some("Running"), Some("PodFeatureUnsupported"), Some("of another client")));
+    assert_eq!(reported(&kept), (Some("Running"), Some("PodFeatureUnsupported"), Some("of another client")));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_rejected_pod_has_failed_unless_its_containers_have_succeeded() {
         for is_terminal in [false, true] {
             let rejected = after(policy, vec![exited("a", 0, code)], "Failed", "Pod was rejected: why");
             let status = rejected.with(|s| s.is_terminal = is_terminal).generate();
-            assert_eq!(told(&status), expected, "{policy} {code} {is_terminal}");
+            assert_eq!(reported(&status), expected, "{policy} {code} {is_terminal}");
         }
     }
 }

@@ -435,8 +435,8 @@ mod tests {
                 },
             );
             let record = record.expect("valid");
-            let told = DiskRecord::of_place(&record.place(&dirs, false)).expect("a disk");
-            assert_eq!(told, DiskRecord { volume: String::new(), ..record });
+            let read = DiskRecord::of_place(&record.place(&dirs, false)).expect("a disk");
+            assert_eq!(read, DiskRecord { volume: String::new(), ..record });
         }
         for place in ["iface-default/x", "iface-default/192.0.2.1:3260-iqn.2001-04.com.example:a-lun-x", "other/a", ""]
         {
@@ -479,8 +479,8 @@ mod tests {
             ["", "{}", r#"{"Portals": ["-p"], "Iqn": "iqn.2001-04.com.example:a", "Lun": "7", "Iface": "default"}"#]
         {
             fs::write(place.join("iscsi.json"), text).expect("written");
-            let told = DiskRecord::read(&place).expect("the names of the place");
-            assert_eq!((told.portals.len(), told.target), (1, record.target.clone()), "{text}");
+            let read = DiskRecord::read(&place).expect("the names of the place");
+            assert_eq!((read.portals.len(), read.target), (1, record.target.clone()), "{text}");
         }
         fs::write(place.join("other"), "").expect("written");
         assert!(DiskRecord::remove(&place).is_err() && place.join("other").exists());
