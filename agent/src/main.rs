@@ -20,7 +20,6 @@ use keblet::cli::reports;
 use keblet::cli::version;
 use keblet::config::Settings;
 use keblet::config::load;
-use keblet::config::missing_protections;
 use keblet::exit::Exit;
 use keblet::kernel::memory;
 use keblet::systemd;
@@ -78,9 +77,6 @@ fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     host::apply_tunables(&settings)?;
     for notice in settings.notices() {
         tracing::warn!("{notice}");
-    }
-    for (field, lack) in missing_protections(&settings.kubelet) {
-        tracing::warn!(field, "not honoured yet: {lack}");
     }
     let outcome = runtime.block_on(until_signalled(settings, verbosity));
     spans.into_iter().for_each(Spans::end);

@@ -32,12 +32,14 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A configuration file in this folder with these settings, and with the folder of logs in it, which has no flag.
+/// A configuration file in this folder with these settings, with the folder of logs in it, which has no flag, and without
+/// chains of iptables: the tables of the test machine must not be changed.
 fn own_folders(folder: &Path, settings: &str) -> PathBuf {
     let file = folder.join("kubelet.yaml");
     let kind = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration";
     let logs = folder.join("logs");
-    std::fs::write(&file, format!("{kind}\npodLogsDir: {}\n{settings}\n", logs.display())).expect("a file");
+    let own = format!("podLogsDir: {}\nmakeIPTablesUtilChains: false", logs.display());
+    std::fs::write(&file, format!("{kind}\n{own}\n{settings}\n")).expect("a file");
     file
 }
 

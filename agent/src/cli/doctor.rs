@@ -3,6 +3,7 @@
 //! Changes nothing. `kernel::facts` assesses the kernel; this adds the runtime, the configuration and what another kubelet
 //! has left.
 
+mod iptables;
 mod takeover;
 
 use std::io::Write;
@@ -18,7 +19,6 @@ use super::output;
 use super::output::Format;
 use super::run_args::RunArgs;
 use crate::cgroups::Hierarchies;
-use crate::config;
 use crate::config::ConfigError;
 use crate::config::Feature;
 use crate::config::HostFacts;
@@ -26,6 +26,7 @@ use crate::config::Settings;
 use crate::config::keblet::MemoryAvailable;
 use crate::config::load;
 use crate::exit::Exit;
+use crate::host_program::HostPrograms;
 use crate::kernel::facts::Capabilities;
 use crate::kernel::facts::Fact;
 use crate::kernel::facts::NodeFacts;
@@ -98,7 +99,7 @@ pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
     match load(&args.run.flags) {
         Ok(settings) => {
             findings.push(configuration(&settings, &host::facts()));
-            findings.extend(missing_protections(&settings));
+            findings.push(iptables::finding(settings.kubelet.make_iptables_util_chains, &HostPrograms).await);
             findings.push(node_allocatable(&settings));
             findings.push(oom_score(settings.kubelet.oom_score_adj, Capabilities::of_this_process()));
             findings.extend(available_memory(&settings));
@@ -123,12 +124,6 @@ fn configuration(settings: &Settings, facts: &HostFacts) -> Finding {
         Ok(()) => Finding::good("configuration", "acceptable"),
         Err(error) => Finding::fatal("configuration", error.to_string(), "the agent refuses to start"),
     }
-}
-
-/// Protections that the configuration requests, most of them by default, and that are missing.
-fn missing_protections(settings: &Settings) -> Vec<Finding> {
-    let missing = config::missing_protections(&settings.kubelet).into_iter();
-    missing.map(|(field, lack)| Finding::lack(field, "not honoured yet", lack)).collect()
 }
 
 /// Which cgroups are limited to what is not, or what is, reserved.

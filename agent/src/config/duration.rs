@@ -10,6 +10,8 @@ use serde::Serialize;
 use serde::Serializer;
 use serde::de;
 
+use crate::model::go_duration;
+
 /// A signed number of nanoseconds, read and written the way Go's `time.Duration` is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoDuration(i64);
@@ -125,38 +127,9 @@ fn leading_part(text: &str) -> Option<(i128, &str)> {
 
 impl fmt::Display for GoDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nanos = self.0.unsigned_abs();
-        if self.0 < 0 {
-            f.write_str("-")?;
-        }
-        match nanos {
-            0 => f.write_str("0s"),
-            1..1_000 => write!(f, "{nanos}ns"),
-            1_000..1_000_000 => write_decimal(f, nanos, 1_000, "µs"),
-            1_000_000..1_000_000_000 => write_decimal(f, nanos, 1_000_000, "ms"),
-            _ => {
-                let minutes = nanos / 60_000_000_000;
-                if minutes >= 60 {
-                    write!(f, "{}h", minutes / 60)?;
-                }
-                if minutes > 0 {
-                    write!(f, "{}m", minutes % 60)?;
-                }
-                write_decimal(f, nanos % 60_000_000_000, 1_000_000_000, "s")
-            }
-        }
+        let sign = if self.is_negative() { "-" } else { "" };
+        write!(f, "{sign}{}", go_duration(Duration::from_nanos(self.0.unsigned_abs())))
     }
-}
-
-/// `value / unit` with as many decimals as it needs.
-fn write_decimal(f: &mut fmt::Formatter<'_>, value: u64, unit: u64, suffix: &str) -> fmt::Result {
-    let fraction = value % unit;
-    if fraction == 0 {
-        return write!(f, "{}{suffix}", value / unit);
-    }
-    let width = unit.ilog10() as usize;
-    let digits = format!("{fraction:0width$}");
-    write!(f, "{}.{}{suffix}", value / unit, digits.trim_end_matches('0'))
 }
 
 impl Serialize for GoDuration {

@@ -84,7 +84,7 @@ document! {
         system_cgroups "systemCgroups": String, value, used, "Cgroup for processes outside any other.";
         cgroup_root "cgroupRoot": String, value, used, "Parent of the pods' cgroups, in cgroupfs form.";
         cgroups_per_qos "cgroupsPerQOS": bool = true, pointer, used, "Keep a cgroup tree by QoS class and pod.";
-        cgroup_driver "cgroupDriver": String = "cgroupfs", value, used, "Who makes cgroups, when the runtime does not say.";
+        cgroup_driver "cgroupDriver": String = "cgroupfs", value, used, "The cgroup driver, if the runtime does not report its own.";
         cpu_manager_policy "cpuManagerPolicy": String = "none", value, later, "Assignment of exclusive CPUs.";
         single_process_oom_kill "singleProcessOOMKill": Option<bool>, pointer, used, "Let the kernel kill one process instead of the container.";
         cpu_manager_policy_options "cpuManagerPolicyOptions": StringMap, value, later, "Options of the static CPU policy.";
@@ -120,7 +120,7 @@ document! {
         pods_per_core "podsPerCore": i32, value, used, "Pods per CPU at most; 0 means no such limit.";
         enable_controller_attach_detach "enableControllerAttachDetach": bool = true, pointer, used, "Let the control plane attach volumes.";
         protect_kernel_defaults "protectKernelDefaults": bool, value, used, "Fail on unexpected kernel settings instead of changing them.";
-        make_iptables_util_chains "makeIPTablesUtilChains": bool = true, pointer, later, "Create the iptables chains others rely on.";
+        make_iptables_util_chains "makeIPTablesUtilChains": bool = true, pointer, used, "Create the iptables chains others rely on.";
         iptables_masquerade_bit "iptablesMasqueradeBit": i32 = 14, pointer, never, "Ignored.";
         iptables_drop_bit "iptablesDropBit": i32 = 15, pointer, never, "Ignored.";
         feature_gates "featureGates": BTreeMap<String, bool>, value, used, "Features switched on or off by name.";

@@ -34,7 +34,6 @@ pub use flags::FlagValues;
 pub use keblet::KebletConfiguration;
 pub use kubelet::KubeletConfiguration;
 pub use load::load;
-pub use protections::missing_protections;
 pub use settings::ConfigError;
 pub use settings::HostFacts;
 pub use settings::Origin;

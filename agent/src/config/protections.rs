@@ -1,7 +1,7 @@
 //! Settings of isolation or protection that keblet does not honour yet. Pure.
 //!
 //! One that the configuration sets keeps the agent from starting: running without the requested protection would be worse
-//! than not running. One that is only a default is named at start and by `keblet doctor` instead.
+//! than not running. None of them is a default.
 
 use super::document::Problem;
 use super::kubelet::KubeletConfiguration;
@@ -22,19 +22,12 @@ fn problem(field: &str, lack: &str) -> Problem {
     Problem { field: field.to_owned(), message: format!("this value is not supported yet: {lack}") }
 }
 
-/// Protections that the effective configuration requests and keblet lacks: the field and what is missing.
-pub fn missing_protections(config: &KubeletConfiguration) -> Vec<(&'static str, &'static str)> {
-    let table = [(config.make_iptables_util_chains, "makeIPTablesUtilChains", "no iptables chains are created")];
-    table.into_iter().filter(|(requested, _, _)| *requested).map(|(_, field, lack)| (field, lack)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::ConfigError;
     use super::super::FlagValues;
     use super::super::Origin;
     use super::super::load;
-    use super::*;
 
     fn written(dir: &std::path::Path, lines: &str) -> Result<(), ConfigError> {
         let file = dir.join("config.yaml");
@@ -88,17 +81,5 @@ mod tests {
                      imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\n\
                      allowedUnsafeSysctls: [\"net.core.*\"]";
         written(dir.path(), lines).expect("acceptable");
-    }
-
-    #[test]
-    fn missing_protections_of_defaults_are_named() {
-        let mut config = KubeletConfiguration::default();
-        let named = |config: &KubeletConfiguration| -> Vec<&'static str> {
-            missing_protections(config).into_iter().map(|(field, _)| field).collect()
-        };
-        let field = "makeIPTablesUtilChains";
-        assert!(named(&config).contains(&field), "{:?}", named(&config));
-        config.make_iptables_util_chains = false;
-        assert!(!named(&config).contains(&field), "{:?}", named(&config));
     }
 }

@@ -28,15 +28,15 @@ use super::actual_state::ActualState;
 use super::actual_state::UNMAP_VOLUME;
 use super::claims;
 use super::error::OnPath as _;
-use super::host_program;
-use super::host_program::Call;
-use super::host_program::HostPrograms;
 use super::iscsi;
 use super::layout;
 use super::layout::make_dirs;
 use super::layout::resolved;
 use super::plugin::blocking;
 use crate::filesystem;
+use crate::host_program;
+use crate::host_program::Call;
+use crate::host_program::HostPrograms;
 
 /// Where the kernel lists loop devices.
 const LOOPS: &str = "/sys/block";
@@ -193,7 +193,8 @@ async fn losetup(arguments: &[&str], device: &Path) -> Result<(), VolumeError> {
     let device = device.to_string_lossy();
     let all = arguments.iter().copied().chain([&*device]);
     // It only asks the kernel.
-    host_program::succeed(&HostPrograms, &Call::new("losetup", all).within(TIMEOUT)).await.map(|_| ())
+    host_program::succeed(&HostPrograms, &Call::new("losetup", all).within(TIMEOUT)).await?;
+    Ok(())
 }
 
 #[cfg(test)]

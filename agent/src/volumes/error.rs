@@ -11,6 +11,7 @@ use indexmap::IndexSet;
 use super::api::InvalidPath;
 use super::claims::ClaimError;
 use super::storage_medium::StorageMediumError;
+use crate::host_program::ProgramError;
 use crate::model::DownwardError;
 use crate::objects::ObjectError;
 
@@ -86,13 +87,8 @@ pub enum VolumeError {
         source: Box<VolumeError>,
     },
     /// A program of the node failed.
-    #[error("{call} failed: {problem}")]
-    Program {
-        /// Its name and arguments, without secrets.
-        call: String,
-        /// How it ended.
-        problem: String,
-    },
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// A field of an iSCSI volume that cannot be used.
     #[error("iscsi: {field} {value:?}: {problem}")]
     IscsiField {
@@ -153,6 +149,9 @@ pub enum VolumeError {
     /// A type of file system that is no name of one.
     #[error("fsType {0:?} must be a name of at most 32 lowercase letters, digits, dashes and underscores")]
     FileSystemType(String),
+    /// A type of file system that the kernel does not read from a device, for a device that holds another one.
+    #[error("fsType {0:?} is not the file system on the disk, and the kernel lists no such type of disks")]
+    NotOfDevices(String),
     /// A file system that has no program that expands it.
     #[error("ResizeFS.Resize - resize of format {kind} is not supported for device {device} mounted at {mounted}")]
     NotExpandable {

@@ -27,7 +27,6 @@ mod format;
 mod fs_group;
 mod global_mounts;
 mod host_path;
-mod host_program;
 mod image;
 mod in_progress;
 mod iscsi;

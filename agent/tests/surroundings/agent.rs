@@ -49,6 +49,8 @@ impl Agent {
             "readOnlyPort": port,
             "authentication": { "webhook": { "enabled": false } },
             "authorization": { "mode": "AlwaysAllow" },
+            // The tables of the test machine must not be changed.
+            "makeIPTablesUtilChains": false,
         });
         config.as_object_mut().expect("an object").extend(settings.as_object().expect("an object").clone());
         let file = folder.path().join("config.json");

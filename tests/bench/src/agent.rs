@@ -246,6 +246,7 @@ pub(crate) fn kubelet_configuration(folder: &Path, endpoint: &RuntimeEndpoint, p
         "podLogsDir": folder.join("logs"),
         "volumePluginDir": folder.join("root/volume-plugins"),
         "failSwapOn": false,
+        // The tables of this machine must not be changed.
         "makeIPTablesUtilChains": false,
         "enableControllerAttachDetach": false,
         "localStorageCapacityIsolation": false,

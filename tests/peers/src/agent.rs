@@ -175,6 +175,7 @@ impl Node {
             "healthzPort": self.healthz_port,
             "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
             "authorization": { "mode": "AlwaysAllow" },
+            // The tables of the test machine must not be changed. A test that wants the chains has tables of its own.
             "makeIPTablesUtilChains": false,
             "volumePluginDir": self.root.join("plugins"),
         }))

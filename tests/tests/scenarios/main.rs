@@ -10,6 +10,7 @@ mod garbage_collection;
 mod hooks;
 mod images;
 mod input;
+mod iptables;
 mod iscsi;
 mod local;
 mod log_rotation;

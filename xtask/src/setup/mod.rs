@@ -1,7 +1,7 @@
 //! `cargo xtask setup`: puts everything that tests and demo need from outside of the repository into the cache.
 //!
 //! ```text
-//! Debian packages ─▶ packages/   containerd 1.7, runc, CNI plugins, busybox: unpacked, not installed
+//! Debian packages ─▶ packages/   containerd 1.7, runc, CNI plugins, busybox, iptables: unpacked, not installed
 //!                 ─▶ containerd-2/
 //! tests/runc ──────▶ runc/       runc of a version that can map ids of mounts, from its Go module
 //! tests/registry ──▶ registry/   an image registry, from its Go module

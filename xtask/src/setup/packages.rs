@@ -17,8 +17,17 @@ use crate::system;
 const CONTAINERD_SUITE: &str = "trixie";
 /// The suite of containerd 2, whose programs run with the libraries of older suites.
 const CONTAINERD_2_SUITE: &str = "sid";
-/// Taken from the suite of the system, so that they match its libraries.
-const OWN_SUITE: [&str; 4] = ["runc", "containernetworking-plugins", "busybox-static", "libseccomp2"];
+/// Taken from the suite of the system, so that they match its libraries. The last four are for a test of chains.
+const OWN_SUITE: [&str; 8] = [
+    "runc",
+    "containernetworking-plugins",
+    "busybox-static",
+    "libseccomp2",
+    "iptables",
+    "libxtables12",
+    "libmnl0",
+    "libnftnl11",
+];
 
 /// Unpacks the packages unless they are unpacked already.
 ///

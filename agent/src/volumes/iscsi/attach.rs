@@ -14,10 +14,10 @@ use super::commands::Step;
 use super::disk::DiskRecord;
 use super::host::Host;
 use super::host::Session;
+use crate::host_program;
+use crate::host_program::Programs;
 use crate::volumes::VolumeError;
 use crate::volumes::global_mounts::Locks;
-use crate::volumes::host_program;
-use crate::volumes::host_program::Programs;
 use crate::volumes::plugin::blocking;
 
 /// Rounds over the portals: a second one for those that failed while others did not.
@@ -45,7 +45,7 @@ pub(super) async fn interface(programs: &dyn Programs, record: &DiskRecord) -> R
     let shown = commands::show_interface(&record.base_interface);
     let found = Interface::parse(&host_program::succeed(programs, &shown).await?);
     if found.transport().is_none() {
-        return Err(shown.failed("the interface has no transport"));
+        return Err(shown.failed("the interface has no transport").into());
     }
     Ok(found)
 }
@@ -165,10 +165,10 @@ pub(super) async fn perform(programs: &dyn Programs, steps: &[Step]) -> Result<(
         };
         match &step.failure {
             Failure::Ignored => tracing::debug!(%error, "a step is not needed"),
-            Failure::Final => return Err(error),
+            Failure::Final => return Err(error.into()),
             Failure::Undone(undo) => {
                 let _ = programs.run(undo).await;
-                return Err(error);
+                return Err(error.into());
             }
         }
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::chap::Chap;
 use super::chap::Login;
 use super::disk::DiskRecord;
-use crate::volumes::host_program::Call;
-use crate::volumes::host_program::Ended;
+use crate::host_program::Call;
+use crate::host_program::Ended;
 
 /// Exit codes of iscsiadm(8): a session that was to be ended is not there; one that was to be made is; no record was found.
 const NO_SESSION: i32 = 2;

@@ -7,9 +7,9 @@ use super::commands;
 use super::disk::DiskRecord;
 use super::host::Host;
 use crate::filesystem::MountTable;
+use crate::host_program::Programs;
 use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
-use crate::volumes::host_program::Programs;
 use crate::volumes::plugin::blocking;
 
 /// A disk that is about to be detached; the lock of its target is held.

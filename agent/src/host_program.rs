@@ -1,5 +1,5 @@
-//! Programs of the node that volumes need: found on the path, given a list of arguments and never a shell, bounded in what
-//! is kept of their output and, unless they must not be interrupted, in time.
+//! Programs of the node: found on the path, given a list of arguments and never a shell, bounded in what is kept of their
+//! output and, unless they must not be interrupted, in time.
 
 use std::fmt;
 use std::io;
@@ -14,8 +14,6 @@ use tokio::io::AsyncRead;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 
-use super::VolumeError;
-
 /// How long a program may take unless a call says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes that are kept of the standard output, and as many of the standard error.
@@ -27,7 +25,7 @@ const CUT: &str = " [cut]";
 
 /// A program and its arguments. Shown without its secret.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
+pub struct Call {
     program: &'static str,
     /// What is appended to the program's name: `ext4` of `mkfs.ext4`.
     suffix: String,
@@ -41,25 +39,25 @@ pub(super) struct Call {
 
 impl Call {
     /// A call of `program` that may take a minute.
-    pub(super) fn new(program: &'static str, arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
+    pub fn new(program: &'static str, arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let arguments = arguments.into_iter().map(Into::into).collect();
         Self { program, suffix: String::new(), arguments, secret: None, timeout: TIMEOUT, is_finished: false }
     }
 
     /// Runs a variant of the program, as `mkfs.ext4`. The suffix is known to have no slash.
-    pub(super) fn variant(mut self, suffix: &str) -> Self {
+    pub fn variant(mut self, suffix: &str) -> Self {
         self.suffix = format!(".{suffix}");
         self
     }
 
     /// Appends an argument that appears in no message. On the node it is visible in the list of processes.
-    pub(super) fn with_secret(mut self, secret: SecretString) -> Self {
+    pub fn with_secret(mut self, secret: SecretString) -> Self {
         self.secret = Some(secret);
         self
     }
 
     /// May take so long.
-    pub(super) fn within(mut self, timeout: Duration) -> Self {
+    pub fn within(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
@@ -67,24 +65,24 @@ impl Call {
     /// Goes on if the caller gives up, with its output read to the end: it must not be interrupted. It is waited for however
     /// long it takes: nothing else may be done with a device that it works on. When the agent ends, it goes on as long as it
     /// writes nothing.
-    pub(super) fn finished(mut self) -> Self {
+    pub fn finished(mut self) -> Self {
         self.is_finished = true;
         self
     }
 
     /// Name of the program.
-    pub(super) fn program(&self) -> String {
+    pub fn program(&self) -> String {
         format!("{}{}", self.program, self.suffix)
     }
 
     /// The arguments that may be shown.
-    pub(super) fn arguments(&self) -> &[String] {
+    pub fn arguments(&self) -> &[String] {
         &self.arguments
     }
 
     /// The error of this call.
-    pub(super) fn failed(&self, problem: impl fmt::Display) -> VolumeError {
-        VolumeError::Program { call: self.to_string(), problem: problem.to_string() }
+    pub fn failed(&self, problem: impl fmt::Display) -> ProgramError {
+        ProgramError { call: self.to_string(), problem: problem.to_string() }
     }
 }
 
@@ -95,27 +93,37 @@ impl fmt::Display for Call {
     }
 }
 
+/// A program of the node failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{call} failed: {problem}")]
+pub struct ProgramError {
+    /// Its name and arguments, without secrets.
+    call: String,
+    /// How it ended.
+    problem: String,
+}
+
 /// How a program ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ended {
+pub struct Ended {
     /// Its exit code; `None` if a signal ended it.
-    pub(super) code: Option<i32>,
+    pub code: Option<i32>,
     /// The status in words.
-    pub(super) status: String,
+    pub status: String,
     /// Its standard output, at most the first 64 KiB of it.
-    pub(super) output: String,
+    pub output: String,
     /// Its standard error, likewise.
-    pub(super) errors: String,
+    pub errors: String,
 }
 
 impl Ended {
     /// True if it reports success.
-    pub(super) fn is_success(&self) -> bool {
+    pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 
     /// The beginning of its output, trimmed.
-    pub(super) fn quoted(&self) -> String {
+    pub fn quoted(&self) -> String {
         let text = format!("{}{}", self.output, self.errors);
         let text = text.trim();
         match text.char_indices().nth(MAX_QUOTED) {
@@ -125,7 +133,7 @@ impl Ended {
     }
 
     /// Status and output, without the output if the call has a secret: the program may repeat it.
-    pub(super) fn describe(&self, call: &Call) -> String {
+    pub fn describe(&self, call: &Call) -> String {
         match self.quoted() {
             text if text.is_empty() || call.secret.is_some() => self.status.clone(),
             text => format!("{}: {text}", self.status),
@@ -134,19 +142,19 @@ impl Ended {
 }
 
 /// Runs programs: those of the node, or scripted ones.
-pub(super) trait Programs: fmt::Debug + Send + Sync {
+pub trait Programs: fmt::Debug + Send + Sync {
     /// Runs a program to its end, whatever it reports. A dropped future kills it, unless the call is to be finished.
     ///
     /// # Errors
     /// There is no such program, it cannot be started, or one that may be interrupted does not end in time.
-    fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, VolumeError>>;
+    fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, ProgramError>>;
 }
 
 /// Runs a program that has to succeed, and returns its standard output.
 ///
 /// # Errors
 /// As [`Programs::run`]; it reports a failure.
-pub(super) async fn succeed(programs: &dyn Programs, call: &Call) -> Result<String, VolumeError> {
+pub async fn succeed(programs: &dyn Programs, call: &Call) -> Result<String, ProgramError> {
     let ended = programs.run(call).await?;
     match ended.is_success() {
         true => Ok(ended.output),
@@ -156,10 +164,10 @@ pub(super) async fn succeed(programs: &dyn Programs, call: &Call) -> Result<Stri
 
 /// The programs of the node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HostPrograms;
+pub struct HostPrograms;
 
 impl Programs for HostPrograms {
-    fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, VolumeError>> {
+    fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, ProgramError>> {
         Box::pin(async move {
             let mut command = Command::new(call.program());
             command.args(&call.arguments).args(call.secret.as_ref().map(ExposeSecret::expose_secret));
@@ -209,7 +217,7 @@ async fn beginning(stream: Option<impl AsyncRead + Unpin>) -> io::Result<String>
 }
 
 #[cfg(test)]
-pub(super) mod testing {
+pub(crate) mod testing {
     //! Programs that a test scripts.
 
     use std::sync::Mutex;
@@ -220,18 +228,18 @@ pub(super) mod testing {
     type Script = Box<dyn Fn(&str) -> Option<(i32, String)> + Send + Sync>;
 
     /// Records calls, with their secrets, and ends them as its script says.
-    pub(in crate::volumes) struct ScriptedPrograms {
+    pub(crate) struct ScriptedPrograms {
         script: Script,
         calls: Mutex<Vec<String>>,
     }
 
     impl ScriptedPrograms {
-        pub(in crate::volumes) fn new(script: impl Fn(&str) -> Option<(i32, String)> + Send + Sync + 'static) -> Self {
+        pub(crate) fn new(script: impl Fn(&str) -> Option<(i32, String)> + Send + Sync + 'static) -> Self {
             Self { script: Box::new(script), calls: Mutex::default() }
         }
 
         /// The calls since the last time.
-        pub(in crate::volumes) fn take(&self) -> Vec<String> {
+        pub(crate) fn take(&self) -> Vec<String> {
             std::mem::take(&mut *self.calls.lock().expect("unpoisoned"))
         }
     }
@@ -243,7 +251,7 @@ pub(super) mod testing {
     }
 
     impl Programs for ScriptedPrograms {
-        fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, VolumeError>> {
+        fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, ProgramError>> {
             let secret = call.secret.iter().map(|secret| format!(" {}", secret.expose_secret()));
             let text = format!("{} {}{}", call.program(), call.arguments.join(" "), secret.collect::<String>());
             let (code, output) = (self.script)(&text).unwrap_or_default();
