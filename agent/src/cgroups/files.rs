@@ -170,19 +170,23 @@ fn tree(dir: &Path) -> Vec<PathBuf> {
 }
 
 fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
-    for name in subdirs(dir) {
-        collect(&dir.join(name), found);
+    for inner in dirs_in(dir) {
+        collect(&inner, found);
     }
     if dir.is_dir() {
         found.push(dir.to_owned());
     }
 }
 
-/// Names of the directories in `dir`; none if it is not readable.
-pub(super) fn subdirs(dir: &Path) -> Vec<String> {
+/// The directories in `dir`; none if it is not readable. A container that may make cgroups gives them any names.
+fn dirs_in(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
+}
+
+/// Names of the directories in `dir` that are text; none if it is not readable.
+pub(super) fn subdirs(dir: &Path) -> Vec<String> {
+    dirs_in(dir).iter().filter_map(|dir| dir.file_name()?.to_str().map(str::to_owned)).collect()
 }
 
 impl Layout {

@@ -52,6 +52,7 @@ pub use layout::Layout;
 pub use manager::Cgroups;
 pub use name::CgroupName;
 pub use name::CgroupNameError;
+pub use name::class_paths;
 pub use name::pod_uid_of;
 pub use qos::QosPolicy;
 pub use qos::ReservedMemory;

@@ -19,6 +19,15 @@ fn component(class: QosClass) -> Option<&'static str> {
     }
 }
 
+/// Paths of the classes that have a cgroup of their own below that of all pods, which is at this path.
+pub fn class_paths(kubepods: &str) -> impl Iterator<Item = String> {
+    let classes = [QosClass::Burstable, QosClass::BestEffort].into_iter().filter_map(component);
+    classes.map(move |class| match kubepods.strip_suffix(SLICE) {
+        Some(path) => format!("{kubepods}/{}-{class}{SLICE}", path.rsplit('/').next().unwrap_or(path)),
+        None => format!("{kubepods}/{class}"),
+    })
+}
+
 /// A cgroup's components, outermost first; empty for the root.
 #[derive(Clone, PartialEq, Eq, Debug, Hash, Default)]
 pub struct CgroupName(Vec<String>);
@@ -182,6 +191,16 @@ mod tests {
         for (name, cgroupfs, systemd) in table {
             assert_eq!(name.path(Driver::Cgroupfs), cgroupfs);
             assert_eq!(name.path(Driver::Systemd), systemd);
+        }
+    }
+
+    #[test]
+    fn classes_are_below_all_pods() {
+        for root in ["", "/x/y"].map(|path| CgroupName::parse(path).expect("valid")) {
+            for driver in [Driver::Cgroupfs, Driver::Systemd] {
+                let expected = [QosClass::Burstable, QosClass::BestEffort].map(|class| root.class(class).path(driver));
+                assert_eq!(class_paths(&root.kubepods().path(driver)).collect::<Vec<_>>(), expected);
+            }
         }
     }
 

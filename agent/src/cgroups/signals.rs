@@ -16,14 +16,15 @@ const OF_OTHERS: [Signal; 7] = [
 /// The process has a pending signal that may be its stop signal, which its image defines. False if there is no such
 /// process.
 pub(super) fn may_be_stopping(pid: i32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    let status = std::fs::read(format!("/proc/{pid}/status"));
     status.is_ok_and(|status| pending(&status) & !others() != 0)
 }
 
-/// Signals to the process as a whole, as a bit mask.
-fn pending(status: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
-    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+/// Signals to the process as a whole, as a bit mask. Its name, which it chooses, need not be text.
+fn pending(status: &[u8]) -> u64 {
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"ShdPnd:"));
+    let mask = line.and_then(|mask| std::str::from_utf8(mask).ok());
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 fn others() -> u64 {
@@ -36,7 +37,8 @@ mod tests {
 
     #[test]
     fn stop_signals_are_distinguished_from_those_of_timers_and_children() {
-        let status = |mask: u64| format!("Name:\tsleep\nSigPnd:\t0000000000004000\nShdPnd:\t{mask:016x}\nSigBlk:\t0\n");
+        let signals = |mask: u64| format!("SigPnd:\t0000000000004000\nShdPnd:\t{mask:016x}\nSigBlk:\t0\n");
+        let status = |name: &[u8], mask: u64| [b"Name:\t".as_slice(), name, b"\n", signals(mask).as_bytes()].concat();
         let bit = |signal: Signal| 1u64 << (signal as i32 - 1);
         for (mask, may_stop) in [
             (0, false),
@@ -45,7 +47,9 @@ mod tests {
             (bit(Signal::SIGCHLD) | bit(Signal::SIGQUIT), true),
             (1 << 36, true),
         ] {
-            assert_eq!(pending(&status(mask)) & !others() != 0, may_stop, "{mask:x}");
+            for name in [b"sleep".as_slice(), b"\xff"] {
+                assert_eq!(pending(&status(name, mask)) & !others() != 0, may_stop, "{mask:x}");
+            }
         }
         assert!(!may_be_stopping(i32::MAX));
     }

@@ -48,7 +48,7 @@ fn open() -> BoxFuture<'static, zbus::Result<Connection>> {
     Box::pin(async { or_private(Connection::system().await, PRIVATE_BUS).await })
 }
 
-/// The system bus; without one, systemd's own socket, which takes the same calls and sends its signals to everyone.
+/// The system bus; without one, systemd's own socket, which takes the same calls and sends its signals to every client.
 ///
 /// # Errors
 /// That of the bus if neither accepts the connection.

@@ -7,6 +7,8 @@ use std::io;
 
 use tracing_subscriber::fmt::MakeWriter;
 
+use crate::model::quote::turns_direction;
+
 /// Makes writers that are handed one event at a time.
 pub(super) struct Lines<W> {
     /// Where the lines go.
@@ -54,7 +56,7 @@ impl<W: io::Write> io::Write for Line<W> {
 }
 
 fn escaped(text: &str, colour: bool) -> Cow<'_, str> {
-    let steers = |c: char| c.is_control() && !(colour && c == '\u{1b}');
+    let steers = |c: char| turns_direction(c) || (c.is_control() && !(colour && c == '\u{1b}'));
     if !text.contains(steers) {
         return Cow::Borrowed(text);
     }
@@ -81,6 +83,7 @@ mod tests {
         let text = "a\tb\nc\u{1b}[31m\u{7f}\u{9b}ü";
         assert_eq!(escaped(text, false), "a\\tb\\nc\\u001b[31m\\u007f\\u009bü");
         assert_eq!(escaped(text, true), "a\\tb\\nc\u{1b}[31m\\u007f\\u009bü");
+        assert_eq!(escaped("abc\u{202e}fed", true), "abc\\u202efed");
         assert_eq!(escaped("plain", false), "plain");
     }
 }

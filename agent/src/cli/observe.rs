@@ -74,7 +74,8 @@ impl Source {
     /// # Errors
     /// There is no runtime, or the node has no name.
     pub(super) fn options(&self, interval: Duration) -> anyhow::Result<CollectOptions> {
-        let endpoint = self.container_runtime_endpoint.clone().or_else(|| RuntimeEndpoint::discover(Path::new("/")));
+        let found = || RuntimeEndpoint::discover_of_kubelet(Path::new("/"));
+        let endpoint = self.container_runtime_endpoint.clone().or_else(found);
         let endpoint = endpoint
             .context("no container runtime was found; name its socket by --container-runtime-endpoint=unix:///...")?;
         let cgroup_root = format!("/{}", self.cgroup_root.trim_matches('/'));

@@ -60,6 +60,8 @@ pub struct KernelOptions {
 /// After a loss the counters are compared when all records written before have been read: the kernel counts a kill before
 /// the probe records it.
 const SETTLE: Duration = Duration::from_millis(20);
+/// How often cgroups of pods that could not be watched are tried again: for want of memory, or as there were too many.
+const WATCH_AGAIN: Duration = Duration::from_secs(60);
 /// Lines of the kernel log that are read after a loss.
 const MAX_LOG_LINES: usize = 20_000;
 
@@ -92,6 +94,7 @@ pub async fn start(
         ooms: OomSource::new(hierarchy.clone()),
         log: KernelLog::open(&options.log).ok(),
         lost: None,
+        watch_again: None,
         hierarchy,
         hints,
         sensor_states,
@@ -141,6 +144,8 @@ struct Follower {
     log: Option<KernelLog>,
     /// Records were lost: counters of OOM kills, and when to compare them.
     lost: Option<(Instant, Vec<(CgroupId, u64)>)>,
+    /// Not all cgroups of pods are watched: when that is tried again.
+    watch_again: Option<Instant>,
     hierarchy: Hierarchy,
     hints: mpsc::Sender<Hint>,
     sensor_states: SensorStates,
@@ -153,11 +158,21 @@ impl Follower {
     async fn follow(mut self) {
         loop {
             let due = self.lost.as_ref().map(|(due, _)| *due);
+            let again = self.watch_again;
             let next = tokio::select! {
                 biased;
                 next = self.records.next() => next,
                 () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     let hints = self.unrecorded_kills();
+                    if send(&self.hints, hints).await.is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                () = tokio::time::sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => {
+                    self.watch_pods();
+                    // Exits in cgroups that were not watched have no record.
+                    let hints = if self.watch_again.is_none() { vec![Hint::Gap(RelistReason::Dropped)] } else { vec![] };
                     if send(&self.hints, hints).await.is_err() {
                         return;
                     }
@@ -184,12 +199,16 @@ impl Follower {
     fn watch_pods(&mut self) {
         // From before the walk: what is created meanwhile has a record.
         let known = self.index.existing();
+        self.watch_again = None;
         match self.probes.watch_tree(&self.hierarchy, &self.options.cgroup_root) {
             Ok(found) => {
                 self.index.found(&known, &found);
                 self.sensor_states.set(Sensor::Exits, self.exits.clone());
             }
-            Err(error) => self.sensor_states.set(Sensor::Exits, SensorState::Degraded(error.to_string())),
+            Err(error) => {
+                self.watch_again = Some(Instant::now() + WATCH_AGAIN);
+                self.sensor_states.set(Sensor::Exits, SensorState::Degraded(error.to_string()));
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use crate::kernel::index::ContainerIndex;
 use crate::kernel::index::place_of;
 use crate::kernel::oom_log::OomLogEntry;
 use crate::kernel::oom_log::OomLogLimit;
+use crate::kernel::proc;
 use crate::kernel::read;
 use crate::model::CgroupPlace;
 use crate::model::KernelMoment;
@@ -45,6 +46,8 @@ const UNLIMITED_KIB: u64 = 1 << 52;
 #[derive(Debug)]
 pub(super) struct OomSource {
     hierarchy: Hierarchy,
+    /// Pids of the kernel are those of `/proc`: not in a node that is a container (kind).
+    sees_kernel_pids: bool,
     counters: KillCounters,
     /// When the counters were first read: they contain earlier kills.
     begun: Option<BootTime>,
@@ -57,7 +60,8 @@ pub(super) struct OomSource {
 impl OomSource {
     pub(super) fn new(hierarchy: Hierarchy) -> Self {
         let (counters, exiting, killed) = (KillCounters::default(), VecDeque::new(), VecDeque::new());
-        Self { hierarchy, counters, begun: None, exiting, killed }
+        let sees_kernel_pids = proc::in_host_pid_namespace();
+        Self { hierarchy, sees_kernel_pids, counters, begun: None, exiting, killed }
     }
 
     /// A cgroup was created, and has no kills yet.
@@ -137,11 +141,21 @@ impl OomSource {
         self.hierarchy.kind != HierarchyKind::V1(Controller::Pids)
     }
 
-    /// The path of the cgroup of a process, while it exists: the kernel has only just chosen it.
+    /// The path of the cgroup of a process, while it exists: the kernel has only just chosen it. In another PID namespace
+    /// the pid is that of another process.
     pub(super) fn cgroup_of(&self, pid: u32) -> Option<String> {
+        if !self.sees_kernel_pids {
+            return None;
+        }
         let text = read::text(format!("/proc/{pid}/cgroup").as_ref(), read::PROC_FILE_LIMIT).ok()?;
         let path = self.hierarchy.path_in(&text)?;
         Some(path.strip_suffix(" (deleted)").unwrap_or(path).to_owned())
+    }
+
+    /// The id of the cgroup at a path of the kernel log, which begins at the root of the hierarchy. A node that is a container
+    /// itself (kind) sees a part of the hierarchy as the whole.
+    fn id_in_log(&self, path: &str) -> Option<CgroupId> {
+        path.match_indices('/').find_map(|(at, _)| self.hierarchy.id_of(&path[at..]).ok())
     }
 
     /// The cgroup above `below` with this id.
@@ -194,7 +208,7 @@ impl OomSource {
         // Without a cgroup the counters are the better evidence: they name the container.
         let place = place_of(entry.cgroup.as_deref()?);
         push(&mut self.killed, (entry.pid, moment));
-        if let Ok(id) = self.hierarchy.id_of(&place.path) {
+        if let Some(id) = self.id_in_log(&place.path) {
             self.counters.uncounted(id.0);
         }
         let limit = match entry.limit {

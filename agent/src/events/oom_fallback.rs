@@ -4,6 +4,7 @@
 //! exists.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,17 +52,7 @@ pub fn start(
     sensor_states: &SensorStates,
     shutdown: CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<> {
-    let log = match KernelLog::open(&options.log) {
-        Ok(log) => {
-            sensor_states.set(Sensor::KernelLog, SensorState::Up);
-            Some(log)
-        }
-        Err(error) => {
-            let reason = format!("{}: {error}", options.log.display());
-            sensor_states.set(Sensor::KernelLog, SensorState::Down(reason));
-            None
-        }
-    };
+    let log = Log { open: open(&options.log, sensor_states), path: options.log };
     let mut fallback = Fallback::new(hierarchy, options.cgroup_root);
     fallback.walk();
     fallback.source.begin(&fallback.index);
@@ -70,6 +61,26 @@ pub fn start(
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = fallback.follow(log, hints, sensor_states) => {}
+        }
+    }
+}
+
+struct Log {
+    path: PathBuf,
+    /// Nothing while it cannot be read.
+    open: Option<KernelLog>,
+}
+
+/// The log, and the state of its sensor.
+fn open(path: &Path, sensor_states: &SensorStates) -> Option<KernelLog> {
+    match KernelLog::open(path) {
+        Ok(log) => {
+            sensor_states.set(Sensor::KernelLog, SensorState::Up);
+            Some(log)
+        }
+        Err(error) => {
+            sensor_states.set(Sensor::KernelLog, SensorState::Down(format!("{}: {error}", path.display())));
+            None
         }
     }
 }
@@ -98,25 +109,29 @@ impl Fallback {
         }
     }
 
-    async fn follow(&mut self, mut log: Option<KernelLog>, hints: mpsc::Sender<Hint>, sensor_states: SensorStates) {
+    async fn follow(&mut self, mut log: Log, hints: mpsc::Sender<Hint>, sensor_states: SensorStates) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
         loop {
             let release = self.release;
             let records: Vec<OomRecord> = tokio::select! {
-                line = next(&mut log) => match line {
+                line = next(&mut log.open) => match line {
                     Ok(line) => self.on_line(&line).into_iter().collect(),
                     Err(error) => {
                         sensor_states.set(Sensor::KernelLog, SensorState::Down(error.to_string()));
-                        log = None;
+                        log.open = None;
                         continue;
                     }
                 },
                 () = tokio::time::sleep_until(release.unwrap_or_else(Instant::now)), if release.is_some() => {
                     self.release().into_iter().collect()
                 }
-                _ = ticks.tick() => self.on_tick(),
+                _ = ticks.tick() => {
+                    // It may have been for want of memory or file descriptors. What it has missed was counted.
+                    log.open = log.open.or_else(|| open(&log.path, &sensor_states));
+                    self.on_tick()
+                }
             };
             for record in records {
                 if hints.send(Hint::Oom(Box::new(record))).await.is_err() {
@@ -249,6 +264,23 @@ mod tests {
             let moment = KernelMoment(now - Duration::from_secs(age));
             assert_eq!(just_read(moment, now).age(now), Duration::from_secs(expected), "{age}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_log_that_could_not_be_opened_is_opened_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let hierarchy = node(folder.path()).0.hierarchy;
+        let path = folder.path().join("log");
+        let options = FallbackOptions { cgroup_root: "/kubepods".to_owned(), log: path.clone() };
+        let ((hints, _hinted), sensor_states) = (mpsc::channel(1), SensorStates::default());
+        let following = start(options, hierarchy, hints, &sensor_states, CancellationToken::new());
+        assert!(matches!(sensor_states.get(Sensor::KernelLog), Some(SensorState::Down(_))));
+        // Like the log it is there on every machine, and can be waited for.
+        std::os::unix::fs::symlink("/proc/sys/kernel/hostname", path).unwrap();
+        let mut changes = sensor_states.subscribe();
+        tokio::spawn(following);
+        tokio::time::timeout(2 * PERIOD, changes.changed()).await.expect("in time").expect("it runs");
+        assert_eq!(sensor_states.get(Sensor::KernelLog), Some(SensorState::Up));
     }
 
     #[tokio::test]

@@ -187,7 +187,7 @@ async fn lost_records_are_counted_once() {
     let found = node.on_record(&node.oom(8, 7));
     let sources: Vec<OomConfidence> = found.iter().map(|record| record.source).collect();
     use OomConfidence::*;
-    assert_eq!(sources, [Counter, Counter, Kernel], "a record tells of those before it");
+    assert_eq!(sources, [Counter, Counter, Kernel], "those before it are known from the counter");
     assert!(found.iter().all(|record| record.container().is_some()));
     // The log knows more of one of the lost.
     node.count(9);
@@ -206,6 +206,38 @@ async fn lost_records_are_counted_once() {
     assert_eq!((logged.source, logged.container().map(|id| id.as_str())), (Log, Some(ID)));
     assert!(matches!(logged.limit, OomLimit::Exceeded { bytes: Some(1024), .. }));
     assert_eq!(node.reconcile(), 1);
+}
+
+/// The log has paths of the machine, whose cgroup of the node is the root that the node sees.
+#[tokio::test]
+async fn a_kill_in_a_node_that_is_a_container_is_reported_once() {
+    let mut node = node();
+    node.count(1);
+    let entry = OomLogEntry {
+        at_micros: 0,
+        pid: 9,
+        comm: "hungry".to_owned(),
+        memory_kib: None,
+        cgroup: Some(format!("/docker/{}{}", ID.replace('0', "f"), node.path)),
+        limit: OomLogLimit::Unknown,
+        group: None,
+    };
+    let record = node.source.on_log(entry, KernelMoment(Instant::now())).expect("a kill");
+    let found = (record.pod().map(|uid| uid.as_str()), record.container().map(|id| id.as_str()));
+    assert_eq!(found, (Some("uid"), Some(ID)));
+    assert_eq!(node.reconcile(), 0, "the counter contains the kill of the log");
+}
+
+/// The log of a kernel without the line of the cgroups has pids of the machine.
+#[tokio::test]
+async fn a_pid_of_another_namespace_names_no_cgroup() {
+    let mut node = node();
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = node.source.hierarchy.path_in(&own).map(str::to_owned);
+    for (sees_kernel_pids, expected) in [(true, own), (false, None)] {
+        node.source.sees_kernel_pids = sees_kernel_pids;
+        assert_eq!(node.source.cgroup_of(std::process::id()), expected);
+    }
 }
 
 #[test]

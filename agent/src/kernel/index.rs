@@ -75,7 +75,8 @@ impl ContainerIndex {
 
     /// Cgroups of containers and sandboxes, and those below them, that were not removed.
     pub fn containers(&self) -> impl Iterator<Item = (CgroupId, &CgroupPlace)> {
-        let exists = |id: &CgroupId| !self.removed.contains(id);
+        let removed: HashSet<&CgroupId> = self.removed.iter().collect();
+        let exists = move |id: &CgroupId| !removed.contains(id);
         self.cgroups.iter().filter(move |(id, place)| place.container.is_some() && exists(id)).map(|(id, at)| (*id, at))
     }
 }
@@ -87,7 +88,11 @@ pub fn place_of(path: &str) -> CgroupPlace {
         // The outermost container counts: nested ones belong to the container that runs them.
         if place.container.is_some() {
             place.role = CgroupRole::InContainer;
-            return place;
+            // A container of no pod that has pods is a node (kind): their containers count.
+            if place.pod.is_none() && role_of_component(component, CgroupRole::Other) == CgroupRole::AllPods {
+                (place.container, place.role) = (None, CgroupRole::AllPods);
+            }
+            continue;
         }
         if let Some(id) = container_of_component(component) {
             place.container = Some(ContainerId::from(id));

@@ -50,6 +50,7 @@ fn places_in_the_tree_of_pods() {
         (format!("/kubepods.slice/kubepods-pod1_2.slice/crio-{B}.scope/container"), InContainer, Some("1-2"), Some(B)),
         (format!("/kubepods/pod1/{A}/docker/{B}"), InContainer, Some("1"), Some(A)),
         (format!("/kubepods/pod1/{A}/kubepods/pod2"), InContainer, Some("1"), Some(A)),
+        (format!("/kubepods/pod1/{A}/x/{B}/kubepods/pod2"), InContainer, Some("1"), Some(A)),
         (format!("/k8s.io/{A}"), Container, None, Some(A)),
         ("/kubepods/pod1/other".to_owned(), Other, Some("1"), None),
         (format!("/kubepods/pod1/crio-conmon-{B}.scope"), Other, Some("1"), None),
@@ -59,6 +60,28 @@ fn places_in_the_tree_of_pods() {
         let (found_pod, found) = (place.pod.as_ref().map(PodUid::as_str), place.container.as_ref());
         assert_eq!((place.role, found_pod, found.map(ContainerId::as_str)), (role, pod, container), "{path}");
         assert_eq!(place.path, path);
+    }
+}
+
+/// As the kernel log of the machine has them, which a node that is a container (kind, minikube) reads too.
+#[test]
+fn the_container_that_is_a_node_is_no_container_of_its_pods() {
+    use CgroupRole::*;
+    let scope = format!("/system.slice/docker-{A}.scope");
+    let pods = format!("{scope}/kubelet.slice/kubelet-kubepods.slice");
+    let pod = format!("{pods}/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod1_2.slice");
+    for (path, role, uid, container) in [
+        (scope.clone(), Container, None, Some(A)),
+        (format!("{scope}/system.slice"), InContainer, None, Some(A)),
+        (pods.clone(), AllPods, None, None),
+        (pod.clone(), Pod, Some("1-2"), None),
+        (format!("{pod}/cri-containerd-{B}.scope"), Container, Some("1-2"), Some(B)),
+        (format!("{pod}/cri-containerd-{B}.scope/below"), InContainer, Some("1-2"), Some(B)),
+        (format!("/docker/{A}/kubelet/kubepods/pod1-2/{B}"), Container, Some("1-2"), Some(B)),
+    ] {
+        let place = place_of(&path);
+        let (found_pod, found) = (place.pod.as_ref().map(PodUid::as_str), place.container.as_ref());
+        assert_eq!((place.role, found_pod, found.map(ContainerId::as_str)), (role, uid, container), "{path}");
     }
 }
 

@@ -9,6 +9,12 @@ use std::time::Duration;
 
 /// Fields longer than this are no cgroup path.
 const MAX_PATH: usize = 4096;
+/// What the kernel writes before `: Killed process`. Of other lines every process chooses a part, such as the name of the
+/// file in which it crashes: a line that has these words after anything else is about no kill.
+const OF_CGROUP: &str = "Memory cgroup out of memory";
+const OF_NODE: [&str; 2] = ["Out of memory", "Out of memory (oom_kill_allocating_task)"];
+/// What the line with the cgroups begins with: longer than the name of a process, with which other lines begin.
+const CHOSEN_LINE: &str = "oom-kill:constraint=";
 /// The lines of a kill of a whole cgroup follow each other within this time. So long a kill waits for the line after it.
 pub const GROUP_PAUSE: Duration = Duration::from_millis(100);
 
@@ -86,7 +92,7 @@ impl OomLogParser {
         let line = text.lines().next()?;
         if let Some(rest) = line.strip_prefix("memory: usage ") {
             self.limit_kib = between(rest, "limit ", "kB").and_then(|limit| limit.parse().ok());
-        } else if let Some(rest) = line.strip_prefix("oom-kill:") {
+        } else if let Some(rest) = line.strip_prefix(CHOSEN_LINE) {
             let before = self.release();
             self.chosen = chosen(rest, self.limit_kib.take());
             self.group = None;
@@ -150,8 +156,11 @@ impl OomLogParser {
         let pid: u32 = pid.parse().ok()?;
         let size = |name: &str| between(sizes, name, "kB")?.parse::<u64>().ok();
         let memory = [size("anon-rss:"), size("file-rss:"), size("shmem-rss:")];
-        let is_node = !cause.ends_with("Memory cgroup out of memory");
-        let otherwise = if is_node { OomLogLimit::Node } else { OomLogLimit::Unknown };
+        let otherwise = match cause {
+            OF_CGROUP => OomLogLimit::Unknown,
+            cause if OF_NODE.contains(&cause) => OomLogLimit::Node,
+            _ => return None,
+        };
         // It is about the next kill only: later ones may have no such line.
         let about = self.chosen.take().filter(|chosen| chosen.pid == pid);
         let (cgroup, limit) = about.map_or((None, otherwise), |chosen| (chosen.cgroup, chosen.limit));
@@ -204,7 +213,7 @@ fn is_soon(earlier: u64, later: u64) -> bool {
     Duration::from_micros(later.saturating_sub(earlier)) <= GROUP_PAUSE
 }
 
-/// `constraint=CONSTRAINT_MEMCG,...,oom_memcg=/a,task_memcg=/a/b,task=name,pid=1,uid=0`; `global_oom` instead of the first
+/// `CONSTRAINT_MEMCG,...,oom_memcg=/a,task_memcg=/a/b,task=name,pid=1,uid=0`; `global_oom` instead of the first
 /// cgroup if the node was out of memory.
 fn chosen(text: &str, limit_kib: Option<u64>) -> Option<Chosen> {
     let (head, tail) = text.split_once(",task=")?;
@@ -356,10 +365,28 @@ mod tests {
         );
     }
 
+    /// The kernel logs the names of a process that crashes and of the file in which it does.
+    #[test]
+    fn what_processes_let_the_kernel_write_is_no_kill() {
+        let crashed = |process: &str, file: &str| {
+            format!("6,101,1002,-;{process}[8]: segfault at 0 ip 0 sp 0 error 4 in {file}[55d0,1000+1000]")
+        };
+        for cause in ["Memory cgroup out of memory", "Out of memory"] {
+            let sizes = "total-vm:1kB, anon-rss:1kB, file-rss:1kB, shmem-rss:1kB";
+            let file = format!("{cause}: Killed process 4711 (a) {sizes}");
+            assert_eq!(parse(&[&crashed("a", &file)]), []);
+            assert_eq!(parse(&[&crashed("Out of memory", &file)]), []);
+        }
+        let chosen = crashed("oom-kill:", "x,global_oom,task_memcg=,task=a,pid=4711,uid=0");
+        assert_eq!(parse(&[&chosen, KILLED])[0].limit, OomLogLimit::Unknown);
+        let allocating = KILLED.replace("Memory cgroup out of memory", "Out of memory (oom_kill_allocating_task)");
+        assert_eq!(parse(&[&allocating])[0].limit, OomLogLimit::Node);
+    }
+
     proptest! {
         /// Any text is parsed without a panic, and yields no longer paths than it has.
         #[test]
-        fn any_text(text in "[0-9]{1,2},1,1,-;(oom-kill:|Tasks in |x: Killed process 1 \\(|memory: usage )?.{0,80}") {
+        fn any_text(text in "[0-9],1,1,-;(oom-kill:|Tasks in |Out of memory: Killed process 1 \\(|memory: usage )?.{0,80}") {
             let mut parser = OomLogParser::default();
             parser.record(CHOSEN, |_| None);
             let _ = (parser.record(&text, |_| None), parser.release());

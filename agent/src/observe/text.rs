@@ -3,9 +3,11 @@
 
 use std::time::Duration;
 
-/// The text without control characters, cut to `limit` characters.
+use crate::model::quote::turns_direction;
+
+/// The text without control characters and those that turn its direction, cut to `limit` characters.
 pub fn clean(text: &str, limit: usize) -> String {
-    let replaced = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    let replaced = |c: char| if c.is_control() || turns_direction(c) { '\u{fffd}' } else { c };
     let mut clean: String = text.chars().take(limit).map(replaced).collect();
     if text.chars().nth(limit).is_some() {
         clean.pop();
@@ -65,6 +67,7 @@ mod tests {
     #[test]
     fn foreign_text_neither_steers_nor_floods() {
         assert_eq!(clean("a\u{1b}[31m\nb", 20), "a\u{fffd}[31m\u{fffd}b");
+        assert_eq!(clean("abc\u{202e}fed\u{2066}", 20), "abc\u{fffd}fed\u{fffd}");
         assert_eq!(clean(&"x".repeat(9), 4), "xxx…");
         assert_eq!(clean("xxxx", 4), "xxxx");
     }

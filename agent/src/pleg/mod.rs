@@ -23,6 +23,7 @@ mod handle;
 mod inspect;
 mod observer;
 mod oom;
+mod owners;
 mod proof;
 mod proven_exits;
 mod record;

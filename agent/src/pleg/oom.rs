@@ -98,8 +98,8 @@ impl PlegTask {
         }
     }
 
-    fn snapshot_of(&self, id: &ContainerId) -> Option<Arc<PodSnapshot>> {
-        self.records.values().filter_map(|record| record.snapshot.as_ref()).find(|snapshot| has(snapshot, id)).cloned()
+    pub(super) fn snapshot_of(&self, id: &ContainerId) -> Option<Arc<PodSnapshot>> {
+        self.records.get(self.owners.of(id)?)?.snapshot.clone()
     }
 
     fn conclude(&mut self, record: OomRecord, snapshot: Option<Arc<PodSnapshot>>) {

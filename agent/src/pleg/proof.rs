@@ -6,6 +6,7 @@
 //! Containers of runtimes with a kernel of their own (Kata Containers, gVisor) have no init on the node: once that was seen
 //! of a runtime handler, only events and relists report their exits.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ use tokio::time::Instant;
 
 use super::exit_code::lacks_code;
 use super::proven_exits;
+use super::record::PodRecord;
 use super::record::recheck_delay;
 use super::task::PlegTask;
 use crate::events::ExitFacts;
@@ -37,6 +39,8 @@ use crate::model::Source;
 /// Exit records kept for containers that no snapshot has shown yet. An init that ends within a millisecond of its start
 /// is recorded before the runtime has answered the start call.
 const MAX_EXIT_RECORDS: usize = 4096;
+/// Those of one container: its processes may create PID namespaces without end (sandboxed builds), whose inits end too.
+const MAX_OF_CONTAINER: usize = 64;
 /// Records of one process are less apart, also if its memory takes long to be freed; the kernel uses no pid again so soon.
 const ONE_EXIT: Duration = Duration::from_secs(10);
 
@@ -68,38 +72,62 @@ pub(super) struct PinGone {
 /// The newest exit records, bounded.
 #[derive(Default)]
 pub(super) struct Exits {
-    /// By container and pid: a container may contain further PID namespaces, whose inits end too.
-    facts: HashMap<(ContainerId, u32), ExitFacts>,
-    order: VecDeque<(ContainerId, u32)>,
+    /// By container, each record of another pid and with its number, oldest first.
+    facts: HashMap<ContainerId, VecDeque<(u64, ExitFacts)>>,
+    /// The records of all containers, by number.
+    order: BTreeMap<u64, ContainerId>,
+    next_number: u64,
 }
 
 impl Exits {
     /// The exit of a process with several threads may be recorded more than once, where threads end at the same time: one
     /// of the records has the mark of the OOM killer, and only the last one has the exit code for certain.
-    fn insert(&mut self, mut facts: ExitFacts) {
-        let key = (facts.container.clone(), facts.pid);
-        if let Some(known) = self.facts.get(&key).filter(|known| apart(known, &facts) < ONE_EXIT) {
-            facts.oom_victim |= known.oom_victim;
-            facts.at.0 = facts.at.0.min(known.at.0);
+    ///
+    /// `init`: the container's init process if it is known. Its record is displaced by none of the container's others.
+    fn insert(&mut self, mut facts: ExitFacts, init: Option<u32>) {
+        let of_container = self.facts.entry(facts.container.clone()).or_default();
+        if let Some((_, known)) = of_container.iter_mut().find(|(_, known)| known.pid == facts.pid) {
+            if apart(known, &facts) < ONE_EXIT {
+                facts.oom_victim |= known.oom_victim;
+                facts.at.0 = facts.at.0.min(known.at.0);
+            }
+            *known = facts;
+            return;
         }
-        if self.facts.insert(key.clone(), facts).is_none() {
-            self.order.push_back(key);
+        self.order.insert(self.next_number, facts.container.clone());
+        of_container.push_back((self.next_number, facts));
+        self.next_number += 1;
+        if of_container.len() > MAX_OF_CONTAINER {
+            let oldest = of_container.iter().position(|(_, known)| Some(known.pid) != init);
+            if let Some((number, _)) = oldest.and_then(|at| of_container.remove(at)) {
+                self.order.remove(&number);
+            }
         }
-        while self.order.len() > MAX_EXIT_RECORDS {
-            if let Some(oldest) = self.order.pop_front() {
-                self.facts.remove(&oldest);
+        if self.order.len() > MAX_EXIT_RECORDS {
+            self.remove_oldest();
+        }
+    }
+
+    fn remove_oldest(&mut self) {
+        let Some((oldest, id)) = self.order.pop_first() else { return };
+        if let Some(of_container) = self.facts.get_mut(&id) {
+            of_container.retain(|(number, _)| *number != oldest);
+            if of_container.is_empty() {
+                self.facts.remove(&id);
             }
         }
     }
 
     pub(super) fn get(&self, container: &ContainerStatus) -> Option<&ExitFacts> {
-        self.facts.get(&(container.id.clone(), container.pid?))
+        let pid = container.pid?;
+        let of_container = self.facts.get(&container.id)?;
+        of_container.iter().map(|(_, facts)| facts).find(|facts| facts.pid == pid)
     }
 
     /// The record of a container that has only one.
     pub(super) fn only_of(&self, id: &ContainerId) -> Option<&ExitFacts> {
-        let mut found = self.facts.values().filter(|facts| &facts.container == id);
-        found.next().filter(|_| found.next().is_none())
+        let of_container = self.facts.get(id).filter(|of_container| of_container.len() == 1)?;
+        of_container.front().map(|(_, facts)| facts)
     }
 }
 
@@ -256,12 +284,13 @@ impl PlegTask {
     /// proves nothing alone, because the process may still hold its files.
     pub(super) fn on_exit_facts(&mut self, facts: ExitFacts) {
         let (id, pid, code) = (facts.container.clone(), facts.pid, facts.exit_code);
-        let owner = self.records.iter().find(|(_, record)| {
+        let is_proven = |record: &PodRecord| {
             record.proven_exits.contains_key(&id)
                 && record.snapshot.as_ref().and_then(|s| s.by_id(&id)).is_some_and(|c| c.pid == Some(pid))
-        });
-        let owner = owner.map(|(uid, _)| uid.clone());
-        self.exits.insert(facts);
+        };
+        let owner = self.owners.of(&id).filter(|uid| self.records.get(*uid).is_some_and(is_proven)).cloned();
+        let init = self.snapshot_of(&id).and_then(|known| known.by_id(&id)?.pid);
+        self.exits.insert(facts, init);
         let Some(uid) = owner else { return self.recheck_reason(&id) };
         let Some(known) = self.records.get(&uid).and_then(|record| record.snapshot.clone()) else { return };
         let is_oom = known.by_id(&id).is_some_and(|container| self.is_oom_killed(container, Some(code)));
@@ -345,14 +374,40 @@ mod tests {
             let facts = exits.get(&container("a", "main", ContainerState::Running)).expect("known").clone();
             (facts.exit_code, facts.signalled, facts.oom_victim, facts.at.0)
         };
-        exits.insert(facts(0, true, first));
-        exits.insert(facts(137, false, first + Duration::from_secs(2)));
+        exits.insert(facts(0, true, first), None);
+        exits.insert(facts(137, false, first + Duration::from_secs(2)), None);
         assert_eq!(of(&exits), (137, true, true, first));
-        exits.insert(facts(137, false, first - Duration::from_millis(1)));
+        exits.insert(facts(137, false, first - Duration::from_millis(1)), None);
         assert_eq!(of(&exits), (137, true, true, first - Duration::from_millis(1)), "in any order");
         assert_eq!((exits.facts.len(), exits.order.len()), (1, 1));
         let later = first + ONE_EXIT;
-        exits.insert(facts(1, false, later));
+        exits.insert(facts(1, false, later), None);
         assert_eq!(of(&exits), (1, false, false, later), "another process with that pid");
+    }
+
+    #[test]
+    fn exits_in_nested_namespaces_displace_no_record_of_an_init() {
+        let (mut exits, at) = (Exits::default(), KernelMoment(Instant::now()));
+        let exit = |id: &str, pid| ExitFacts {
+            container: id.into(),
+            pid,
+            exit_code: 0,
+            signalled: false,
+            oom_victim: false,
+            at,
+        };
+        let known = |exits: &Exits, id: &str| exits.get(&container(id, "main", ContainerState::Running)).is_some();
+        exits.insert(exit("other", 4711), None);
+        exits.insert(exit("nesting", 4711), Some(4711));
+        (10_000..20_000).for_each(|pid| exits.insert(exit("nesting", pid), Some(4711)));
+        assert!(known(&exits, "other"), "of another container");
+        assert!(known(&exits, "nesting"), "of the same container");
+        assert_eq!(exits.order.len(), 1 + MAX_OF_CONTAINER);
+        for number in 0..MAX_EXIT_RECORDS {
+            exits.insert(exit(&format!("c{number}"), 4711), None);
+        }
+        assert!(!known(&exits, "other") && exits.only_of(&"c0".into()).is_some());
+        let records: usize = exits.facts.values().map(VecDeque::len).sum();
+        assert_eq!([exits.order.len(), exits.facts.len(), records], [MAX_EXIT_RECORDS; 3]);
     }
 }

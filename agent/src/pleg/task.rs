@@ -33,6 +33,7 @@ use super::handle::Reply;
 use super::inspect;
 use super::inspect::Listing;
 use super::oom::Ooms;
+use super::owners::Owners;
 use super::proof::Exits;
 use super::proof::PinFuture;
 use super::record::ACTING_LIMIT;
@@ -99,6 +100,7 @@ pub fn start(
         slots: Arc::new(Semaphore::new(config.parallel_inspections)),
         runtime,
         records: HashMap::new(),
+        owners: Owners::default(),
         published: handle.published.clone(),
         dirty: handle.dirty.clone(),
         messages: handle.messages.clone(),
@@ -126,6 +128,7 @@ pub(super) struct PlegTask {
     pub(super) config: PlegConfig,
     pub(super) runtime: Runtime,
     pub(super) records: HashMap<PodUid, PodRecord>,
+    pub(super) owners: Owners,
     published: Published,
     pub(super) dirty: DirtyPods,
     pub(super) messages: MessageReader,
@@ -419,6 +422,7 @@ impl PlegTask {
         let new = Arc::new(snapshot);
         record.snapshot = Some(new.clone());
         record.answer_exits();
+        self.owners.replaced(old.as_deref(), Some(&new));
         self.published.write().unwrap_or_else(PoisonError::into_inner).insert(uid.clone(), new.clone());
         self.emit(old.as_deref(), Some(&new), source);
     }
@@ -447,6 +451,7 @@ impl PlegTask {
             }
             self.published.write().unwrap_or_else(PoisonError::into_inner).remove(uid);
             self.uninspected.inspected(uid);
+            self.owners.replaced(record.snapshot.as_deref(), None);
             self.config.ooms.pod_removed(uid);
             self.emit(record.snapshot.as_deref(), None, Source::Relist);
         }

@@ -1,5 +1,7 @@
 //! Small snapshots for tests.
 
+use std::sync::Arc;
+
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -27,6 +29,17 @@ pub(crate) fn idle_handle() -> PlegHandle {
         messages: MessageReader::default(),
         uninspected: Uninspected::default(),
     }
+}
+
+/// The same, with pods that a test marks as changed.
+pub(crate) fn changing_handle(dirty: DirtyPods) -> PlegHandle {
+    PlegHandle { dirty, ..idle_handle() }
+}
+
+/// Puts a snapshot into the cache.
+pub(crate) fn publish(handle: &PlegHandle, snapshot: PodSnapshot) {
+    let mut published = handle.published.write().expect("no writer has panicked");
+    published.insert(snapshot.pod.uid.clone(), Arc::new(snapshot));
 }
 
 pub(crate) fn pod(uid: &str) -> PodRef {

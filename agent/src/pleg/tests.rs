@@ -272,7 +272,7 @@ impl Pleg {
     }
 
     /// Sends a hint and waits until it has had its effect.
-    async fn tell(&self, hint: Hint) {
+    async fn send(&self, hint: Hint) {
         self.hints.send(hint).await.expect("the PLEG runs");
         sleep(Duration::from_millis(1)).await;
     }
@@ -289,9 +289,9 @@ async fn the_kernels_code_counts_where_the_runtime_has_none() {
         runtime.set(running("a"));
         let pleg = Pleg::on(&runtime, unwatched);
         assert_eq!(pleg.inspect("a").await.pid, Some(4711));
-        pleg.tell(recorded("a", 4711, code)).await;
+        pleg.send(recorded("a", 4711, code)).await;
         runtime.set(exited("a", -1));
-        pleg.tell(stopped(exited("a", -1))).await;
+        pleg.send(stopped(exited("a", -1))).await;
         let ended = pleg.cached("a");
         assert_eq!((ended.state, ended.exit_code, ended.proven), (ContainerState::Exited, Some(code), None));
         assert_eq!(ended.reason, if code == 0 { "Completed" } else { "Error" });
@@ -328,9 +328,9 @@ async fn a_late_record_of_the_kernel_has_the_code_that_is_waited_for() {
     pleg.inspect("a").await;
     runtime.set(exited("a", -1));
     assert_eq!(pleg.inspect("a").await.exit_code, None);
-    pleg.tell(recorded("a", 4712, 1)).await;
+    pleg.send(recorded("a", 4712, 1)).await;
     assert_eq!(pleg.cached("a").exit_code, None, "of another process");
-    pleg.tell(recorded("a", 4711, 7)).await;
+    pleg.send(recorded("a", 4711, 7)).await;
     assert_eq!(pleg.cached("a").exit_code, Some(7));
 }
 
@@ -369,7 +369,7 @@ async fn a_code_that_stays_unknown_is_reported_as_the_runtime_has_it() {
     assert!((3..=8).contains(&inspections), "{inspections} inspections");
     sleep(secs(600)).await;
     assert_eq!(pleg.inspections(), inspections, "no inspection is pending");
-    pleg.tell(stopped(exited("a", 5))).await;
+    pleg.send(stopped(exited("a", 5))).await;
     assert_eq!(pleg.cached("a").exit_code, Some(5), "of a late event");
     sleep(secs(10)).await;
     assert_eq!(pleg.cached("a").exit_code, Some(5));
@@ -390,7 +390,7 @@ async fn processes_of_a_handler_without_any_are_searched_once() {
     sleep(secs(120)).await;
     assert_eq!(pleg.inspections(), inspections + 1, "the one that was asked for");
     runtime.set(exited("b", 3));
-    pleg.tell(stopped(exited("b", 3))).await;
+    pleg.send(stopped(exited("b", 3))).await;
     assert_eq!((pleg.cached("b").state, pleg.cached("b").exit_code), (ContainerState::Exited, Some(3)));
     sleep(secs(2)).await;
     runtime.set(exited("a", 4));
@@ -437,7 +437,7 @@ async fn inspections_for_another_exit_do_not_show_that_a_handler_has_no_processe
     runtime.set(running("b"));
     pleg.inspect("b").await;
     runtime.set(exited("b", 0));
-    pleg.tell(stopped(exited("b", 0))).await;
+    pleg.send(stopped(exited("b", 0))).await;
     sleep(secs(60)).await;
     runtime.set(running("c"));
     pleg.inspect("c").await;

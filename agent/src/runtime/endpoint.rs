@@ -14,6 +14,14 @@ const USUAL_SOCKETS: [&str; 4] = [
     "/var/run/crio/crio.sock",
 ];
 
+/// Sockets of runtimes that belong to a distribution: of k3s and RKE2, of k0s, of MicroK8s. A node that has one may have
+/// another containerd for Docker, at a usual place.
+const SOCKETS_OF_DISTRIBUTIONS: [&str; 3] = [
+    "/run/k3s/containerd/containerd.sock",
+    "/run/k0s/containerd.sock",
+    "/var/snap/microk8s/common/run/containerd.sock",
+];
+
 /// `containerRuntimeEndpoint`: the path of a unix socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RuntimeEndpoint(PathBuf);
@@ -31,8 +39,18 @@ impl RuntimeEndpoint {
 
     /// The first usual socket that exists below `root` (`/` in production).
     pub fn discover(root: &Path) -> Option<Self> {
-        USUAL_SOCKETS.iter().map(|path| root.join(&path[1..])).find(|path| is_socket(path)).map(Self)
+        first(&USUAL_SOCKETS, root)
     }
+
+    /// The socket that the kubelet of this node uses, for programs that only read: a distribution's, or else the first usual
+    /// one.
+    pub fn discover_of_kubelet(root: &Path) -> Option<Self> {
+        first(&SOCKETS_OF_DISTRIBUTIONS, root).or_else(|| Self::discover(root))
+    }
+}
+
+fn first(sockets: &[&str], root: &Path) -> Option<RuntimeEndpoint> {
+    sockets.iter().map(|path| root.join(&path[1..])).find(|path| is_socket(path)).map(RuntimeEndpoint)
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -92,6 +110,12 @@ mod tests {
         let crio = make("run/crio/crio.sock");
         let _crio = UnixListener::bind(&crio).unwrap();
         let _old = UnixListener::bind(make("var/run/containerd/containerd.sock")).unwrap();
-        assert_eq!(RuntimeEndpoint::discover(root.path()), Some(RuntimeEndpoint(crio)));
+        assert_eq!(RuntimeEndpoint::discover(root.path()), Some(RuntimeEndpoint(crio.clone())));
+        assert_eq!(RuntimeEndpoint::discover_of_kubelet(root.path()), Some(RuntimeEndpoint(crio.clone())));
+
+        let k0s = make("run/k0s/containerd.sock");
+        let _k0s = UnixListener::bind(&k0s).unwrap();
+        assert_eq!(RuntimeEndpoint::discover_of_kubelet(root.path()), Some(RuntimeEndpoint(k0s)));
+        assert_eq!(RuntimeEndpoint::discover(root.path()), Some(RuntimeEndpoint(crio)), "an agent does not share it");
     }
 }

@@ -123,6 +123,7 @@ fn options_of_the_chart() {
         "jsonLines": false,
         "extraArgs": ["--interval=5s"],
         "metrics": { "port": 9000 },
+        "seLinuxOptions": { "type": "spc_t" },
         "podLabels": { "team": "node" },
         "podAnnotations": { "a": "b" },
         "podMonitor": on,
@@ -138,6 +139,7 @@ fn options_of_the_chart() {
     check_daemon_set(set);
     let container = &set["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], "keblet.dev/keblet:9");
+    assert_eq!(container["securityContext"]["seLinuxOptions"], json!({ "type": "spc_t" }));
     let arguments = container["args"].to_string();
     assert!(arguments.contains("unix:///run/crio/crio.sock") && !arguments.contains("--json"), "{arguments}");
     let monitor = of_kind(&documents, "PodMonitor").unwrap();

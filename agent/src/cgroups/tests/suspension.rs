@@ -1,7 +1,9 @@
 //! The suspension of pods, on the machine's v2 hierarchy: its freezer needs no controllers.
 
+use std::ffi::OsStr;
 use std::io::BufRead as _;
 use std::io::BufReader;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Child;
 use std::process::Stdio;
@@ -121,6 +123,21 @@ fn of_many_suspended_processes_the_first_of_each_container_are_checked() {
     asked.sort_unstable();
     assert_eq!((asked.len(), asked[0], asked[1023], asked[1024]), (1025, 5_000_000, 5_001_023, 6_000_000));
     assert_eq!(files::pids(&layout, "/pod").len(), 10_001, "all are to be killed");
+}
+
+#[test]
+fn cgroups_that_a_container_has_named_are_found_and_removed() {
+    let mount = tempfile::tempdir().expect("a folder");
+    let cgroup = mount.path().join("pod/a").join(OsStr::from_bytes(b"\xff"));
+    std::fs::create_dir_all(&cgroup).expect("folders");
+    std::fs::write(cgroup.join("cgroup.procs"), "6000000\n").expect("a file");
+    let layout = Layout::V2 { mount: mount.path().to_owned() };
+    let found: Vec<i32> = files::pids(&layout, "/pod").into_iter().collect();
+    assert_eq!(found, [6_000_000], "it is to be killed");
+    // Files of the kernel do not keep a cgroup.
+    std::fs::remove_file(cgroup.join("cgroup.procs")).expect("removed");
+    files::remove(&layout, "/pod").expect("removed");
+    assert!(!mount.path().join("pod").exists());
 }
 
 #[test]

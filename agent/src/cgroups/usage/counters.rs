@@ -10,7 +10,7 @@ use super::pressure::Pressure;
 pub struct CgroupCounters {
     /// CPU time over all cores, in nanoseconds.
     pub cpu: Option<u64>,
-    /// Time in which the CPU quota was used up, in nanoseconds.
+    /// Time in which CPU quotas were used up, in nanoseconds: see [`CgroupPlace::throttled`].
     pub throttled: u64,
     /// Charged memory, in bytes.
     pub memory: Option<u64>,
@@ -39,21 +39,20 @@ impl CgroupPlace {
     /// Processes killed by the OOM killer; absent if the cgroup was removed.
     pub fn oom_kills(&self) -> Option<u64> {
         let folder = Folder::open(self.memory.as_deref()?)?;
-        folder.table(if self.v2 { "memory.events" } else { "memory.oom_control" }).get("oom_kill")
+        folder.table(if self.v2 { "memory.events" } else { "memory.oom_control" }).oom_kills()
     }
 
     fn counters_v2(&self) -> CgroupCounters {
         let Some(folder) = self.open().memory else { return CgroupCounters::default() };
         let (cpu, events) = (folder.table("cpu.stat"), folder.table("memory.events"));
         let event = |name: &str| events.get(name).unwrap_or(0);
-        let nanos = |name: &str| cpu.get(name).map(|micros| micros.saturating_mul(1000));
         CgroupCounters {
-            cpu: nanos("usage_usec"),
-            throttled: nanos("throttled_usec").unwrap_or(0),
+            cpu: cpu.get("usage_usec").map(|micros| micros.saturating_mul(1000)),
+            throttled: self.throttled_nanos(),
             memory: folder.number("memory.current"),
             memory_limit: folder.limit("memory.max"),
             limit_hits: event("max").saturating_add(event("high")),
-            oom_kills: event("oom_kill"),
+            oom_kills: events.oom_kills().unwrap_or(0),
             io_bytes: self.traffic(),
             cpu_pressure: pressure(&folder, "cpu.pressure"),
             memory_pressure: pressure(&folder, "memory.pressure"),
@@ -64,10 +63,9 @@ impl CgroupPlace {
     fn counters_v1(&self) -> CgroupCounters {
         let folders = self.open();
         let of_memory = |file: &str| folders.memory.as_ref()?.number(file);
-        let stat = folders.cpu_shares.as_deref().map(|folder| folder.table("cpu.stat"));
         CgroupCounters {
             cpu: folders.cpu.as_deref().and_then(|folder| folder.number("cpuacct.usage")),
-            throttled: stat.and_then(|stat| stat.get("throttled_time")).unwrap_or(0),
+            throttled: self.throttled_nanos(),
             memory: of_memory("memory.usage_in_bytes"),
             memory_limit: folders.memory.as_deref().and_then(|folder| folder.limit("memory.limit_in_bytes")),
             limit_hits: of_memory("memory.failcnt").unwrap_or(0),
@@ -75,6 +73,10 @@ impl CgroupPlace {
             io_bytes: self.traffic(),
             ..CgroupCounters::default()
         }
+    }
+
+    fn throttled_nanos(&self) -> u64 {
+        u64::try_from(self.throttled().as_nanos()).unwrap_or(u64::MAX)
     }
 
     fn traffic(&self) -> u64 {
@@ -117,6 +119,36 @@ mod tests {
         assert_eq!(counters.cpu_pressure, None, "not measured");
         let gone = CgroupPlace::at(&layout, "/kubepods/podb");
         assert_eq!((gone.counters(), gone.oom_kills()), (CgroupCounters::default(), None));
+    }
+
+    /// A pod has a quota only if all of its containers have one.
+    #[test]
+    fn quotas_of_containers_throttle_the_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let v2 = Layout::V2 { mount: dir.path().to_owned() };
+        write(&dir.path().join("poda"), &[("cpu.stat", "usage_usec 1\nthrottled_usec 0\n")]);
+        write(&dir.path().join("poda/one"), &[("cpu.stat", "throttled_usec 9\n")]);
+        assert_eq!(CgroupPlace::at(&v2, "/poda").counters().throttled, 9_000);
+
+        let v1 = Layout::V1 { controllers: [("cpu".to_owned(), dir.path().to_owned())].into(), unified: None };
+        write(&dir.path().join("podb"), &[("cpu.stat", "throttled_time 0\n")]);
+        write(&dir.path().join("podb/one"), &[("cpu.stat", "throttled_time 7\n")]);
+        assert_eq!(CgroupPlace::at(&v1, "/podb").counters().throttled, 7);
+    }
+
+    #[test]
+    fn each_process_of_a_group_counts_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::V2 { mount: dir.path().to_owned() };
+        for (pod, events, kills) in [
+            ("poda", "oom 1\noom_kill 4\noom_group_kill 1\n", 3),
+            // The only process has exited before it is killed a second time.
+            ("podb", "oom 1\noom_kill 1\noom_group_kill 1\n", 1),
+        ] {
+            write(&dir.path().join("kubepods").join(pod), &[("memory.events", events)]);
+            let place = CgroupPlace::at(&layout, &format!("/kubepods/{pod}"));
+            assert_eq!((place.counters().oom_kills, place.oom_kills()), (kills, Some(kills)), "{pod}");
+        }
     }
 
     #[test]

@@ -162,7 +162,7 @@ fn memory_v2(folder: &Folder, kernel: Option<u64>) -> MemoryDetail {
         reservation: folder.limit("memory.min"),
         limit_hits: events.get("max"),
         high_hits: events.get("high"),
-        oom_kills: events.get("oom_kill"),
+        oom_kills: events.oom_kills(),
     }
 }
 
@@ -173,7 +173,7 @@ fn memory_v1(folder: &Folder) -> MemoryDetail {
         reservation: folder.limit("memory.soft_limit_in_bytes"),
         limit_hits: folder.number("memory.failcnt"),
         high_hits: None,
-        oom_kills: folder.table("memory.oom_control").get("oom_kill"),
+        oom_kills: folder.table("memory.oom_control").oom_kills(),
     }
 }
 
@@ -256,7 +256,7 @@ mod tests {
                 ("memory.peak", "99\n"),
                 ("memory.current", "50\n"),
                 ("memory.min", "64\n"),
-                ("memory.events", "low 0\nhigh 5\nmax 6\noom 1\noom_kill 1\n"),
+                ("memory.events", "low 0\nhigh 5\nmax 6\noom 1\noom_kill 2\noom_group_kill 1\n"),
                 ("cgroup.procs", "7\n8\n"),
                 ("pids.max", "max\n"),
                 ("io.stat", "8:16 rbytes=512 wbytes=1024 rios=1 wios=2 dbytes=0 dios=0\n"),

@@ -79,6 +79,13 @@ impl Table {
         self.0.lines().find_map(of_line)
     }
 
+    /// OOM kills, in a file that counts them. When the kernel kills a whole cgroup (`memory.oom.group`), it counts the
+    /// process that it chose twice, unless that has exited before the others are killed.
+    pub(super) fn oom_kills(&self) -> Option<u64> {
+        let groups = self.get("oom_group_kill").unwrap_or(0);
+        Some(self.get("oom_kill")?.saturating_sub(groups).max(groups))
+    }
+
     /// The sum over all lines whose name starts so.
     pub(super) fn sum_of(&self, prefix: &str) -> u64 {
         let of_line = |line: &str| line.starts_with(prefix).then(|| line.rsplit_once(' ')?.1.trim().parse().ok())?;

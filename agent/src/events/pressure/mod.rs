@@ -23,6 +23,7 @@ use crate::config::pressure::Trigger;
 use crate::kernel::psi::PsiTrigger;
 use crate::metrics::Metrics;
 use crate::model::named;
+use crate::model::until;
 use crate::pressure::Crossing;
 use crate::pressure::Level;
 use crate::pressure::own_limit::Throttled;
@@ -71,9 +72,8 @@ pub fn start(
                 lacks.extend(opened.lack);
                 let wake = (trigger.resource == PressureResource::Memory).then(|| wake.clone());
                 let follower = Follower { wake, ..Follower::new(file, opened.trigger) };
-                let (following, shutdown) = (follower.follow(opened.psi, parts.clone()), parts.shutdown.clone());
-                let following = async move { _ = shutdown.run_until_cancelled(following).await };
-                tasks.spawn(named("trigger of pressure", following));
+                let following = follower.follow(opened.psi, parts.clone());
+                tasks.spawn(named("trigger of pressure", until(parts.shutdown.clone(), following)));
             }
             Err(error) => lacks.push(format!("{}: {error}", file.display())),
         }

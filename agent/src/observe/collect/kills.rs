@@ -17,7 +17,12 @@ const PODS: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct KillCounts {
     pods: HashMap<String, Known>,
+    /// Kills of pods that were not measured yet and that the probe or the kernel log has reported, by UID.
+    recorded: HashMap<String, Recorded>,
 }
+
+/// Kills by the container's id.
+type Recorded = HashMap<Option<String>, u64>;
 
 #[derive(Debug, Default)]
 struct Known {
@@ -33,9 +38,23 @@ struct Known {
 pub(super) type Dead = (String, String);
 
 impl KillCounts {
-    /// Removes pods that are gone.
+    /// Removes pods without a cgroup.
     pub(super) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
         self.pods.retain(|uid, _| exists(uid));
+    }
+
+    /// The runtime no longer has the pod.
+    pub(super) fn removed(&mut self, uid: &str) {
+        self.recorded.remove(uid);
+    }
+
+    /// Takes a kill that was reported: the first measurement of its pod contains it.
+    pub(super) fn recorded(&mut self, record: &OomRecord) {
+        let Some(pod) = record.pod.as_ref().filter(|pod| !self.pods.contains_key(&pod.uid)) else { return };
+        if self.recorded.len() < PODS || self.recorded.contains_key(&pod.uid) {
+            let of_pod = self.recorded.entry(pod.uid.clone()).or_default();
+            *of_pod.entry(record.container_id.clone()).or_default() += record.kills;
+        }
     }
 
     /// Takes the counters of a pod. `existed`: the pod was there before observing began; then its first counts are of
@@ -47,7 +66,8 @@ impl KillCounts {
         let known = self.pods.entry(counted.pod.uid.clone()).or_default();
         let is_first = !std::mem::replace(&mut known.measured, true);
         let new = known.grown(counted);
-        if is_first && existed { earlier(counted, dead) } else { new }
+        let recorded = self.recorded.remove(&counted.pod.uid).unwrap_or_default();
+        if is_first && existed { earlier(counted, dead, &recorded) } else { new }
     }
 }
 
@@ -76,13 +96,16 @@ impl Known {
 }
 
 /// Kills before observing began: those counted in containers that exist, dead containers of the runtime, and the rest.
-fn earlier(counted: &CountedKills, dead: &[Dead]) -> Vec<OomRecord> {
+fn earlier(counted: &CountedKills, dead: &[Dead], recorded: &Recorded) -> Vec<OomRecord> {
     let mut records = Vec::new();
-    for (name, id, count) in counted.of_containers.iter().filter(|(_, _, count)| *count > 0) {
-        records.push(record(&counted.pod, Some((name, id)), Victim::Unknown, *count, true));
+    for (name, id, count) in &counted.of_containers {
+        let count = count.saturating_sub(recorded.get(&Some(id.clone())).copied().unwrap_or(0));
+        if count > 0 {
+            records.push(record(&counted.pod, Some((name, id)), Victim::Unknown, count, true));
+        }
     }
     records.extend(dead.iter().map(|(name, id)| by_runtime(&counted.pod, (name, id), true)));
-    let reported: u64 = records.iter().map(|record| record.kills).sum();
+    let reported: u64 = records.iter().map(|record| record.kills).chain(recorded.values().copied()).sum();
     let rest = counted.of_pod.unwrap_or(0).saturating_sub(reported);
     if rest > 0 {
         records.push(record(&counted.pod, None, Victim::Unknown, rest, true));
@@ -145,6 +168,34 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(kills.measured(&kills_of(Some(6), &[("a", 2), ("b", 0)]), true, &dead), []);
         }
+    }
+
+    #[test]
+    fn kills_that_are_recorded_during_the_start_are_reported_once() {
+        let mut kills = KillCounts::default();
+        let counted = kills_of(Some(6), &[("a", 2)]);
+        for id in [Some("a"), Some("gone"), None] {
+            let of_container = id.map(|id| ("name", id));
+            kills.recorded(&record(&counted.pod, of_container, Victim::Child, 1, false));
+        }
+        let records = kills.measured(&counted, true, &[]);
+        assert_eq!(brief(&records), [(Some("a"), Victim::Unknown, 1), (None, Victim::Unknown, 2)]);
+        kills.recorded(&record(&counted.pod, None, Victim::Child, 1, false));
+        assert_eq!((kills.measured(&counted, true, &[]), kills.recorded.len()), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn kills_that_are_recorded_in_a_pod_that_is_measured_late_are_reported_once() {
+        let (mut kills, counted) = (KillCounts::default(), kills_of(Some(3), &[("a", 2)]));
+        kills.recorded(&record(&counted.pod, Some(("name", "a")), Victim::Child, 1, false));
+        // Other pods are measured meanwhile.
+        kills.retain(|_| false);
+        let records = kills.measured(&counted, true, &[]);
+        assert_eq!(brief(&records), [(Some("a"), Victim::Unknown, 1), (None, Victim::Unknown, 1)]);
+        let unmeasured = PodName { uid: "v".into(), ..counted.pod };
+        kills.recorded(&record(&unmeasured, None, Victim::Child, 1, false));
+        kills.removed("v");
+        assert!(kills.recorded.is_empty());
     }
 
     #[test]

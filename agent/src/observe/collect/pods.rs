@@ -38,6 +38,13 @@ pub(super) fn name_of(pod: &PodRef) -> PodName {
     PodName { namespace: clean(&pod.namespace, NAME), name: clean(&pod.name, NAME), uid: clean(pod.uid.as_str(), NAME) }
 }
 
+/// The pod was there before `began` (nanoseconds since the Unix epoch): something of it that the runtime still has is older.
+pub(super) fn existed(snapshot: &PodSnapshot, began: i64) -> bool {
+    let sandboxes = snapshot.sandboxes.iter().map(|sandbox| sandbox.created_at);
+    let containers = snapshot.containers.iter().map(|container| container.created_at);
+    sandboxes.chain(containers).any(|created_at| created_at < began)
+}
+
 impl KnownPod {
     /// The pod's name.
     pub(super) fn name(&self) -> &PodName {

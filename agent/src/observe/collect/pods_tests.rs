@@ -2,6 +2,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::model::ProvenExit;
+use crate::model::SandboxStatus;
+use crate::model::testing::sandbox as sandbox_status;
 use crate::pleg::testing::container;
 use crate::pleg::testing::snapshot;
 
@@ -31,6 +33,20 @@ fn exits(records: &[Record]) -> Vec<(&str, Option<i32>, ExitSource, bool)> {
         _ => None,
     });
     exits.collect()
+}
+
+#[tokio::test]
+async fn a_pod_existed_if_a_sandbox_or_container_is_older() {
+    let created = |created_at| ContainerStatus { created_at, ..container("a", "web", ContainerState::Running) };
+    let of = |sandbox: i64, container: i64| PodSnapshot {
+        sandboxes: vec![SandboxStatus { created_at: sandbox, ..sandbox_status(0) }],
+        ..snapshot(Instant::now(), vec![created(container)])
+    };
+    for (sandbox, container, expected) in
+        [(BEGAN, BEGAN + 1, false), (BEGAN - 1, BEGAN + 1, true), (BEGAN + 2, BEGAN - 1, true)]
+    {
+        assert_eq!(existed(&of(sandbox, container), BEGAN), expected, "{sandbox} {container}");
+    }
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ use super::kills;
 use super::kills::KillCounts;
 use super::oom;
 use super::pods::KnownPod;
+use super::pods::existed;
 use super::sample::LEAST_WINDOW;
 use super::sample::Measurement;
 use super::sample::Sampler;
@@ -69,7 +70,7 @@ pub(super) struct Task {
     began: i64,
     pods: HashMap<PodUid, KnownPod>,
     sensors: HashMap<Sensor, SensorState>,
-    /// Pods that existed before observing began, with their OOM-killed containers.
+    /// Pods that existed before observing began and were not measured yet, with their OOM-killed containers.
     dead: HashMap<String, Vec<kills::Dead>>,
     ready: bool,
     /// When the last measurement ended.
@@ -127,7 +128,8 @@ impl Task {
             tokio::select! {
                 () = self.out.closed() => return Err(Closed),
                 changed = self.pleg.changed_pods() => {
-                    quiet = Instant::now() + QUIET;
+                    // On a busy node some pod changes all the time.
+                    quiet = deadline.min(Instant::now() + QUIET);
                     self.pods_changed(changed).await?;
                 }
                 verdict = verdicts.recv() => self.decided(verdict).await?,
@@ -198,14 +200,7 @@ impl Task {
     /// The first measurement contains what was counted before; what comes later is new.
     async fn become_ready(&mut self) -> Result<(), Closed> {
         self.ready = true;
-        let existing: Vec<String> = self.pods.keys().map(PodUid::to_string).collect();
-        for uid in existing {
-            self.dead.entry(uid).or_default();
-        }
         self.measure().await?;
-        for record in self.kills_without_cgroup() {
-            self.send(record).await?;
-        }
         // What only the start has needed: the loader of BPF programs, the lists of all pods.
         memory::return_all();
         memory::unmap_program();
@@ -226,9 +221,20 @@ impl Task {
 
     async fn pods_changed(&mut self, changed: Vec<PodUid>) -> Result<(), Closed> {
         for uid in changed {
-            let records = match self.pleg.cached(&uid).filter(|snapshot| !snapshot.pod.name.is_empty()) {
-                Some(snapshot) => self.pods.entry(uid).or_default().update(&snapshot, self.began),
-                None => self.pods.remove(&uid).map(KnownPod::removed).unwrap_or_default(),
+            let cached = self.pleg.cached(&uid).filter(|snapshot| !snapshot.pod.name.is_empty());
+            let records = match cached {
+                Some(snapshot) => {
+                    // The runtime may have answered long after the start.
+                    if !self.pods.contains_key(&uid) && existed(&snapshot, self.began) {
+                        self.dead.entry(uid.to_string()).or_default();
+                    }
+                    self.pods.entry(uid).or_default().update(&snapshot, self.began)
+                }
+                None => {
+                    self.dead.remove(uid.as_str());
+                    self.kills.removed(uid.as_str());
+                    self.pods.remove(&uid).map(KnownPod::removed).unwrap_or_default()
+                }
             };
             for record in records {
                 let killed = self.oom_killed_by_runtime_report(&record);
@@ -248,8 +254,8 @@ impl Task {
         if !exit.oom_killed {
             return None;
         }
-        if *earlier && !self.ready {
-            self.dead.entry(pod.uid.clone()).or_default().push((container.clone(), id.clone()));
+        if let Some(dead) = self.dead.get_mut(&pod.uid).filter(|_| *earlier) {
+            dead.push((container.clone(), id.clone()));
             return None;
         }
         // cgroup v2 keeps in the pod's counter what v1 drops with the container.
@@ -257,10 +263,11 @@ impl Task {
         is_uncounted.then(|| Record::Oom(kills::by_runtime(pod, (container, id), *earlier)))
     }
 
-    async fn decided(&self, verdict: Result<Arc<OomVerdict>, RecvError>) -> Result<(), Closed> {
+    async fn decided(&mut self, verdict: Result<Arc<OomVerdict>, RecvError>) -> Result<(), Closed> {
         match verdict {
             Ok(verdict) => {
                 let (time, record) = oom::record(&verdict);
+                self.kills.recorded(&record);
                 self.line(Line::new(time, Record::Oom(record))).await
             }
             Err(RecvError::Lagged(exits)) => self.send(Record::Lost(Lost { exits, ..Lost::default() })).await,
@@ -306,6 +313,13 @@ impl Task {
             for record in records {
                 self.send(Record::Oom(record)).await?;
             }
+        }
+        for record in self.kills_without_cgroup() {
+            // A cgroup that is found later has counted them.
+            if let Record::Oom(kill) = &record {
+                self.kills.recorded(kill);
+            }
+            self.send(record).await?;
         }
         let exists = |uid: &str| measurement.oom_kills.iter().any(|counted| counted.pod.uid == uid);
         self.kills.retain(exists);

@@ -3,8 +3,16 @@
 use super::*;
 use crate::cgroups::Hierarchies;
 use crate::cgroups::Layout;
+use crate::model::ContainerState;
+use crate::model::ContainerStatus;
 use crate::observe::metrics::ends_measurement;
+use crate::observe::record::Confidence;
+use crate::pleg::DirtyPods;
+use crate::pleg::testing::changing_handle;
+use crate::pleg::testing::container;
 use crate::pleg::testing::idle_handle;
+use crate::pleg::testing::publish;
+use crate::pleg::testing::snapshot;
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -19,6 +27,10 @@ struct Node {
 impl Node {
     /// `relist`: whether the runtime has listed its pods.
     fn new(interval: Duration, relist: SensorState) -> Self {
+        Self::with(idle_handle(), interval, relist)
+    }
+
+    fn with(pleg: PlegHandle, interval: Duration, relist: SensorState) -> Self {
         let tree = tempfile::tempdir().unwrap();
         let layout = Layout::V2 { mount: tree.path().to_owned() };
         let sampler = Sampler::new(Hierarchies { layout, containers: None, limits_swap: false }, "/".to_owned(), None);
@@ -35,7 +47,7 @@ impl Node {
         let (measures, asked) = mpsc::channel(1);
         let verdicts = broadcast::Sender::new(1);
         let inputs = Inputs { verdicts: verdicts.subscribe(), measures: asked, versions: oneshot::channel().1 };
-        tokio::spawn(Task::new(options, true, idle_handle(), sensor_states, sampler, out).run(inputs));
+        tokio::spawn(Task::new(options, true, pleg, sensor_states, sampler, out).run(inputs));
         Self { messages, measures, _verdicts: verdicts, _tree: tree }
     }
 
@@ -94,4 +106,46 @@ async fn no_measurement_follows_another_one_at_once() {
     assert_eq!(node.ask().await, (1, true));
     let asked = Instant::now();
     assert!(node.measured().await - asked >= LEAST_WINDOW);
+}
+
+#[tokio::test(start_paused = true)]
+async fn kills_before_the_start_in_a_pod_that_is_inspected_late_are_reported_as_earlier() {
+    let changed = DirtyPods::default();
+    let handle = changing_handle(changed.clone());
+    let mut node = Node::with(handle.clone(), INTERVAL, SensorState::Down("no answer".to_owned()));
+    node.measured().await;
+    let killed = ContainerStatus {
+        finished_at: 3,
+        exit_code: Some(137),
+        reason: "OOMKilled".to_owned(),
+        ..container("a", "web", ContainerState::Exited)
+    };
+    publish(&handle, snapshot(Instant::now(), vec![killed]));
+    changed.mark(PodUid::from("p"));
+    let reported = async {
+        loop {
+            if let Message::Line(line) = node.next().await
+                && let Record::Oom(kill) = line.record
+            {
+                return kill;
+            }
+        }
+    };
+    let kill = tokio::time::timeout(3 * INTERVAL, reported).await.expect("it is reported");
+    assert_eq!((kill.container_id.as_deref(), kill.earlier, kill.confidence), (Some("a"), true, Confidence::Runtime));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_change_all_the_time_do_not_delay_the_first_measurement_for_ever() {
+    let changed = DirtyPods::default();
+    let mut node = Node::with(changing_handle(changed.clone()), INTERVAL, SensorState::Up);
+    tokio::spawn(async move {
+        loop {
+            changed.mark(PodUid::from("busy"));
+            tokio::time::sleep(QUIET / 3).await;
+        }
+    });
+    let began = Instant::now();
+    let measured = tokio::time::timeout(3 * READ_TIMEOUT, node.measured()).await.expect("the node becomes ready");
+    assert!(measured - began >= READ_TIMEOUT && measured - began < READ_TIMEOUT + QUIET);
 }

@@ -52,7 +52,7 @@ async fn an_exit_that_the_runtime_reports_without_its_time_has_one() {
     let seen = pleg.inspect("a").await.finished_at;
     assert!(u128::try_from(seen).is_ok_and(|seen| seen >= WALL.as_nanos()), "{seen}");
     runtime.set(timeless("b"));
-    pleg.tell(stopped(timeless("b"))).await;
+    pleg.send(stopped(timeless("b"))).await;
     assert!(pleg.cached("b").finished_at >= seen, "of an event");
     sleep(secs(60)).await;
     assert_eq!(pleg.inspect("a").await.finished_at, seen, "it stays");

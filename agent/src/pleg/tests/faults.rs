@@ -49,7 +49,7 @@ async fn hints_for_an_acting_worker_are_answered_after_a_recheck_that_came_too_e
     sleep(Duration::from_millis(1)).await;
     let b = ContainerId::from("b");
     runtime.set(running("b"));
-    pleg.tell(Hint::Runtime { uid: uid(), id: b.clone(), expect: Expect::Started, exited: None }).await;
+    pleg.send(Hint::Runtime { uid: uid(), id: b.clone(), expect: Expect::Started, exited: None }).await;
     let is_known = || pleg.handle.cached(&uid()).is_some_and(|snapshot| snapshot.by_id(&b).is_some());
     assert!(!is_known(), "the worker's own inspection is waited for");
     sleep(secs(2)).await;

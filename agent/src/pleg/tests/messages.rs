@@ -37,7 +37,7 @@ async fn the_message_is_that_of_the_kernels_code() {
         runtime.set(running("a"));
         let pleg = Pleg::on(&runtime, unwatched);
         pleg.inspect("a").await;
-        pleg.tell(recorded("a", 4711, code)).await;
+        pleg.send(recorded("a", 4711, code)).await;
         runtime.set(codeless(log.path()));
         let ended = pleg.inspect("a").await;
         assert_eq!((ended.exit_code, ended.message.as_str()), (Some(code), message));
