@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use std::time::SystemTime;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -81,11 +82,12 @@ pub struct RotationManager {
     pub at_once: bool,
 }
 
-/// Why an attempt failed.
+/// A pair that is not stored, and when that was tried first: by this time its file is named.
+type Unstored = (Arc<Pair>, SystemTime);
+
+/// Why a pair is not stored.
 #[derive(Debug, thiserror::Error)]
-enum AttemptError {
-    #[error(transparent)]
-    Request(#[from] RequestError),
+enum UnstoredError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("storing the certificate: {0}")]
@@ -99,18 +101,19 @@ impl RotationManager {
         // An expired pair is kept: its age is a metric of the next rotation.
         let mut pair = current.borrow().clone();
         self.publish(&current, pair.as_ref());
-        let mut useless = 0;
+        let (mut useless, mut unstored) = (0, None);
         let rotating = async {
             loop {
                 let Some(template) = self.known_template().await else { return };
-                self.wait_until_due(pair.as_deref(), &template, &current).await;
+                self.wait_until_due(pair.as_deref(), &template, &current, &mut unstored).await;
                 let wanted = self.template.borrow_and_update().clone();
                 if wanted.as_ref() != Some(&template) {
                     continue;
                 }
-                if let Some(renewed) = self.renew(&template, &current).await {
+                if let Some((renewed, is_stored)) = self.renew(&template, &current).await {
                     self.count(template.purpose, pair.as_deref());
                     let renewed = &*pair.insert(Arc::new(renewed));
+                    unstored = (!is_stored).then(|| (renewed.clone(), self.clock.wall()));
                     self.publish(&current, Some(renewed));
                     useless = self.pause_if_useless(renewed, &template, useless).await;
                 }
@@ -124,12 +127,13 @@ impl RotationManager {
         known.clone()
     }
 
-    /// Waits until a new certificate is due, or the template changes.
+    /// Waits until a new certificate is due, or the template changes. Meanwhile tries to store the pair that is not stored.
     async fn wait_until_due(
         &mut self,
         pair: Option<&Pair>,
         template: &Template,
         current: &watch::Sender<Option<Arc<Pair>>>,
+        unstored: &mut Option<Unstored>,
     ) {
         let due = rotation::due(pair.map(|pair| &pair.leaf), template, fastrand::f64());
         let at_once = std::mem::take(&mut self.at_once);
@@ -156,21 +160,24 @@ impl RotationManager {
                 Ok(_) = other => return,
             }
             self.drop_expired(current);
+            if let Some(pair) = unstored.take() {
+                *unstored = self.store_again(pair).await;
+            }
         }
     }
 
     /// Tries until a certificate is issued, or a valid pair was put on disk in place of an expired one; `None` if the
-    /// template changes meanwhile.
-    async fn renew(&mut self, template: &Template, current: &watch::Sender<Option<Arc<Pair>>>) -> Option<Pair> {
+    /// template changes meanwhile. With the pair whether it is stored.
+    async fn renew(&mut self, template: &Template, current: &watch::Sender<Option<Arc<Pair>>>) -> Option<(Pair, bool)> {
         let (mut failures, mut last_error) = (0, String::new());
         loop {
             if let Some(pair) = self.replaced(current).await {
-                return Some(pair);
+                return Some((pair, true));
             }
             let mut others = self.template.clone();
             let attempt = async {
                 let error = match self.attempt(template, current).await {
-                    Ok(pair) => return Some(pair),
+                    Ok(done) => return Some(done),
                     Err(error) => error,
                 };
                 failures += 1;
@@ -182,10 +189,7 @@ impl RotationManager {
                     tracing::warn!(purpose = template.purpose.prefix(), ?pause, "no certificate: {error}");
                 }
                 last_error = error;
-                match template.purpose {
-                    Purpose::Client => self.metrics.certificates.client_renewal_failed(),
-                    Purpose::Serving => self.metrics.certificates.serving_renewal_failed(),
-                }
+                self.count_failure();
                 tokio::time::sleep(pause).await;
                 None
             };
@@ -233,16 +237,42 @@ impl RotationManager {
         &self,
         template: &Template,
         current: &watch::Sender<Option<Arc<Pair>>>,
-    ) -> Result<Pair, AttemptError> {
+    ) -> Result<(Pair, bool), RequestError> {
         let now = self.clock.wall();
         let good = current.borrow().as_ref().is_some_and(|pair| !pair.leaf.expired(now));
         let (client, recovered) = self.clients.next(good);
         let created = |outcome: Result<(), &kube::Error>| self.server_health.created(outcome);
         let pair = request::obtain(&client, recovered, template, TIMEOUT, created).await?;
-        let (store, stored, now) = (self.store.clone(), pair.clone(), self.clock.wall());
-        tokio::task::spawn_blocking(move || store.replace(&stored, now)).await??;
         self.server_health.note(true);
-        Ok(pair)
+        // Another request would help nothing, as on a full disk, and the signer would issue one certificate after the other.
+        let stored = self.store(&pair, self.clock.wall()).await;
+        if let Err(error) = &stored {
+            self.count_failure();
+            let purpose = template.purpose.prefix();
+            tracing::warn!(purpose, %error, "the new certificate is used without being stored; trying again");
+        }
+        Ok((pair, stored.is_ok()))
+    }
+
+    async fn store(&self, pair: &Pair, now: SystemTime) -> Result<(), UnstoredError> {
+        let (store, stored) = (self.store.clone(), pair.clone());
+        Ok(tokio::task::spawn_blocking(move || store.replace(&stored, now)).await??)
+    }
+
+    /// Returns the pair if it cannot be stored.
+    async fn store_again(&self, (pair, tried): Unstored) -> Option<Unstored> {
+        let file = self.store.current_path();
+        match self.store(&pair, tried).await {
+            Ok(()) => {
+                tracing::info!(file = %file.display(), "the certificate is stored now");
+                None
+            }
+            Err(error) => {
+                self.count_failure();
+                tracing::debug!(file = %file.display(), %error, "the certificate is still not stored");
+                Some((pair, tried))
+            }
+        }
     }
 
     fn publish(&self, current: &watch::Sender<Option<Arc<Pair>>>, pair: Option<&Arc<Pair>>) {
@@ -276,6 +306,13 @@ impl RotationManager {
         match self.store.purpose() {
             Purpose::Client => self.metrics.certificates.client_expires(end, self.clock),
             Purpose::Serving => self.metrics.certificates.serving_expires(end, self.clock),
+        }
+    }
+
+    fn count_failure(&self) {
+        match self.store.purpose() {
+            Purpose::Client => self.metrics.certificates.client_renewal_failed(),
+            Purpose::Serving => self.metrics.certificates.serving_renewal_failed(),
         }
     }
 

@@ -279,6 +279,34 @@ async fn failed_attempts_are_repeated_with_pauses_and_update_server_health() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_certificate_that_cannot_be_stored_is_used_and_stored_later() {
+    let script = [Does::Sign { seconds: 100_000 }];
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
+    let link = Store::new(bench.folder.path(), Purpose::Client, None).current_path();
+    std::fs::create_dir(&link).expect("a folder in place of the link");
+    let used = bench.current.wait_for(Option::is_some);
+    drop(tokio::time::timeout(Duration::from_secs(60), used).await.expect("used").expect("a manager"));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(bench.signer.asked().len(), 1, "one request");
+    let files = std::fs::read_dir(bench.folder.path()).expect("a folder").flatten();
+    let keys = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_file())).count();
+    assert!(keys <= 2, "each attempt has left one: {keys}");
+    let (text, failures) =
+        (bench.metrics.render().expect("metrics"), "kubelet_certificate_manager_client_expiration_renew_errors ");
+    let counted = text.lines().find_map(|line| line.strip_prefix(failures)).expect("a counter");
+    assert_ne!(counted, "0", "it is not stored");
+    std::fs::remove_dir(&link).expect("removed");
+    let began = Instant::now();
+    while !link.is_symlink() {
+        assert!(began.elapsed() < Duration::from_secs(120), "not stored");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let stored = Store::new(bench.folder.path(), Purpose::Client, None).load().expect("readable").expect("a pair");
+    assert_eq!(Some(&stored.leaf), bench.current.borrow().as_ref().map(|pair| &pair.leaf));
+    assert_eq!(bench.signer.asked().len(), 1, "the same certificate");
+}
+
+#[tokio::test(start_paused = true)]
 async fn useless_certificates_are_replaced_with_pauses() {
     let good = Does::Sign { seconds: 1000 };
     // For another node, and expired as by a clock that is ahead.

@@ -7,6 +7,7 @@
 mod access;
 mod buckets;
 mod certificates;
+mod containers;
 mod eviction;
 mod http;
 mod images;
@@ -29,6 +30,7 @@ mod retries;
 mod runtime;
 mod sensors;
 mod slis;
+mod startup;
 mod time_left;
 mod values;
 mod volumes;
@@ -43,6 +45,8 @@ use prometheus::proto::MetricFamily;
 
 pub use access::Access;
 pub use certificates::Certificates;
+pub use containers::Containers;
+pub use containers::LogsOf;
 pub use eviction::Eviction;
 pub use http::Http;
 pub use http::Request;
@@ -56,7 +60,6 @@ pub use observe::ObservedInfo;
 pub use observe::PodLabels;
 pub use oom::Oom;
 pub use pleg::Pleg;
-pub use pods::LogsOf;
 pub use pods::PodOrigin;
 pub use pods::Pods;
 pub use pods::Working;
@@ -76,6 +79,7 @@ pub use runtime::Runtime;
 pub use sensors::SensorLevel;
 pub use sensors::Sensors;
 pub use slis::Slis;
+pub use startup::Startup;
 pub use volumes::ClaimStats;
 pub use volumes::MetricSource;
 pub use volumes::VolumeState;
@@ -94,8 +98,12 @@ pub struct Metrics {
     registry: Registry,
     /// The node and this program.
     pub node: Node,
-    /// Pods and containers, counted and timed.
+    /// Pods, counted and timed.
     pub pods: Pods,
+    /// Containers, their starts, hooks, ends and logs.
+    pub containers: Containers,
+    /// Pod start latencies.
+    pub startup: Startup,
     /// Pod workers, their plans and actions.
     pub workers: Workers,
     /// Relists, inspections and lifecycle events.
@@ -143,6 +151,8 @@ impl Metrics {
         let register = Register::new(&registry);
         let node = Node::new(&register);
         let pods = Pods::new(&register);
+        let containers = Containers::new(&register);
+        let startup = Startup::new(&register);
         let workers = Workers::new(&register);
         let pleg = Pleg::new(&register);
         let runtime = Runtime::new(&register);
@@ -165,6 +175,8 @@ impl Metrics {
             registry,
             node,
             pods,
+            containers,
+            startup,
             workers,
             pleg,
             runtime,

@@ -1,10 +1,9 @@
-//! Pods and containers, counted and timed.
+//! Pods, counted and timed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::Gauge;
 use prometheus::Histogram;
 use prometheus::IntCounter;
 use prometheus::IntCounterVec;
@@ -18,7 +17,7 @@ use super::values::gauge;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
 
-/// Pods and containers.
+/// Pods.
 #[derive(Debug)]
 pub struct Pods {
     desired: IntGaugeVec,
@@ -27,39 +26,14 @@ pub struct Pods {
     mirrors: IntGauge,
     running: IntGauge,
     running_containers: Replaced,
-    ephemeral: IntGauge,
     restarted: IntCounterVec,
     orphaned: IntCounter,
-    containers_per_pod: Histogram,
-    start: Histogram,
-    start_total: Histogram,
-    start_level: Histogram,
-    first_network: Gauge,
     status_sync: Histogram,
     started: IntCounter,
     start_errors: IntCounter,
     user_namespaced: IntCounter,
     user_namespaced_errors: IntCounter,
-    started_containers: IntCounterVec,
-    container_start_errors: IntCounterVec,
-    hook_fallbacks: IntCounter,
-    sleeps_cut: IntCounter,
-    terminated_containers: IntCounterVec,
     rejections: IntCounterVec,
-    logs: Replaced,
-}
-
-/// A container whose logs are measured.
-#[derive(Clone, Copy, Debug)]
-pub struct LogsOf<'a> {
-    /// Of its pod.
-    pub uid: &'a str,
-    /// Of its pod.
-    pub namespace: &'a str,
-    /// Its pod's name.
-    pub pod: &'a str,
-    /// Its own name.
-    pub container: &'a str,
 }
 
 /// The source of a pod, as the families distinguish it.
@@ -133,36 +107,10 @@ impl Pods {
                 "[ALPHA] Containers in the runtime, by state.",
                 &["container_state"],
             ),
-            ephemeral: register
-                .gauge("kubelet_managed_ephemeral_containers", "[ALPHA] Ephemeral containers of desired pods."),
             restarted: restarted(register),
             orphaned: register.counter(
                 "kubelet_orphaned_runtime_pods_total",
                 "[ALPHA] Pods found running that no source desired and no worker knew.",
-            ),
-            containers_per_pod: register.histogram(
-                "kubelet_containers_per_pod_count",
-                "[ALPHA] Containers of each new pod.",
-                buckets::CONTAINERS,
-            ),
-            start: register.histogram(
-                "kubelet_pod_start_duration_seconds",
-                "[ALPHA] From first seeing a pod to finding it running.",
-                buckets::POD_START,
-            ),
-            start_total: register.histogram(
-                "kubelet_pod_start_total_duration_seconds",
-                "[ALPHA] From creating a pod to seeing from the API server that it runs.",
-                buckets::POD_START,
-            ),
-            start_level: register.histogram(
-                "kubelet_pod_start_sli_duration_seconds",
-                "[ALPHA] The same for stateless pods, without pulls and init containers.",
-                buckets::POD_START,
-            ),
-            first_network: register.float_gauge(
-                "kubelet_first_network_pod_start_sli_duration_seconds",
-                "[INTERNAL] The same of the first pod with a network of its own.",
             ),
             status_sync: register.histogram(
                 "kubelet_pod_status_sync_duration_seconds",
@@ -180,38 +128,10 @@ impl Pods {
                 "kubelet_started_user_namespaced_pods_errors_total",
                 "[ALPHA] Pods with a user namespace of their own whose sandbox or first start failed.",
             ),
-            started_containers: register.counters(
-                "kubelet_started_containers_total",
-                "[ALPHA] Attempts to start a container.",
-                &["container_type"],
-            ),
-            container_start_errors: register.counters(
-                "kubelet_started_containers_errors_total",
-                "[ALPHA] Failed attempts to start a container, by reason.",
-                &["container_type", "code"],
-            ),
-            hook_fallbacks: register.counter(
-                "kubelet_lifecycle_handler_http_fallbacks_total",
-                "[ALPHA] HTTPS requests of lifecycle hooks that were answered over HTTP.",
-            ),
-            sleeps_cut: register.counter(
-                "kubelet_sleep_action_terminated_early_total",
-                "[ALPHA] Sleeps of lifecycle hooks that were ended before their time.",
-            ),
-            terminated_containers: register.counters(
-                "kubelet_terminated_containers_total",
-                "[ALPHA] Containers that ended.",
-                &["container_type", "exit_code", "reason"],
-            ),
             rejections: register.counters(
                 "kubelet_admission_rejections_total",
                 "[ALPHA] Pods that were rejected at admission, by reason.",
                 &["reason"],
-            ),
-            logs: register.replaced(
-                "kubelet_container_log_filesystem_used_bytes",
-                "[ALPHA] Bytes on disk of a container's logs.",
-                &["container", "namespace", "pod", "uid"],
             ),
         }
     }
@@ -219,16 +139,6 @@ impl Pods {
     /// Pods that the sources desire.
     pub fn desired(&self, origin: PodOrigin, count: usize) {
         self.desired.with_label_values(&[origin.label()]).set(gauge(count));
-    }
-
-    /// The server of an HTTPS hook responded without TLS.
-    pub fn hook_fell_back(&self) {
-        self.hook_fallbacks.inc();
-    }
-
-    /// The sleep of a hook was ended before its time.
-    pub fn sleep_cut(&self) {
-        self.sleeps_cut.inc();
     }
 
     /// Pods that count for admission.
@@ -268,11 +178,6 @@ impl Pods {
         self.running_containers.replace(containers.into_iter().map(|(state, count)| ([state], gauge(count))));
     }
 
-    /// Ephemeral containers of desired pods.
-    pub fn ephemeral(&self, count: usize) {
-        self.ephemeral.set(gauge(count));
-    }
-
     /// A pod was rejected. Only the reasons that upstream distinguishes have a label of their own.
     pub fn rejected(&self, reason: &str) {
         let label = match REJECTIONS.iter().find(|known| **known == reason) {
@@ -291,33 +196,6 @@ impl Pods {
     /// The runtime has a pod that has no worker.
     pub fn orphaned(&self) {
         self.orphaned.inc();
-    }
-
-    /// A new pod with this many containers.
-    pub fn created(&self, containers: usize) {
-        self.containers_per_pod.observe(containers as f64);
-    }
-
-    /// A pod was observed running this long after it was first seen.
-    pub fn running_after(&self, since_seen: Duration) {
-        self.start.observe(since_seen.as_secs_f64());
-    }
-
-    /// A pod was seen running in the API server, so long after its creation; `level` is what of that counts against the
-    /// node.
-    pub fn startup(&self, total: Duration, level: Option<Duration>, first_with_network: bool) {
-        self.start_total.observe(total.as_secs_f64());
-        let Some(level) = level else { return };
-        self.start_level.observe(level.as_secs_f64());
-        if first_with_network {
-            self.first_network.set(level.as_secs_f64());
-        }
-    }
-
-    /// Bytes of containers' logs; replaces all earlier ones.
-    pub fn logs<'a>(&self, used: impl IntoIterator<Item = (LogsOf<'a>, u64)>) {
-        let labels = |of: LogsOf<'a>| [of.container, of.namespace, of.pod, of.uid];
-        self.logs.replace(used.into_iter().map(|(of, bytes)| (labels(of), gauge(bytes))));
     }
 
     /// The API server acknowledged a status, so long after it changed.
@@ -341,21 +219,6 @@ impl Pods {
     /// Such a sandbox, or the first start of a container in it, failed.
     pub fn user_namespaced_failed(&self) {
         self.user_namespaced_errors.inc();
-    }
-
-    /// The start of a container was tried. `kind` is `container`, `init_container` or `ephemeral_container`, `error`
-    /// the reason of the failure, such as `ErrImagePull`. Reasons that are texts, and so without number, count as `Other`.
-    pub fn container_started(&self, kind: &'static str, error: Option<&str>) {
-        self.started_containers.with_label_values(&[kind]).inc();
-        if let Some(reason) = error {
-            let reason = if reason.contains(' ') { "Other" } else { reason };
-            self.container_start_errors.with_label_values(&[kind, reason]).inc();
-        }
-    }
-
-    /// A container ended.
-    pub fn container_terminated(&self, kind: &'static str, exit_code: i32, reason: &str) {
-        self.terminated_containers.with_label_values(&[kind, &exit_code.to_string(), reason]).inc();
     }
 }
 

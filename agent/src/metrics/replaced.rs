@@ -67,8 +67,8 @@ mod tests {
             let name = "kubelet_container_log_filesystem_used_bytes";
             format!("{name}{{container=\"{container}\",namespace=\"ns\",pod=\"p\",uid=\"u\"}} {bytes}")
         };
-        metrics.pods.logs([(logs("stays"), 1), (logs("ends"), 2)]);
-        metrics.pods.logs([(logs("stays"), 3)].into_iter().inspect(|_| assert!(shows(&log("stays", 1)))));
+        metrics.containers.logs([(logs("stays"), 1), (logs("ends"), 2)]);
+        metrics.containers.logs([(logs("stays"), 3)].into_iter().inspect(|_| assert!(shows(&log("stays", 1)))));
         assert!(shows(&log("stays", 3)) && !shows(&log("ends", 2)));
 
         let claim = |capacity| ClaimStats {

@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::http::header;
 use axum::response::IntoResponse;
 use axum::response::Response;
+use prometheus::proto::MetricFamily;
 
 use super::Handles;
 use super::answer;
@@ -19,7 +20,9 @@ use super::checks::HealthQuery;
 use super::checks::overall;
 use super::checks::single;
 use super::debug;
+use super::encoding::Turns;
 use super::exposition;
+use super::exposition::Accepted;
 use super::health::line;
 use super::health::not_found;
 use super::health::text;
@@ -34,12 +37,14 @@ pub(super) struct Endpoints {
     handles: Handles,
     sync_loop_limit: Duration,
     own_paths: Vec<String>,
+    /// For lists of pods and metrics.
+    turns: Turns,
 }
 
 impl Endpoints {
     /// `own_paths` are listed on `/statusz`.
     pub(super) fn new(handles: Handles, sync_loop_limit: Duration, own_paths: Vec<String>) -> Self {
-        Self { handles, sync_loop_limit, own_paths }
+        Self { handles, sync_loop_limit, own_paths, turns: Turns::default() }
     }
 
     pub(super) fn metrics(&self) -> Arc<Metrics> {
@@ -48,21 +53,27 @@ impl Endpoints {
 
     /// The response of `endpoint`; `decoded` is the path.
     pub(super) async fn answer(&self, endpoint: Endpoint, decoded: &str, request: Request) -> Response {
+        let accepted = Accepted::by(&request);
         match endpoint {
             Endpoint::Healthz => self.healthz(request).await,
             Endpoint::Check(name) => self.check(name),
-            Endpoint::Pods => pod_list::answer(self.handles.agent.pods()),
-            Endpoint::RunningPods => match self.handles.agent.running_pods() {
-                Ok(pods) => pod_list::answer(pods),
-                Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, error),
-            },
+            Endpoint::Pods => {
+                let agent = self.handles.agent.clone();
+                self.turns.encoded(move || pod_list::answer(agent.pods())).await
+            }
+            Endpoint::RunningPods => {
+                let agent = self.handles.agent.clone();
+                let encode = move || match agent.running_pods() {
+                    Ok(pods) => pod_list::answer(pods),
+                    Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, error),
+                };
+                self.turns.encoded(encode).await
+            }
             Endpoint::Metrics => {
                 self.handles.agent.refresh_metrics().await;
-                exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather())
+                self.exposed(accepted, Metrics::gather).await
             }
-            Endpoint::ProbeMetrics => {
-                exposition::strict(&self.handles.metrics, &request, self.handles.metrics.gather_probes())
-            }
+            Endpoint::ProbeMetrics => self.exposed(accepted, Metrics::gather_probes).await,
             Endpoint::SliMetrics => self.slis(&request),
             Endpoint::Configz => self.configz(),
             Endpoint::Flagz => zpages::flagz(&self.handles.flags, request.headers()),
@@ -74,6 +85,12 @@ impl Endpoints {
             // The dispatcher passes these to mounted routers.
             Endpoint::Debug | Endpoint::Stats => not_found().await,
         }
+    }
+
+    /// Families in the format that the client accepts.
+    async fn exposed(&self, accepted: Accepted, gather: fn(&Metrics) -> Vec<MetricFamily>) -> Response {
+        let metrics = self.metrics();
+        self.turns.encoded(move || exposition::strict(&metrics, accepted, gather(&metrics))).await
     }
 
     fn checks(&self) -> [Check; 4] {
@@ -113,7 +130,7 @@ impl Endpoints {
             self.handles.metrics.slis.reset();
             return text((StatusCode::OK, "metrics reset\n".to_owned()));
         }
-        exposition::strict(&self.handles.metrics, request, self.handles.metrics.slis.gather())
+        exposition::strict(&self.handles.metrics, Accepted::by(request), self.handles.metrics.slis.gather())
     }
 
     fn configz(&self) -> Response {

@@ -22,22 +22,36 @@ use crate::metrics::encode_protobuf;
 
 const PROCESS_START: HeaderName = HeaderName::from_static("process-start-time-unix");
 
+/// What the client of a request accepts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accepted {
+    protobuf: bool,
+    gzip: bool,
+}
+
+impl Accepted {
+    /// By its headers.
+    pub(super) fn by(request: &Request) -> Self {
+        let headers = request.headers();
+        Self { protobuf: wants_protobuf(headers), gzip: reads_gzip(headers) }
+    }
+}
+
 /// The families, or 500 if they cannot be encoded. Each is encoded and dropped before the next one is taken.
 pub(super) fn strict(
     metrics: &Metrics,
-    request: &Request,
+    accepted: Accepted,
     families: impl IntoIterator<Item = MetricFamily>,
 ) -> Response {
-    strict_encoded(metrics, request, |protobuf| encoded(protobuf, families))
+    strict_encoded(metrics, accepted, |protobuf| encoded(protobuf, families))
 }
 
 /// As [`strict`], with a body that is encoded by the caller: as protobuf, or else as text.
 pub(super) fn strict_encoded(
     metrics: &Metrics,
-    request: &Request,
+    Accepted { protobuf, gzip }: Accepted,
     encode: impl FnOnce(bool) -> Result<Vec<u8>, prometheus::Error>,
 ) -> Response {
-    let protobuf = wants_protobuf(request.headers());
     let body = match encode(protobuf) {
         Ok(body) => body,
         Err(error) => {
@@ -47,7 +61,8 @@ pub(super) fn strict_encoded(
     };
     let kind = if protobuf { PROTOBUF_FORMAT } else { TEXT_FORMAT };
     let head = [(header::CONTENT_TYPE, kind.to_owned()), (PROCESS_START, whole_seconds(metrics.process_start))];
-    match compressed(request.headers(), &body) {
+    let gzipped = if gzip { compressed(&body) } else { None };
+    match gzipped {
         Some(body) => (head, [(header::CONTENT_ENCODING, "gzip")], body).into_response(),
         None => (head, body).into_response(),
     }
@@ -118,12 +133,14 @@ fn wants_protobuf(headers: &HeaderMap) -> bool {
     protobuf > 0.0 && protobuf >= text
 }
 
-/// The compressed body for clients that accept gzip.
-fn compressed(headers: &HeaderMap, body: &[u8]) -> Option<Vec<u8>> {
+/// Whether the client accepts gzip.
+fn reads_gzip(headers: &HeaderMap) -> bool {
     let reads = |(name, parameters): &(String, Vec<(String, String)>)| name == "gzip" && quality(parameters) > 0.0;
-    if !members(headers, header::ACCEPT_ENCODING).iter().any(reads) {
-        return None;
-    }
+    members(headers, header::ACCEPT_ENCODING).iter().any(reads)
+}
+
+/// The body by gzip.
+fn compressed(body: &[u8]) -> Option<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 8), Compression::fast());
     encoder.write_all(body).ok()?;
     encoder.finish().ok()
@@ -158,13 +175,10 @@ mod tests {
     fn compression() {
         use std::io::Read as _;
         for (accept, expected) in [("gzip", true), ("deflate, gzip;q=0.5", true), ("gzip;q=0", false), ("br", false)] {
-            let compressed = compressed(&headers(header::ACCEPT_ENCODING, accept), b"# HELP a a\n");
-            assert_eq!(compressed.is_some(), expected, "{accept}");
-            if let Some(body) = compressed {
-                let mut text = String::new();
-                flate2::read::GzDecoder::new(&body[..]).read_to_string(&mut text).expect("gzip");
-                assert_eq!(text, "# HELP a a\n");
-            }
+            assert_eq!(reads_gzip(&headers(header::ACCEPT_ENCODING, accept)), expected, "{accept}");
         }
+        let (body, mut text) = (compressed(b"# HELP a a\n").expect("in memory"), String::new());
+        flate2::read::GzDecoder::new(&body[..]).read_to_string(&mut text).expect("gzip");
+        assert_eq!(text, "# HELP a a\n");
     }
 }

@@ -17,6 +17,7 @@ mod connections;
 mod containers;
 mod debug;
 mod dispatch;
+mod encoding;
 mod endpoints;
 mod exposition;
 mod health;

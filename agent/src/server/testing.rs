@@ -166,7 +166,13 @@ impl Setup {
     pub(super) async fn open(&self) -> Result<Secure, super::secure::SetupError> {
         let source =
             super::secure::serving_files(&self.config, &self.gates, self.folder.path(), "localhost").expect("a pair");
-        Secure::open(&self.config, &self.gates, "n1", source, self.reviews.clone(), &Metrics::new()).await
+        self.open_with(source).await
+    }
+
+    async fn open_with(&self, source: ServingSource) -> Result<Secure, super::secure::SetupError> {
+        let listener = super::secure::bind(&self.config).await?;
+        let reviews = self.reviews.clone();
+        Secure::open(listener, &self.config, &self.gates, "n1", source, reviews, &Metrics::new())
     }
 
     pub(super) async fn start(self) -> MainPort {
@@ -175,9 +181,7 @@ impl Setup {
     }
 
     pub(super) async fn start_with(self, source: ServingSource) -> MainPort {
-        let main = Secure::open(&self.config, &self.gates, "n1", source, self.reviews.clone(), &Metrics::new())
-            .await
-            .expect("opens");
+        let main = self.open_with(source).await.expect("opens");
         self.serve(main).await
     }
 

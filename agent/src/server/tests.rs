@@ -162,6 +162,31 @@ fn metrics_are_read_in_parallel_with_one_thread_that_may_block() {
     });
 }
 
+/// Those of a full node take so long that exits and probes would wait for them on the threads of everything else.
+#[test]
+fn large_responses_are_encoded_on_threads_that_may_block() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let served = serve(Vec::new()).await;
+        get(served.read_only, "/healthz").await;
+        for path in ["/pods", "/metrics/probes"] {
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let held = tokio::task::spawn_blocking(move || released.recv());
+            let mut large = std::pin::pin!(get(served.read_only, path));
+            for _ in 0..2 {
+                tokio::select! {
+                    biased;
+                    answer = &mut large => panic!("{path} needs no such thread: {answer:?}"),
+                    (status, _) = get(served.read_only, "/healthz") => assert_eq!(status, 200),
+                }
+            }
+            release.send(()).expect("the thread waits");
+            held.await.expect("no panic").expect("released");
+            assert_eq!(tokio::time::timeout(TIMEOUT, large).await.expect("in time").0, 200, "{path}");
+        }
+    });
+}
+
 #[tokio::test]
 async fn servers_end_at_shutdown() {
     let served = serve(Vec::new()).await;

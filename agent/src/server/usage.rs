@@ -12,7 +12,9 @@ use axum::response::Response;
 use axum::routing::any;
 
 use super::answer;
+use super::encoding::Turns;
 use super::exposition;
+use super::exposition::Accepted;
 use crate::metrics::Metrics;
 use crate::metrics::append_text;
 use crate::stats::Stats;
@@ -21,6 +23,9 @@ use crate::stats::Stats;
 struct Usage {
     stats: Stats,
     metrics: Arc<Metrics>,
+    turns: Turns,
+    /// Of `/metrics/cadvisor`: each holds megabytes of measurements from its first to its last step.
+    scrapes: Turns,
 }
 
 /// The router of these paths.
@@ -29,7 +34,7 @@ pub fn router(stats: Stats, metrics: Arc<Metrics>) -> Router {
         .route("/stats/summary", any(summary))
         .route("/metrics/resource", any(resource))
         .route("/metrics/cadvisor", any(cadvisor))
-        .with_state(Usage { stats, metrics })
+        .with_state(Usage { stats, metrics, turns: Turns::default(), scrapes: Turns::default() })
 }
 
 async fn summary(State(usage): State<Usage>, request: Request) -> Response {
@@ -40,28 +45,33 @@ async fn summary(State(usage): State<Usage>, request: Request) -> Response {
         .filter(|(name, _)| name == "only_cpu_and_memory")
         .map(|(_, value)| value.as_str())
         .collect();
-    match usage.stats.summary(reduced == ["true"]).await {
+    let measured = usage.stats.summary(reduced == ["true"]).await;
+    let encode = move || match measured.and_then(|summary| summary.json()) {
         Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: {error}")),
-    }
+    };
+    usage.turns.encoded(encode).await
 }
 
 async fn resource(State(usage): State<Usage>, request: Request) -> Response {
-    let families = usage.stats.resource_metrics().await;
-    exposition::strict(&usage.metrics, &request, families)
+    let accepted = Accepted::by(&request);
+    let (families, metrics) = (usage.stats.resource_metrics().await, usage.metrics.clone());
+    usage.turns.encoded(move || exposition::strict(&metrics, accepted, families)).await
 }
 
 async fn cadvisor(State(usage): State<Usage>, request: Request) -> Response {
+    let (accepted, metrics) = (Accepted::by(&request), usage.metrics.clone());
+    let turn = usage.scrapes.next().await;
     let scrape = usage.stats.cadvisor_metrics().await;
-    let metrics = usage.metrics.clone();
-    let machine = tokio::task::spawn_blocking(move || metrics.gather_machine()).await;
-    // The agent is shutting down.
-    let machine = machine.unwrap_or_default();
-    exposition::strict_encoded(&usage.metrics, &request, |protobuf| match protobuf {
-        true => exposition::encoded(true, scrape.families().chain(machine)),
-        false => {
-            let mut text = scrape.text();
-            append_text(&mut text, &machine).map(|()| text)
-        }
-    })
+    let encode = move || {
+        let machine = metrics.gather_machine();
+        exposition::strict_encoded(&metrics, accepted, |protobuf| match protobuf {
+            true => exposition::encoded(true, scrape.families().chain(machine)),
+            false => {
+                let mut text = scrape.text();
+                append_text(&mut text, &machine).map(|()| text)
+            }
+        })
+    };
+    turn.encoded(encode).await
 }

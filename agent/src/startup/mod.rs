@@ -60,7 +60,7 @@ impl Startups {
         let Some((inner, mut pods)) = self.pods() else { return };
         if let Some(start) = pods.observe(pod, now) {
             let first = start.has_network && start.level.is_some() && !std::mem::replace(&mut pods.network_seen, true);
-            inner.metrics.pods.startup(start.total, start.level, first);
+            inner.metrics.startup.measured(start.total, start.level, first);
         }
     }
 
@@ -90,7 +90,7 @@ impl Startups {
         let Some((inner, mut pods)) = self.pods() else { return };
         let Some(record) = pods.records.get_mut(view.pod.uid.as_str()) else { return };
         if let Some(since_seen) = record.published(pod, view, now) {
-            inner.metrics.pods.running_after(since_seen);
+            inner.metrics.startup.running_after(since_seen);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `/metrics/cadvisor`: cAdvisor's families of the cgroups in a sample.
 //!
-//! A row is one cgroup: the root, system cgroups, pods, containers, and the sandbox of each pod, which carries the pod's
-//! network. Rows have cAdvisor's six labels, empty where they do not apply.
+//! A row is one cgroup: the root, system cgroups, QoS classes, pods, containers, and the sandbox of each pod, which carries
+//! the pod's network. Rows have cAdvisor's six labels, empty where they do not apply.
 //!
 //! A scrape of a full node has thousands of samples: the text format is written directly, with the labels of a row escaped
 //! once. For other formats families are built, one at a time, so that only one of them is in memory.
@@ -33,6 +33,7 @@ use super::sample::Measured;
 use super::sample::PodSample;
 use super::sample::Sample;
 use crate::cgroups::Layout;
+use crate::cgroups::class_paths;
 use crate::cgroups::usage::CgroupDetail;
 use crate::cgroups::usage::CgroupPlace;
 use crate::cgroups::usage::CgroupUsage;
@@ -107,6 +108,9 @@ pub(super) fn take(
     let mut paths = HashSet::from([&sample.node.path]);
     let named = sample.system.iter().map(|(_, measured)| measured).filter(|measured| paths.insert(&measured.path));
     rows.extend(named.filter_map(row));
+    let of_pods = sample.system.iter().filter(|(name, _)| *name == "pods");
+    let classes = of_pods.filter_map(|(_, measured)| measured.path.as_deref()).flat_map(class_paths);
+    rows.extend(classes.filter_map(|path| of_class(layout, &path, has_pressure)));
     let mut inits: HashMap<ContainerId, u32> = HashMap::new();
     for pod in &sample.pods {
         let of_pod = |row: Row| Row { namespace: pod.pod.namespace.to_string(), pod: pod.pod.name.to_string(), ..row };
@@ -154,6 +158,12 @@ fn count_open_files(proc: &Path, rows: &mut [Row], inits: &HashMap<ContainerId, 
 fn read(layout: &Layout, path: &str, measured: &Measured, has_pressure: bool) -> Row {
     let detail = CgroupPlace::at(layout, path).detail(&measured.usage);
     Row { id: path.to_owned(), usage: measured.usage, detail, has_pressure, ..Row::default() }
+}
+
+/// The row of a QoS class, which samples do not contain; `None` if it has no cgroup.
+fn of_class(layout: &Layout, path: &str, has_pressure: bool) -> Option<Row> {
+    let place = CgroupPlace::at(layout, path);
+    place.exists().then(|| read(layout, path, &Measured::new(path, place.read()), has_pressure))
 }
 
 /// The row of a container. One that has divided its cgroup has its processes in the parts.

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
     use crate::kernel::usage::MeasuredBy;
     use crate::model::testing;
-    use crate::stats::VolumeAt;
+    use crate::volumes::MeasurableVolume;
 
     #[test]
     fn a_claim_of_two_pods_is_reported_once() {
@@ -54,7 +54,7 @@ mod tests {
         let snapshots = [pod("a"), pod("b"), pod("c")];
         let at = |path: &str, claim: &str, by| {
             let (name, path, claim) = ("data".to_owned(), PathBuf::from(path), Some(claim.to_owned()));
-            vec![VolumeAt { name, path, claim, is_local: false, by, project: None }]
+            vec![MeasurableVolume { name, path, claim, is_local: false, by, project: None }]
         };
         let all = [
             ("a".into(), at("/a", "shared", MeasuredBy::FileSystem)),

@@ -230,8 +230,8 @@ impl Snapshots for Pods {
         vec![Arc::new(testing::snapshot(vec![container]))]
     }
 
-    fn volumes(&self) -> HashMap<PodUid, Vec<VolumeAt>> {
-        let at = |name: &str, claim: Option<&str>| VolumeAt {
+    fn volumes(&self) -> HashMap<PodUid, Vec<MeasurableVolume>> {
+        let at = |name: &str, claim: Option<&str>| MeasurableVolume {
             name: name.to_owned(),
             path: self.0.clone(),
             claim: claim.map(str::to_owned),
@@ -347,7 +347,7 @@ async fn metrics_server_finds_its_series() {
 async fn the_summary_has_volumes_pressure_and_processes() {
     for kind in [Kind::V1, Kind::Hybrid, Kind::V2] {
         let node = node(kind);
-        let summary: Value = serde_json::from_slice(&node.stats.summary(false).await.unwrap()).unwrap();
+        let summary: Value = serde_json::from_slice(&node.stats.summary(false).await.unwrap().json().unwrap()).unwrap();
         let (machine, pod) = (&summary["node"], &summary["pods"][0]);
         assert_eq!(machine["memory"]["psi"]["full"]["total"], 1_000_000, "{kind:?}: {machine}");
         assert_eq!(machine["rlimit"]["curproc"], 345);

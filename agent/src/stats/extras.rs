@@ -25,6 +25,7 @@ use crate::model::Clock;
 use crate::model::PodUid;
 use crate::model::runtime_keys;
 use crate::runtime::Runtime;
+use crate::volumes::MeasurableVolume;
 
 /// Pods are few if at most one of so many is among them.
 const FEW: usize = 4;
@@ -53,23 +54,6 @@ impl std::ops::Add for FsUsage {
     fn add(self, other: Self) -> Self {
         Self { bytes: self.bytes.saturating_add(other.bytes), inodes: self.inodes.saturating_add(other.inodes) }
     }
-}
-
-/// A volume of a pod that is set up on this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeAt {
-    /// Its name in the pod.
-    pub name: String,
-    /// Where it is on the host.
-    pub path: PathBuf,
-    /// The claim that it belongs to, in the pod's namespace.
-    pub claim: Option<String>,
-    /// It takes space on the node's own disk, and counts as ephemeral storage of its pod.
-    pub is_local: bool,
-    /// How its size is measured.
-    pub by: MeasuredBy,
-    /// The project of its file system that counts its files and no others.
-    pub project: Option<u32>,
 }
 
 /// Measured for the full summary.
@@ -128,7 +112,7 @@ pub(super) struct VolumeUsage {
 /// Volumes of pods, and what is known of their usage.
 #[derive(Debug, Default)]
 pub(super) struct MeasuredVolumes {
-    pub(super) all: HashMap<PodUid, Vec<VolumeAt>>,
+    pub(super) all: HashMap<PodUid, Vec<MeasurableVolume>>,
     /// Of those that are walked.
     pub(super) sizes: Sizes,
     /// Of the others.
@@ -268,8 +252,8 @@ impl MeasuredVolumes {
     }
 }
 
-fn volume_usage(volume: VolumeAt, sizes: &[(String, FsUsage)], disks: &Usages) -> Option<VolumeUsage> {
-    let VolumeAt { name, path, claim, is_local, by, project: _ } = volume;
+fn volume_usage(volume: MeasurableVolume, sizes: &[(String, FsUsage)], disks: &Usages) -> Option<VolumeUsage> {
+    let MeasurableVolume { name, path, claim, is_local, by, project: _ } = volume;
     let (disk, used) = match by {
         MeasuredBy::Walk => {
             let used = sizes.iter().find(|(counted, _)| *counted == name)?.1;
@@ -298,7 +282,7 @@ mod tests {
     #[test]
     fn volumes_that_were_not_measured_or_are_gone_are_absent() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str, path: &Path, by| VolumeAt {
+        let at = |name: &str, path: &Path, by| MeasurableVolume {
             name: name.to_owned(),
             path: path.to_owned(),
             claim: Some("claim".to_owned()),

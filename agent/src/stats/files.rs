@@ -295,7 +295,7 @@ mod tests {
         };
         let pods = [pod("hangs"), pod("other")];
         assert_eq!(known(&pods[1..], TIMEOUT), (vec![true], false));
-        assert_eq!(known(&pods, Duration::ZERO), (vec![false, true], true), "it waits no longer than it is told");
+        assert_eq!(known(&pods, Duration::ZERO), (vec![false, true], true), "it waits no longer than the timeout");
         assert_eq!(starts.iter().take(2).collect::<Vec<_>>(), ["other", "hangs"]);
         let began = RealInstant::now();
         assert_eq!(known(&pods, TIMEOUT), (vec![false, true], true));

@@ -45,6 +45,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use self::build::NodeIdentity;
+pub use self::build::Summary;
 pub use self::cadvisor::Scrape;
 pub use self::claims::ClaimUsage;
 pub use self::collect::SystemCgroup;
@@ -57,7 +58,6 @@ use self::extras::Extras;
 pub use self::extras::Folders;
 pub use self::extras::FsUsage;
 use self::extras::MeasuredVolumes;
-pub use self::extras::VolumeAt;
 use self::files::Effort;
 use self::files::Files;
 use self::files::Found;
@@ -83,6 +83,7 @@ use crate::model::PodSnapshot;
 use crate::model::PodUid;
 use crate::oom::OomCounts;
 use crate::runtime::Runtime;
+use crate::volumes::MeasurableVolume;
 
 /// How long a sample is reused.
 const FRESH: Duration = Duration::from_secs(5);
@@ -103,7 +104,7 @@ pub trait Snapshots: Send + Sync {
     fn all(&self) -> Vec<Arc<PodSnapshot>>;
 
     /// Volumes that are set up for pods and can be measured.
-    fn volumes(&self) -> HashMap<PodUid, Vec<VolumeAt>> {
+    fn volumes(&self) -> HashMap<PodUid, Vec<MeasurableVolume>> {
         HashMap::new()
     }
 }
@@ -193,30 +194,24 @@ impl Stats {
         self
     }
 
-    /// The summary as JSON, indented by one blank as the kubelet does.
+    /// The summary, which is still to be encoded.
     ///
     /// # Errors
     /// The runtime or a file system returned an error.
-    pub async fn summary(&self, only_cpu_and_memory: bool) -> Result<Vec<u8>, StatsError> {
+    pub async fn summary(&self, only_cpu_and_memory: bool) -> Result<Summary, StatsError> {
         let sample = self.sample(true).await?;
         let extras = if only_cpu_and_memory { None } else { Some(self.extras(&sample).await?) };
-        let body = build::summary(&self.identity, &sample, extras.as_deref());
-        let mut json = Vec::new();
-        let formatter = serde_json::ser::PrettyFormatter::with_indent(b" ");
-        let mut serializer = serde_json::Serializer::with_formatter(&mut json, formatter);
-        serde::Serialize::serialize(&body, &mut serializer).map_err(|error| StatsError::Encode(error.to_string()))?;
-        Ok(json)
+        Ok(Summary { identity: self.identity.clone(), sample, extras })
     }
 
     /// The families of `/metrics/resource`; `resource_scrape_error` if usage, or that of some containers, cannot be measured.
     pub async fn resource_metrics(&self) -> Vec<MetricFamily> {
-        match self.sample(false).await {
-            Ok(sample) => resource::families(Some(&sample)),
-            Err(error) => {
-                tracing::warn!(%error, "cannot measure usage");
-                resource::families(None)
-            }
-        }
+        let sample = self.sample(false).await;
+        let sample = sample.inspect_err(|error| tracing::warn!(%error, "cannot measure usage")).ok();
+        // A full node has thousands of samples.
+        let families = tokio::task::spawn_blocking(move || resource::families(sample.as_deref())).await;
+        // The agent is shutting down.
+        families.unwrap_or_default()
     }
 
     /// The families of `/metrics/cadvisor`; `container_scrape_error` if usage cannot be measured. They have cAdvisor's
@@ -396,7 +391,7 @@ impl Stats {
     }
 
     /// Volumes of pods, and what is known of their usage; `None` if volumes are not measured.
-    async fn measured_volumes(&self, wanted: impl Fn(&VolumeAt) -> bool) -> Option<MeasuredVolumes> {
+    async fn measured_volumes(&self, wanted: impl Fn(&MeasurableVolume) -> bool) -> Option<MeasuredVolumes> {
         let period = self.source.volume_period?;
         let mut all = self.source.snapshots.volumes();
         all.values_mut().for_each(|volumes| volumes.retain(|at| wanted(at)));

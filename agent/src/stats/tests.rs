@@ -104,7 +104,7 @@ fn node(fails: bool) -> Node {
 #[tokio::test]
 async fn the_first_answer_has_rates_and_disks() {
     let node = node(false);
-    let json = String::from_utf8(node.stats.summary(false).await.unwrap()).unwrap();
+    let json = String::from_utf8(node.stats.summary(false).await.unwrap().json().unwrap()).unwrap();
     assert!(json.starts_with("{\n \"node\": {\n  \"nodeName\": \"node\","), "{json}");
     let summary: Value = serde_json::from_str(&json).unwrap();
     assert!(summary["node"]["cpu"]["usageNanoCores"].is_u64(), "{json}");
@@ -121,8 +121,9 @@ async fn requests_within_the_period_share_a_sample() {
     assert_eq!(node.asked.load(Ordering::Relaxed), 1);
     assert_eq!(node.stats.resource_metrics().await, first);
     assert_eq!(node.asked.load(Ordering::Relaxed), 1, "measured once");
-    let both = tokio::join!(node.stats.summary(false), node.stats.summary(false));
-    assert!(both.0.is_ok() && both.0 == both.1, "concurrent requests share a sample");
+    let (one, other) = tokio::join!(node.stats.summary(false), node.stats.summary(false));
+    let json = |summary: Result<Summary, StatsError>| summary.unwrap().json().unwrap();
+    assert_eq!(json(one), json(other), "concurrent requests share a sample");
 }
 
 #[tokio::test]
@@ -131,7 +132,7 @@ async fn errors_of_the_runtime_are_reported() {
     let error = node.stats.summary(false).await.unwrap_err().to_string();
     assert_eq!(error, "failed to get imageFs stats: rpc error: code = Unknown desc = broken");
     assert_eq!(scrape_error(&node.stats.resource_metrics().await), 1.0);
-    let summary: Value = serde_json::from_slice(&node.stats.summary(true).await.unwrap()).unwrap();
+    let summary: Value = serde_json::from_slice(&node.stats.summary(true).await.unwrap().json().unwrap()).unwrap();
     assert!(summary["node"]["cpu"]["usageCoreNanoSeconds"].is_u64(), "the rest is reported: {summary}");
     assert_eq!(summary["pods"][0]["containers"][0]["name"], "main");
 }
@@ -247,14 +248,14 @@ async fn files_are_measured_of_the_wanted_pods_alone() {
 }
 
 /// One pod with these volumes.
-struct WithVolumes(Vec<VolumeAt>);
+struct WithVolumes(Vec<MeasurableVolume>);
 
 impl Snapshots for WithVolumes {
     fn all(&self) -> Vec<Arc<PodSnapshot>> {
         OnePod { pid: None }.all()
     }
 
-    fn volumes(&self) -> HashMap<PodUid, Vec<VolumeAt>> {
+    fn volumes(&self) -> HashMap<PodUid, Vec<MeasurableVolume>> {
         [("uid".into(), self.0.clone())].into()
     }
 }
@@ -266,7 +267,7 @@ async fn measurements_of_volumes_are_timed_by_their_kind() {
     std::fs::write(&device, "1234567").unwrap();
     let at = |name: &str, path: &Path, by| {
         let (name, path, claim) = (name.to_owned(), path.to_owned(), Some(name.to_owned()));
-        VolumeAt { name, path, claim, is_local: false, by, project: None }
+        MeasurableVolume { name, path, claim, is_local: false, by, project: None }
     };
     let volumes = vec![
         at("walked", dir.path(), MeasuredBy::Walk),

@@ -86,6 +86,9 @@ impl ClientCa {
                     "cannot reload the authorities of client certificates, keeping the previous ones"
                 );
             }
+            if !error.is_empty() {
+                files.not_used();
+            }
             last_error = error;
             if shutdown.run_until_cancelled(files.changed()).await.is_none() {
                 return;

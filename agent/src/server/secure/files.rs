@@ -1,7 +1,7 @@
 //! Watches files for changes, also where they are symbolic links that are replaced.
 //!
 //! Watches the directories that a path leads through, because certificates are replaced by renaming. While inotify is
-//! not available, or one of them is missing, reports a possible change every minute.
+//! not available, one of them is missing, or the files could not be used, reports a possible change every minute.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -24,7 +24,7 @@ const SETTLE_TIME: Duration = Duration::from_millis(50);
 pub(super) struct FileWatch {
     paths: Vec<PathBuf>,
     events: Option<EventStream<Vec<u8>>>,
-    /// A directory is not watched: its appearance is no event.
+    /// A change may come without an event: a directory is missing, or the files could not be read for want of descriptors.
     is_partial: bool,
 }
 
@@ -54,6 +54,11 @@ impl FileWatch {
         }
         // Links may have other targets now. The caller reads the files after this, so no change is missed.
         self.arm().await;
+    }
+
+    /// The files could not be used. [`Self::changed`] reports a possible change within a minute.
+    pub(super) fn not_used(&mut self) {
+        self.is_partial = true;
     }
 
     async fn arm(&mut self) {

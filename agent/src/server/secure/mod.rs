@@ -81,7 +81,7 @@ pub fn serving_files(
     Ok(ServingSource::Files { certificate, key, reload: gates.enabled(Feature::ReloadKubeletServerCertificateFile) })
 }
 
-/// The main port after its socket was bound: connections queue until [`super::run_main`] serves them.
+/// The main port, ready to be served by [`super::run_main`].
 pub struct Secure {
     listener: TcpListener,
     handshakes: Handshakes,
@@ -91,12 +91,13 @@ pub struct Secure {
 }
 
 impl Secure {
-    /// Validates the configuration of the main port and binds its address. `reviews` is the API server, if there is
-    /// one. Reads the certificate files, which blocks.
+    /// Validates the configuration of the main port, whose address `listener` has bound. `reviews` is the API server, if
+    /// there is one. Reads the certificate files, which blocks.
     ///
     /// # Errors
-    /// A setting that cannot be applied, or an address that cannot be bound within 5 s.
-    pub async fn open(
+    /// A setting that cannot be applied.
+    pub fn open(
+        listener: TcpListener,
         config: &KubeletConfiguration,
         gates: &FeatureGates,
         node: &str,
@@ -123,7 +124,6 @@ impl Secure {
         };
         let reload_hints = gates.enabled(Feature::ReloadKubeletClientCAFile);
         let handshakes = Handshakes::new(settings, serving, client_ca.clone(), reload_hints)?;
-        let listener = bind(config).await?;
         Ok(Self { listener, handshakes, guard, client_ca, serving_files })
     }
 
@@ -165,7 +165,11 @@ impl Listening {
     }
 }
 
-async fn bind(config: &KubeletConfiguration) -> Result<TcpListener, SetupError> {
+/// Binds the address of the main port. Connections wait until [`super::run_main`] serves them.
+///
+/// # Errors
+/// An invalid address, or one that cannot be bound within 5 s.
+pub async fn bind(config: &KubeletConfiguration) -> Result<TcpListener, SetupError> {
     let tls = |field: &str, problem: String| SetupError::Tls { field: field.to_owned(), problem };
     let host: IpAddr =
         config.address.parse().map_err(|_| tls("address", format!("{:?} is not an IP address", config.address)))?;

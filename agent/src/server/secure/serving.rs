@@ -86,6 +86,9 @@ impl ServingFiles {
             if !error.is_empty() && error != last_error {
                 tracing::warn!(error, "cannot reload the serving certificate, keeping the previous one");
             }
+            if !error.is_empty() {
+                files.not_used();
+            }
             last_error = error;
             if shutdown.run_until_cancelled(files.changed()).await.is_none() {
                 return;
@@ -215,5 +218,26 @@ mod tests {
         assert_eq!(shown(&serving), two.chain[0]);
         shutdown.cancel();
         task.await.expect("ends");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pair_that_could_not_be_used_is_read_again_without_an_event() {
+        let authority = Authority::new("ca");
+        let (one, two) = (authority.server("n1"), authority.server("n1"));
+        let files = Files::new(&one);
+        let (loaded, mut serving) = files.load().expect("usable");
+        // Another name of the key, in a folder that is not watched.
+        let elsewhere = tempfile::tempdir().expect("a folder");
+        let unwatched = elsewhere.path().join("key");
+        fs::hard_link(files.key(), &unwatched).expect("linked");
+        fs::write(files.certificate(), two.chain_pem()).expect("written");
+        let task = tokio::spawn(loaded.follow(CancellationToken::new()));
+        let early = tokio::time::timeout(Duration::from_secs(600), serving.changed()).await;
+        assert!(early.is_err(), "an incomplete change was loaded");
+        fs::write(&unwatched, two.key_pem()).expect("written");
+        let read = tokio::time::timeout(Duration::from_secs(600), serving.changed()).await;
+        read.expect("in time").expect("alive");
+        assert_eq!(serving.borrow().as_ref().expect("one").cert[0], two.chain[0]);
+        task.abort();
     }
 }

@@ -157,6 +157,27 @@ async fn a_cgroup_with_several_names_has_one_row() {
     assert_eq!(of_node.collect::<Vec<_>>(), ["/", "/agent"]);
 }
 
+/// Dashboards of what is allocatable use them.
+#[tokio::test]
+async fn the_cgroup_of_all_pods_and_those_of_their_classes_have_rows() {
+    let (dir, _) = scrape(false);
+    let burstable = dir.path().join("kubepods/burstable");
+    std::fs::create_dir_all(&burstable).unwrap();
+    std::fs::write(burstable.join("cpu.stat"), "usage_usec 4000000\n").unwrap();
+    std::fs::write(burstable.join("memory.current"), "70\n").unwrap();
+    let mut sample = sample(Instant::now(), 1);
+    sample.system[0].1.path = Some("/kubepods".to_owned());
+    let scrape = take_new(&Layout::V2 { mount: dir.path().to_owned() }, &sample, &OomCounts::default());
+    let text = text(&scrape);
+    for id in ["/kubepods", "/kubepods/burstable"] {
+        let labels = format!(r#"container="",cpu="total",id="{id}",image="",name="",namespace="",pod="""#);
+        assert!(text.contains(&format!("container_cpu_usage_seconds_total{{{labels}}}")), "{id} is missing in\n{text}");
+    }
+    let labels = r#"{container="",id="/kubepods/burstable",image="",name="",namespace="",pod=""}"#;
+    assert!(text.contains(&format!("container_memory_usage_bytes{labels} 70 ")), "{text}");
+    assert!(!text.contains("besteffort"), "it has no cgroup");
+}
+
 #[tokio::test]
 async fn a_container_that_has_divided_its_cgroup_has_the_processes_below() {
     let (dir, _) = scrape(false);

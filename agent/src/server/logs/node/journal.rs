@@ -28,6 +28,8 @@ use super::query::Options;
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Bytes per read.
 const PIECE: usize = 16 * 1024;
+/// Bytes of the list of units that are looked at: there is one for each session and container scope that the journal has seen.
+const LONGEST_LIST: u64 = 4 << 20;
 
 /// Sources of logs.
 #[derive(Clone, Debug)]
@@ -45,7 +47,8 @@ pub(super) async fn logs(
     options: Options,
 ) -> impl Stream<Item = Bytes> + use<> {
     let end = Instant::now() + TIME_LIMIT;
-    let known = tokio::time::timeout_at(end, units(&places.journalctl)).await.unwrap_or_default();
+    let known = tokio::time::timeout_at(end, units(&places.journalctl)).await;
+    let known = known.ok().and_then(Result::ok).unwrap_or_default();
     let in_journal = |service: &String| known.contains(&format!("{service}.service"));
     let (in_journal, in_files): (Vec<String>, Vec<String>) = services.into_iter().partition(in_journal);
     let mut all: Vec<Pieces> = Vec::new();
@@ -60,9 +63,22 @@ pub(super) async fn logs(
 }
 
 /// The units in the journal.
-async fn units(journalctl: &Path) -> String {
-    let listed = Command::new(journalctl).args(["--field", "_SYSTEMD_UNIT"]).kill_on_drop(true).output().await;
-    listed.map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned()).unwrap_or_default()
+///
+/// # Errors
+/// There is no journalctl, or its output cannot be read.
+async fn units(journalctl: &Path) -> io::Result<String> {
+    let mut child = Command::new(journalctl)
+        .args(["--field", "_SYSTEMD_UNIT"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut listed = Vec::new();
+    if let Some(output) = child.stdout.take() {
+        output.take(LONGEST_LIST).read_to_end(&mut listed).await?;
+    }
+    Ok(String::from_utf8_lossy(&listed).into_owned())
 }
 
 /// The output of journalctl, stdout and stderr, up to `end`.
@@ -251,6 +267,17 @@ mod tests {
             assert!(began.elapsed() < TIME_LIMIT, "journalctl goes on while its output is not read");
             tokio::task::yield_now().await;
         }
+    }
+
+    #[tokio::test]
+    async fn an_endless_list_of_units_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let journalctl = dir.path().join("endless");
+        std::fs::write(&journalctl, "#!/bin/sh\nexec yes known.service\n").unwrap();
+        std::fs::set_permissions(&journalctl, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let listed = tokio::time::timeout(TIME_LIMIT, units(&journalctl)).await.expect("it is not read to its end");
+        let listed = listed.unwrap();
+        assert!(listed.starts_with("known.service\n") && listed.len() as u64 == LONGEST_LIST, "{}", listed.len());
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 use regex_syntax::ast::parse::Parser;
 
 use crate::log_format::Stamp;
+use crate::model::aggregate;
 
 /// Services per query, and the length of their names, at most.
 const MAX_SERVICES: usize = 4;
@@ -86,7 +87,7 @@ pub(super) fn parse(parameters: &[(String, String)], path: &str) -> Result<NodeL
     }
     let file = names_problems(&names, has_options, &mut problems);
     match (problems.is_empty(), file) {
-        (false, _) => Err(BadQuery::Invalid(aggregate(&problems))),
+        (false, _) => Err(BadQuery::Invalid(aggregate(problems))),
         (true, Some(file)) => Ok(NodeLogQuery::File(file)),
         (true, None) => Ok(NodeLogQuery::Services(
             names.into_iter().map(str::to_owned).collect(),
@@ -155,13 +156,6 @@ fn is_repetition(rest: &str) -> bool {
     let (least, most) = range.split_once(',').unwrap_or((range, ""));
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number(least) && (most.is_empty() || is_number(most))
-}
-
-fn aggregate(problems: &[String]) -> String {
-    match problems {
-        [only] => only.clone(),
-        several => format!("[{}]", several.join(", ")),
-    }
 }
 
 /// A time, and its text for journalctl.
