@@ -1,5 +1,10 @@
 //! Writes the values, and records on the node whether they were accepted.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::Class;
 use super::Reservation;
 use crate::cgroups::CgroupError;
@@ -13,6 +18,11 @@ use crate::retry::RetryTracker;
 
 const ENFORCED: &str = "NodeAllocatableEnforced";
 const FAILED: &str = "FailedNodeAllocatableEnforcement";
+/// How often the machine is read for the limits of all pods.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// Reads what the cgroup of all pods is to have on the machine as it is now; `None` if that is not known. May block.
+pub type ReadPodLimits = Arc<dyn Fn() -> Option<CgroupValues> + Send + Sync>;
 
 /// A reservation is not enforced. The message is that of the kubelet's event.
 #[derive(Debug, thiserror::Error)]
@@ -36,15 +46,29 @@ pub struct Enforcer {
 
 impl Enforcer {
     /// Limits the cgroup of all pods. Retried each minute until it succeeds: on cgroup v1 the kernel refuses a limit below
-    /// the present usage, which evictions bring down. Dropping the future abandons the retries.
-    pub async fn enforce_on_pods(self, name: CgroupName, values: CgroupValues) {
+    /// the present usage, which evictions bring down. Follows the machine: the Node offers processors and memory that are
+    /// added to it. Never ends.
+    pub async fn enforce_on_pods(self, name: CgroupName, read: ReadPodLimits) {
         let target = name.quoted();
-        while let Err(error) = self.cgroups.update_existing(&name, &values).await {
-            let due = self.retries.failed(Operation::EnforceAllocatable, &target, &error.to_string());
+        let mut enforced: Option<CgroupValues> = None;
+        loop {
+            let wanted = read_limits(&read).await.map(|now| not_lowered(now, enforced.as_ref()));
+            let mut due = Instant::now() + PERIOD;
+            if let Some(values) = wanted.filter(|values| enforced.as_ref() != Some(values)) {
+                match self.cgroups.update_existing(&name, &values).await {
+                    Ok(_) => {
+                        self.retries.succeeded(Operation::EnforceAllocatable, &target);
+                        let message = "Updated Node Allocatable limit across pods";
+                        self.recorder.node_event(EventType::Normal, ENFORCED, message);
+                        enforced = Some(values);
+                    }
+                    Err(error) => {
+                        due = self.retries.failed(Operation::EnforceAllocatable, &target, &error.to_string());
+                    }
+                }
+            }
             tokio::time::sleep_until(due).await;
         }
-        self.retries.succeeded(Operation::EnforceAllocatable, &target);
-        self.recorder.node_event(EventType::Normal, ENFORCED, "Updated Node Allocatable limit across pods");
     }
 
     /// Limits the cgroups of reserved daemons, which must exist.
@@ -75,6 +99,18 @@ impl Enforcer {
     }
 }
 
+async fn read_limits(read: &ReadPodLimits) -> Option<CgroupValues> {
+    let read = read.clone();
+    tokio::task::spawn_blocking(move || read()).await.ok().flatten()
+}
+
+/// Memory that is taken from the machine is left to evictions: below the present usage a limit has processes killed. The next
+/// start of the agent applies it.
+fn not_lowered(now: CgroupValues, enforced: Option<&CgroupValues>) -> CgroupValues {
+    let memory_max = now.memory_max.max(enforced.and_then(|enforced| enforced.memory_max));
+    CgroupValues { memory_max, ..now }
+}
+
 /// The kubelet's names of a reservation in its failures and successes.
 fn names(reservation: &Reservation) -> (&'static str, &'static str) {
     match (reservation.class, reservation.compressible) {
@@ -89,6 +125,8 @@ fn names(reservation: &Reservation) -> (&'static str, &'static str) {
 mod tests {
     use std::path::Path;
     use std::path::PathBuf;
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::Relaxed;
 
     use super::*;
     use crate::cgroups::Driver;
@@ -135,6 +173,22 @@ mod tests {
         std::fs::read_to_string(file).expect("text")
     }
 
+    /// Limits by the memory of a machine, in MiB.
+    fn of_machine(memory: &Arc<AtomicU64>) -> ReadPodLimits {
+        let memory = memory.clone();
+        Arc::new(move || Some(CgroupValues { memory_max: Some(memory.load(Relaxed) << 20), ..CgroupValues::default() }))
+    }
+
+    async fn next_events(events: &mut RecordedEvents) -> Vec<String> {
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let found = events.take();
+            if !found.is_empty() {
+                return found;
+            }
+        }
+    }
+
     #[tokio::test]
     async fn reserved_cgroups_are_limited_and_reported_by_events() {
         let mut fixture = Fixture::new();
@@ -175,23 +229,37 @@ mod tests {
         // A cgroup that does not exist yet stands for one that refuses the value.
         let limit = fixture.file("kubepods/memory.limit_in_bytes");
         std::fs::rename(fixture.file("kubepods"), fixture.file("aside")).expect("moved");
-        let values = CgroupValues { memory_max: Some(1 << 20), ..CgroupValues::default() };
         let name = CgroupName::default().kubepods();
-        let enforcing = tokio::spawn(fixture.enforcer.clone().enforce_on_pods(name, values));
-        let began = tokio::time::Instant::now();
+        tokio::spawn(fixture.enforcer.clone().enforce_on_pods(name, of_machine(&Arc::new(AtomicU64::new(1)))));
+        let began = Instant::now();
         let mut seen = Vec::new();
         while seen.len() < 3 {
-            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-            seen.extend(fixture.events.take());
+            seen.extend(next_events(&mut fixture.events).await);
         }
         assert!((120..=200).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
         let start =
             "node W FailedNodeAllocatableEnforcement: Failed to update Node Allocatable Limits [\"kubepods\"]: ";
         assert!(seen.iter().all(|event| event.starts_with(start)), "{seen:?}");
         std::fs::rename(fixture.file("aside"), fixture.file("kubepods")).expect("moved back");
-        enforcing.await.expect("it ends");
-        assert_eq!(text(&limit), "1048576");
         let enforced = "node N NodeAllocatableEnforced: Updated Node Allocatable limit across pods";
-        assert_eq!(fixture.events.take(), [enforced]);
+        assert_eq!(next_events(&mut fixture.events).await, [enforced]);
+        assert_eq!(text(&limit), "1048576");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn memory_that_is_added_to_the_machine_raises_the_limit() {
+        let mut fixture = Fixture::new();
+        let (limit, memory) = (fixture.file("kubepods/memory.limit_in_bytes"), Arc::new(AtomicU64::new(2)));
+        let name = CgroupName::default().kubepods();
+        tokio::spawn(fixture.enforcer.clone().enforce_on_pods(name, of_machine(&memory)));
+        let enforced = "node N NodeAllocatableEnforced: Updated Node Allocatable limit across pods";
+        for (mebibytes, bytes) in [(2, "2097152"), (4, "4194304")] {
+            memory.store(mebibytes, Relaxed);
+            assert_eq!(next_events(&mut fixture.events).await, [enforced]);
+            assert_eq!(text(&limit), bytes);
+        }
+        memory.store(1, Relaxed);
+        tokio::time::sleep(3 * PERIOD).await;
+        assert_eq!((fixture.events.take(), text(&limit).as_str()), (Vec::new(), "4194304"), "it may be in use");
     }
 }

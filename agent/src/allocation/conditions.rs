@@ -42,6 +42,8 @@ impl Pending {
 pub(super) struct ResizeConditions {
     pub(super) pending: Option<PodCondition>,
     pub(super) in_progress: Option<PodCondition>,
+    /// What was allocated last has replaced something that was not applied completely.
+    pub(super) has_replaced: bool,
 }
 
 impl ResizeConditions {
@@ -52,7 +54,7 @@ impl ResizeConditions {
             let found = sent.iter().find(|condition| condition.type_ == type_ && condition.status == "True");
             found.map(|found| PodCondition { last_transition_time: Some(seconds(now)), ..found.clone() })
         };
-        Self { pending: find(PENDING), in_progress: find(IN_PROGRESS) }
+        Self { pending: find(PENDING), in_progress: find(IN_PROGRESS), has_replaced: false }
     }
 
     pub(super) fn is_empty(&self) -> bool {

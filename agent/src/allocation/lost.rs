@@ -31,6 +31,16 @@ pub(super) fn completed(recorded: Option<&PodResources>, before: &Pod, after: &P
     Some(completed)
 }
 
+/// Something of what is `allocated` to the pod is not on record as applied.
+pub(super) fn is_unapplied(recorded: &PodResources, allocated: &Pod) -> bool {
+    let mut allocated_to = of_containers(allocated).into_iter();
+    resources::is_pod_level_behind(allocated, Some(recorded))
+        || allocated_to.any(|(name, held)| {
+            let applied = recorded.containers.get(&name);
+            applied.is_some_and(|applied| Compute::of(applied) != Compute::of(&held))
+        })
+}
+
 /// What containers are started with, by name.
 fn of_containers(pod: &Pod) -> BTreeMap<String, ResourceRequirements> {
     let containers = spec::lasting_containers(pod);

@@ -238,11 +238,14 @@ impl Allocations {
     }
 
     /// Records what a pod has before something else is allocated to it, as far as that is not on record, and has it written
-    /// at once with what is collected. What is allocated from then on is written after that.
-    fn record_before(&self, uid: &PodUid, pod: &Pod) {
+    /// at once with what is collected. What is allocated from then on is written after that. True if not all that was allocated
+    /// is on record as applied.
+    fn record_before(&self, uid: &PodUid, pod: &Pod) -> bool {
         let mut state = self.state();
         let before = state.allocated.entries.get(uid).and_then(|entry| entry.put_into(pod, self.0.gates.pod_level));
         let recorded = state.actuated.entries.get(uid).map(Arc::as_ref);
+        let of_both = before.as_ref().zip(recorded);
+        let is_unapplied = of_both.is_some_and(|(before, recorded)| lost::is_unapplied(recorded, before));
         let completed = before.and_then(|before| lost::completed(recorded, &before, pod));
         if let Some(completed) = completed {
             state.actuated.entries.insert(uid.clone(), Arc::new(completed));
@@ -252,6 +255,7 @@ impl Allocations {
         if state.actuated.changed.is_some() {
             self.store(state, Which::Actuated, Urgency::AtOnce);
         }
+        is_unapplied
     }
 
     /// Has the file of a record written, together with what changes until the last write is a while ago.
@@ -421,12 +425,20 @@ impl Allocations {
     pub fn accept(&self, pod: &Pod, now: SystemTime) {
         let (uid, resources) = (pod_ref(pod).uid, self.stated(pod));
         // Without a record of what the pod has, a change that the runtime does not report would count as applied.
-        self.record_before(&uid, pod);
+        let is_unapplied = self.record_before(&uid, pod);
         // The pod's worker sees both or neither: with the condition alone it would report the resize as completed.
         let mut state = self.state();
-        state.conditions.entry(uid.clone()).or_default().accept(pod.metadata.generation, now);
+        let conditions = state.conditions.entry(uid.clone()).or_default();
+        conditions.accept(pod.metadata.generation, now);
+        conditions.has_replaced |= is_unapplied;
         state.allocated.entries.insert(uid, Arc::new(resources));
         self.store(state, Which::Allocated, Urgency::AtOnce);
+    }
+
+    /// A resize has replaced one that was not applied completely: the pod's own cgroup may have it. True once.
+    pub fn take_replaced(&self, uid: &PodUid) -> bool {
+        let mut state = self.state();
+        state.conditions.get_mut(uid).is_some_and(|conditions| std::mem::take(&mut conditions.has_replaced))
     }
 
     /// What the pod holds was counted before it was known which of its containers run: the first pass over it that has

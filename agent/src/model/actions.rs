@@ -180,4 +180,9 @@ impl PodActions {
             && self.resize.is_none()
             && self.start.is_empty()
     }
+
+    /// True if containers are to be stopped, each of which may use its grace period.
+    pub fn stops_containers(&self) -> bool {
+        self.kill_pod || !self.kill.is_empty()
+    }
 }

@@ -62,6 +62,11 @@ impl fmt::Display for Excerpt<'_> {
     }
 }
 
+/// Characters that make the text around them read in another order.
+pub fn turns_direction(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// A URL in a message: its password is masked.
 pub fn masked_url(text: &str) -> String {
     if let Ok(mut url) = Url::parse(text)

@@ -96,6 +96,7 @@ pub fn should_start(
     match (newest.state, newest.exit_code) {
         (ContainerState::Running, _) => RestartDecision::Leave,
         (ContainerState::Created | ContainerState::Unknown, _) => RestartDecision::Start,
+        (ContainerState::Exited, _) if newest.start_was_cancelled() => RestartDecision::Start,
         (ContainerState::Exited, Some(code)) if restarts_after(pod, container, code, gates) => RestartDecision::Start,
         (ContainerState::Exited, Some(_)) => RestartDecision::Leave,
         (ContainerState::Exited, None) if restarts_after_any(pod, container, gates) => RestartDecision::Start,
@@ -278,6 +279,13 @@ mod tests {
         ] {
             let status = testing::status("main", 0, state);
             assert_eq!(should_start(&pod, &c, Some(&status), GATES), expected, "{state:?}");
+        }
+        let mut cancelled = testing::status("main", 0, ContainerState::Exited);
+        cancelled.exit_code = Some(128);
+        cancelled.message = "failed to start containerd task \"c\": context canceled: unknown".to_owned();
+        for (started_at, expected) in [(0, RestartDecision::Start), (1, RestartDecision::Leave)] {
+            cancelled.started_at = started_at;
+            assert_eq!(should_start(&pod, &c, Some(&cancelled), GATES), expected, "started at {started_at}");
         }
         let mut going = pod;
         going.metadata.deletion_timestamp = Some(testing::time(Duration::ZERO));

@@ -154,6 +154,14 @@ pub struct ContainerStatus {
     pub exit_observed: bool,
 }
 
+impl ContainerStatus {
+    /// The caller of StartContainer was gone before the container ran, as when the agent is killed: it was not the container
+    /// that failed. containerd ends it with code 128 and Go's text for a cancelled context.
+    pub fn start_was_cancelled(&self) -> bool {
+        self.state == ContainerState::Exited && self.started_at == 0 && self.message.contains("context canceled")
+    }
+}
+
 /// CRI `LinuxContainerUser`: what the container's init process was started as.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ContainerUser {

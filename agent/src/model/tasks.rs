@@ -1,10 +1,11 @@
-//! Names of tasks in the message of their panic.
+//! Names of tasks in the message of their panic, and the end of tasks.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::panic::resume_unwind;
 
 use futures_util::FutureExt as _;
+use tokio_util::sync::CancellationToken;
 
 /// The task of this name. If it panics, so does this, with a message that begins with the name: a `JoinError` does not name
 /// the task that has ended.
@@ -12,6 +13,11 @@ pub async fn named(name: &'static str, task: impl Future<Output = ()>) {
     if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
         resume_unwind(Box::new(format!("{name}: {}", message(&*panic))));
     }
+}
+
+/// The task, which ends with `shutdown`.
+pub async fn until(shutdown: CancellationToken, task: impl Future) {
+    shutdown.run_until_cancelled(task).await;
 }
 
 fn message(panic: &(dyn Any + Send)) -> &str {

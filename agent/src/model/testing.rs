@@ -130,7 +130,7 @@ pub fn exited(name: &str, attempt: u32, code: i32) -> ContainerStatus {
     ContainerStatus { exit_code: Some(code), reason: reason.into(), ..status(name, attempt, ContainerState::Exited) }
 }
 
-/// An instance the kernel proved dead and the runtime has not confirmed, with or without its code.
+/// An instance whose exit the kernel has proven and the runtime has not confirmed, with or without its code.
 pub fn proven(name: &str, attempt: u32, code: Option<i32>) -> ContainerStatus {
     ContainerStatus {
         exit_code: code,

@@ -1,14 +1,14 @@
 //! Unmounts and detaches devices that no pod uses any more (upstream: the reconciler's unmount of devices). A pod does
-//! not wait for it: the device may be another pod's next. Nor does one release wait for another: that of a disk whose
-//! target is dead may never end.
+//! not wait for it: the device may be another pod's next. Nor does one release wait for another, or for a search: that of a
+//! disk whose target does not answer may never end.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use futures_util::StreamExt as _;
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::model::sleep_until;
@@ -55,7 +55,7 @@ pub(super) struct DeviceRelease<D> {
     retries: RetryTracker,
 }
 
-impl<D: Devices> DeviceRelease<D> {
+impl<D: Devices + 'static> DeviceRelease<D> {
     pub(super) fn new(devices: D, retries: RetryTracker) -> Self {
         Self { devices, retries }
     }
@@ -64,21 +64,23 @@ impl<D: Devices> DeviceRelease<D> {
     /// the first pods are known.
     pub(super) async fn run(self) {
         let (mut due, mut in_progress) = (None, InProgress::new());
-        let mut releases = FuturesUnordered::<BoxFuture<'_, (PathBuf, Option<Instant>)>>::new();
+        let (this, mut releases) = (Arc::new(self), JoinSet::<(PathBuf, Option<Instant>)>::new());
         loop {
             tokio::select! {
-                () = self.devices.announced() => {}
+                () = this.devices.announced() => {}
                 () = sleep_until(due) => {}
-                Some((place, retry)) = releases.next() => {
+                Some(ended) = releases.join_next() => {
+                    let (place, retry) = ended.unwrap_or_else(|error| resume_unwind(error.into_panic()));
                     let again = in_progress.remove(&place) == Some(true);
                     due = [due, retry, again.then(Instant::now)].into_iter().flatten().min();
                     continue;
                 }
             }
-            let (begun, next) = self.begin_releases(&mut in_progress).await;
+            let (begun, next) = this.begin_releases(&mut in_progress).await;
             due = next;
             for place in begun {
-                releases.push(Box::pin(self.release(place)));
+                let this = this.clone();
+                releases.spawn(async move { this.release(place).await });
             }
         }
     }
@@ -135,8 +137,9 @@ fn begin(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::Mutex;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
     use tokio::sync::Notify;
@@ -150,6 +153,9 @@ mod tests {
     struct Node {
         unused: Mutex<Vec<PathBuf>>,
         begun: Mutex<Vec<PathBuf>>,
+        ended: Mutex<Vec<PathBuf>>,
+        /// Searches never end.
+        hangs: AtomicBool,
         announced: Notify,
         permitted: Notify,
     }
@@ -160,6 +166,9 @@ mod tests {
         }
 
         async fn list_unused(&self) -> Result<Vec<PathBuf>, VolumeError> {
+            if self.hangs.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
             Ok(self.unused.lock().expect("not poisoned").clone())
         }
 
@@ -171,6 +180,7 @@ mod tests {
                 Some("busy") => return Err(VolumeError::Interrupted("busy".to_owned())),
                 _ => self.unused.lock().expect("not poisoned").retain(|other| other != place),
             }
+            self.ended.lock().expect("not poisoned").push(place.to_owned());
             Ok(())
         }
     }
@@ -202,6 +212,17 @@ mod tests {
         // Neither does it keep another from being retried: after half a second to three quarters of one.
         let begun = node.begins(&["busy"], Duration::from_millis(800)).await;
         assert_eq!(begun, ["busy", "busy"].map(PathBuf::from));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_search_that_never_ends_holds_up_no_release() {
+        let (node, _running) = started();
+        assert_eq!(node.begins(&["slow"], SOON).await, ["slow"].map(PathBuf::from));
+        node.hangs.store(true, Ordering::Relaxed);
+        assert_eq!(node.begins(&["a"], SOON).await, [""; 0].map(PathBuf::from));
+        node.permitted.notify_one();
+        tokio::time::sleep(SOON).await;
+        assert_eq!(*node.ended.lock().expect("not poisoned"), ["slow"].map(PathBuf::from));
     }
 
     #[tokio::test(start_paused = true)]

@@ -47,6 +47,7 @@ use crate::model::PodUpdate;
 use crate::model::Pressures;
 use crate::model::named;
 use crate::model::restart::RestartGates;
+use crate::model::until;
 use crate::objects::Objects;
 use crate::pacing::Pacing;
 use crate::pacing::PacingPolicy;
@@ -286,17 +287,12 @@ impl Services {
         let context = Arc::new(self.worker_context(&running, prober, tasks));
         let images = Arc::new(ImageGc::new(context.act.images.clone(), image_gc, recorder.clone(), metrics));
         let garbage = NodeGarbage::new(context.clone(), running.registry.clone(), images.clone());
-        let collecting = shutdown.clone();
-        let collecting = async move { _ = collecting.run_until_cancelled(images.run()).await };
-        tasks.spawn(named("image garbage collection", collecting));
+        let collecting = async move { images.run().await };
+        tasks.spawn(named("image garbage collection", until(shutdown.clone(), collecting)));
         let devices = DeviceRelease::new(context.act.volumes.clone(), context.retries.clone());
-        let releasing = shutdown.clone();
-        let releasing = async move { _ = releasing.run_until_cancelled(devices.run()).await };
-        tasks.spawn(named("release of devices", releasing));
+        tasks.spawn(named("release of devices", until(shutdown.clone(), devices.run())));
         if let Some(limits) = DeadContainerLimits::new(context.clone(), running.registry.clone(), pods.clone()) {
-            let limiting = shutdown.clone();
-            let limiting = async move { _ = limiting.run_until_cancelled(limits.run()).await };
-            tasks.spawn(named("limits on dead containers", limiting));
+            tasks.spawn(named("limits on dead containers", until(shutdown.clone(), limits.run())));
         }
         let (sweep_again, leftovers_due) = mpsc::channel(1);
         let sync = SyncLoop {

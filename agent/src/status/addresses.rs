@@ -11,8 +11,8 @@ use super::phase;
 use crate::model::one_per_family;
 use crate::model::spec;
 
-/// Sets `hostIP(s)` and `podIP(s)`. Host-network pods take the node's addresses; once set they stay, and only a second
-/// family may be added.
+/// Sets `hostIP(s)` and `podIP(s)`. Host-network pods have the node's addresses, also when those change: probes and services
+/// would use one that nobody has. Upstream follows with the next change of a container, or its next start.
 pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
     let node = input.node.ips.as_slice();
     let mut ips = one_per_family(&input.snapshot.ips, input.node.prefers_v6);
@@ -22,10 +22,9 @@ pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
         // A terminated pod keeps the addresses of its removed sandbox, also if it ended under an earlier agent.
         ips = previous.collect();
     } else if spec::host_network(input.pod) {
-        if ips.is_empty() {
+        if ips.is_empty() && node.is_empty() {
             ips = previous.collect();
-        }
-        if ips.is_empty() {
+        } else if ips.is_empty() {
             ips.extend(node.first().cloned());
         }
         let second = node.get(1).filter(|second| ips.len() == 1 && family(second) != family(&ips[0]));

@@ -370,7 +370,9 @@ fn newest_two(snapshot: &PodSnapshot) -> HashMap<&str, Instances<'_>> {
                 place.insert((instance, None));
             }
             Entry::Occupied(mut known) => {
-                known.get_mut().1.get_or_insert(instance);
+                if !instance.start_was_cancelled() {
+                    known.get_mut().1.get_or_insert(instance);
+                }
             }
         }
     }

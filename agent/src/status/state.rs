@@ -18,6 +18,7 @@ pub(super) const UNKNOWN: &str = "ContainerStatusUnknown";
 pub(super) fn of_instance(instance: &ContainerStatus, runtime_type: &str) -> Option<ApiState> {
     match instance.state {
         ContainerState::Running => Some(running(instance)),
+        ContainerState::Exited if instance.start_was_cancelled() => Some(waiting("", "")),
         ContainerState::Exited => Some(exited(instance, instance.exit_code?, id(instance, runtime_type))),
         ContainerState::Created | ContainerState::Unknown => Some(waiting("", "")),
     }

@@ -101,6 +101,11 @@ impl SyncLoop {
     }
 
     pub(super) fn reconcile_mirror(&mut self, full_name: &str) {
+        self.reconcile_mirror_beside(full_name, &self.workers.terminating_names());
+    }
+
+    /// As [`Self::reconcile_mirror`], while pods of these full names are being stopped.
+    fn reconcile_mirror_beside(&mut self, full_name: &str, terminating: &HashSet<String>) {
         if self.sources.waiting_for().contains(&ConfigSource::Api) {
             // The existing mirror pods are not known yet.
             return;
@@ -115,7 +120,7 @@ impl SyncLoop {
         let action = match pod {
             // A changed static pod has another UID, and waits until the containers of the previous one have ended. Until
             // then the mirror pod represents those.
-            _ if self.workers.is_terminating(full_name) => MirrorAction::Keep,
+            _ if terminating.contains(full_name) => MirrorAction::Keep,
             Some(pod) if !requested(&pod) => MirrorAction::Ensure(pod),
             Some(_) => MirrorAction::Keep,
             None if !self.sources.all_ready() => MirrorAction::Keep,
@@ -133,8 +138,9 @@ impl SyncLoop {
                 pods.chain(self.pods.mirrors()).map(|pod| pod_ref(&pod).full_name()).collect()
             }
         };
+        let terminating = self.workers.terminating_names();
         for name in names {
-            self.reconcile_mirror(&name);
+            self.reconcile_mirror_beside(&name, &terminating);
         }
     }
 }

@@ -230,12 +230,17 @@ impl SyncLoop {
     }
 
     fn refuse_resize(&mut self, pod: &Pod, pending: Pending, reason: &str, message: &str) {
+        let uid = pod_ref(pod).uid;
+        let before = self.allocations.conditions(&uid);
         if self.allocations.set_pending(pod, pending, message, self.clock.wall()) {
             let text = report(pod, pod.metadata.generation, message);
             let event = format!("Resize{}", pending.reason());
             self.recorder.pod_event(pod, "", EventType::Warning, &event, &format!("Pod resize {reason}: {text}"));
         }
-        self.workers.request_sync(&pod_ref(pod).uid);
+        // Each pod that ends is a reason to try all that wait again.
+        if self.allocations.conditions(&uid) != before {
+            self.workers.request_sync(&uid);
+        }
     }
 
     fn accept_resize(&mut self, uid: &PodUid, pod: Pod, trigger: Trigger) {

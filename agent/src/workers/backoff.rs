@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::model::Backoff;
 use crate::model::Blocked;
 use crate::model::fnv1a_64;
+use crate::model::go_duration;
 
 const BASE: Duration = Duration::from_secs(10);
 /// Longest image pull back-off, and the default for crash loops.
@@ -115,16 +116,8 @@ pub fn crash_loop_message(pod: &Pod, container: &str, backoff: Duration) -> Stri
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
     let metadata = &pod.metadata;
     let pod = format!("{}_{}({})", part(&metadata.name), part(&metadata.namespace), part(&metadata.uid));
-    format!("back-off {} restarting failed container={container} pod={pod}", short_duration(backoff))
-}
-
-/// Whole seconds as the API's messages spell durations: `10s`, `1m20s`, `5m0s`.
-fn short_duration(duration: Duration) -> String {
-    match duration.as_secs() {
-        seconds @ 0..60 => format!("{seconds}s"),
-        seconds @ 60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
-        seconds => format!("{}h{}m{}s", seconds / 3600, seconds / 60 % 60, seconds % 60),
-    }
+    let backoff = go_duration(Duration::from_secs(backoff.as_secs()));
+    format!("back-off {backoff} restarting failed container={container} pod={pod}")
 }
 
 /// Wall-clock time of a runtime timestamp (nanoseconds since the Unix epoch).
@@ -270,14 +263,10 @@ mod tests {
 
     #[test]
     fn messages_spell_durations_like_the_api() {
-        for (seconds, text) in [(0, "0s"), (10, "10s"), (80, "1m20s"), (160, "2m40s"), (300, "5m0s"), (3600, "1h0m0s")]
-        {
-            assert_eq!(short_duration(Duration::from_secs(seconds)), text);
-        }
         let pod = testing::pod("Always", &[], &["main"]);
         assert_eq!(
-            crash_loop_message(&pod, "main", Duration::from_secs(10)),
-            "back-off 10s restarting failed container=main pod=pod_ns(uid)"
+            crash_loop_message(&pod, "main", Duration::from_millis(80_900)),
+            "back-off 1m20s restarting failed container=main pod=pod_ns(uid)"
         );
     }
 

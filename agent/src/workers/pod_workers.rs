@@ -152,13 +152,9 @@ impl PodWorkers {
         self.registry.lock().get(uid).is_some_and(|mailbox| mailbox.state().termination_requested())
     }
 
-    /// A pod of this full name (`name_namespace`) was started and is being stopped.
-    pub fn is_terminating(&self, full_name: &str) -> bool {
-        self.registry.lock().values().any(|mailbox| {
-            let state = mailbox.state();
-            let terminating = state.termination_requested() && state.phase() < Phase::Terminated && state.was_started();
-            terminating && state.pod_ref.full_name() == full_name
-        })
+    /// Full names (`name_namespace`) of pods that were started and are being stopped.
+    pub fn terminating_names(&self) -> HashSet<String> {
+        self.registry.terminating_names()
     }
 
     /// Starts a worker with a given state (a terminal pod that only needs cleaning up).

@@ -162,6 +162,14 @@ impl Worker {
         }
     }
 
+    /// The containers do not show that the pod's cgroup was changed for a resize that another one has replaced, as one that an
+    /// earlier agent has begun.
+    pub(super) fn note_replaced_resize(&mut self) {
+        if self.context.act.allocations.take_replaced(self.uid()) {
+            self.status.pod_cgroup = PodCgroup::Behind;
+        }
+    }
+
     /// What a plan was executed to: whether the pod's cgroup has what was allocated in this pass, and the event of a resize
     /// that failed.
     pub(super) fn remember_resize(&mut self, pass: &PassContext, outcome: &SyncOutcome) {

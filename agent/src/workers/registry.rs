@@ -2,6 +2,7 @@
 //! removes; others read summaries and wake workers.
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -73,6 +74,16 @@ impl WorkerRegistry {
         }
     }
 
+    /// Full names (`name_namespace`) of pods that were started and are being stopped.
+    pub fn terminating_names(&self) -> HashSet<String> {
+        let name = |mailbox: &Arc<Mailbox>| {
+            let state = mailbox.state();
+            let terminating = state.termination_requested() && state.phase() < Phase::Terminated && state.was_started();
+            terminating.then(|| state.pod_ref.full_name())
+        };
+        self.lock().values().filter_map(name).collect()
+    }
+
     /// A summary of every worker, also of finished ones that housekeeping has not removed yet.
     pub fn summaries(&self) -> HashMap<PodUid, WorkerSummary> {
         let summary = |(uid, mailbox): (&PodUid, &Arc<Mailbox>)| {
@@ -81,5 +92,42 @@ impl WorkerRegistry {
             (uid.clone(), WorkerSummary { phase: state.phase(), terminating, pod: state.pod.clone() })
         };
         self.lock().iter().map(summary).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::state::PodState;
+    use super::*;
+    use crate::model::PodRef;
+
+    #[test]
+    fn names_of_pods_that_are_being_stopped() {
+        let registry = WorkerRegistry::default();
+        let kill = || Request::Kill(KillOptions::default());
+        type Step = fn(&mut PodState);
+        let steps: [(&str, Step); 4] = [
+            ("runs", |_| {}),
+            ("stops", |_| {}),
+            ("stopped", |state| {
+                state.take_work();
+                state.terminating_done();
+            }),
+            ("unstarted", |_| {}),
+        ];
+        for (name, step) in steps {
+            let uid = PodUid::from(name);
+            let mut state = PodState::new(PodRef { uid: uid.clone(), namespace: "ns".into(), name: name.into() });
+            state.request(Request::Create(Pod::default()));
+            if name != "unstarted" {
+                state.start();
+            }
+            if name != "runs" {
+                state.request(kill());
+            }
+            step(&mut state);
+            registry.lock().insert(uid, Mailbox::new(state));
+        }
+        assert_eq!(registry.terminating_names(), HashSet::from(["stops_ns".to_owned()]));
     }
 }

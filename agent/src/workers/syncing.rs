@@ -6,6 +6,7 @@ use std::time::Duration;
 use std::time::SystemTime;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::act;
 use super::act::PassContext;
@@ -124,6 +125,7 @@ impl Worker {
                 return Next::Phase;
             }
             self.register_objects(&mut state.volumes, &pod, content);
+            self.note_replaced_resize();
             let pass = match self.view().await {
                 Ok(view) => self.pass_context(pod, view),
                 Err(error) => return self.failed_sync(&pod, &error),
@@ -196,12 +198,18 @@ impl Worker {
         let before_pull = |sandbox: &SandboxStatus| {
             self.publish(pass, Transition::SandboxCreated(sandbox));
         };
+        let requested = CancellationToken::new();
         let terminated = async {
             while !self.mailbox.state().termination_requested() {
                 self.mailbox.cancelled().await;
             }
+            requested.cancel();
         };
-        let outcome = act::execute_observed(&self.context.act, pass, actions, &before_pull, terminated).await;
+        let execution = act::execute_observed(&self.context.act, pass, actions, &before_pull, terminated);
+        let outcome = match actions.stops_containers() {
+            true => self.with_termination(pass, execution, &requested).await,
+            false => execution.await,
+        };
         self.record_starts(&pass.pod, actions, &outcome, began_at);
         state.remember_starts(&pass.snapshot, &outcome);
         let started = self.remember(&outcome);

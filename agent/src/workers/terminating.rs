@@ -6,10 +6,13 @@
 //! ports. A pod on the host's network has neither, so its status and object do not wait for the runtime to tear down the
 //! sandbox, unless that alone ends a container whose state is not known.
 
+use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
@@ -154,6 +157,41 @@ impl Worker {
                 // A shorter grace period does not wait for the longer one.
                 changed = self.changed_options(options) => options = changed,
             }
+        }
+    }
+
+    /// Executes a plan that stops containers. When the pod's termination is `requested` meanwhile, all containers are stopped
+    /// with its grace period at the same time, since that of the plan may be longer. It may also be shorter (that of a probe),
+    /// so the plan is not abandoned: the runtime ends a container with the first of its stops. When the plan is executed the
+    /// terminating phase takes over those of the other containers.
+    pub(super) async fn with_termination<T>(
+        &self,
+        pass: &PassContext,
+        execution: impl Future<Output = T>,
+        requested: &CancellationToken,
+    ) -> T {
+        let mut execution = pin!(execution);
+        tokio::select! {
+            biased;
+            executed = &mut execution => return executed,
+            () = requested.cancelled() => {}
+        }
+        let stops = async {
+            // A container that the plan has stopped by now is not to run its hook again.
+            let _ = self.context.pleg.inspect(self.uid()).await;
+            let pass = self.pass_context(pass.pod.clone(), pass.snapshot.clone());
+            match self.stop(&pass, true).await {
+                Ok(Killed::Exited(_, stop)) => _ = stop.await,
+                Ok(Killed::Answered) => {}
+                // The terminating phase tries again.
+                Err(error) => tracing::debug!(pod = %self.pod_ref, %error, "cannot stop the pod beside its last sync"),
+            }
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            biased;
+            executed = execution => executed,
+            never = stops => match never {},
         }
     }
 

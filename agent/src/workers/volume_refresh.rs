@@ -229,7 +229,7 @@ mod tests {
         let with_status = ApiPod { status: Some(PodStatus::default()), ..ApiPod::default() };
         pod.refresh(Arc::new(with_status));
         pod.request(Request::Sync);
-        assert!(pod.pod.as_ref().is_some_and(|pod| pod.status.is_some()), "the watch has told the agent's own patch");
+        assert!(pod.pod.as_ref().is_some_and(|pod| pod.status.is_some()), "the watch has sent the agent's own patch");
         assert!(!state.sees(pod.content()) && state.is_current(0));
 
         let mut labelled = ApiPod::default();

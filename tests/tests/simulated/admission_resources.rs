@@ -312,6 +312,31 @@ async fn a_critical_pod_whose_victims_end_while_the_node_shuts_down_is_rejected(
     assert_eq!(sim.trace(|l| l.history("critical", "main").count()), 0, "{}", sim.trace(Trace::to_string));
 }
 
+/// The Node that was read for a pod before it was removed says nothing of what the pod waits for now.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_comes_back_waits_for_its_victims_whatever_it_has_waited_for_before() {
+    let (sim, folder) = node();
+    let never: ReadNode = Arc::new(|| Box::pin(std::future::pending()));
+    let web = bound("web", "term ignore", requests("1"), json!({ "terminationGracePeriodSeconds": 30 }));
+    let offered = (offer(10, 1000), Some(never));
+    let (agent, _) = Agent::start_offering(&sim, folder.path(), vec![web], Recorder::default(), offered);
+    until(&sim, "it runs", |l| l.live_count() == 1).await;
+    let before = bound("critical", "run", json!({}), json!({ "nodeSelector": { "zone": "a" } }));
+    agent.add(before.clone()).await;
+    sleep(Duration::from_secs(2)).await;
+    agent.remove(before).await;
+    sleep(Duration::from_secs(2)).await;
+    agent.add(bound("critical", "run", requests("1"), json!({ "priority": 2_000_000_000 }))).await;
+    sleep(Duration::from_secs(8)).await;
+    // Housekeeping starts pods that wait for nothing.
+    agent.add(plain("other")).await;
+    agent.remove(plain("other")).await;
+    sleep(Duration::from_secs(2)).await;
+    assert!(is_live(&sim, "web") && !is_live(&sim, "critical"), "{}", sim.trace(Trace::to_string));
+    until(&sim, "the critical pod runs", |l| l.live("critical", "main").is_some()).await;
+    assert!(!is_live(&sim, "web"));
+}
+
 /// Another kubelet has started it, and this agent does not support all of it.
 #[tokio::test(start_paused = true)]
 async fn an_unmanaged_pod_is_not_preempted() {

@@ -156,7 +156,7 @@ async fn an_agent_killed_during_an_eviction_finishes_it_when_it_is_started_again
     let WebNode { sim, folder, api, shown, mut agent } = WebNode::start("term ignore").await;
     shown.set_available(Signal::MemoryAvailable, 50);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
-    until(&sim, "told to end", |l| l.count(Method::StopContainer) > 0).await;
+    until(&sim, "the agent stops it", |l| l.count(Method::StopContainer) > 0).await;
     drop(agent);
     shown.set_available(Signal::MemoryAvailable, 500);
     sleep(secs(10)).await;

@@ -417,8 +417,8 @@ async fn an_eviction_while_the_api_server_is_away_is_reported_when_it_is_back() 
     let _manager = web.evict_unreported().await;
     sleep(secs(120)).await;
     web.api.set_unavailable(false);
-    let told = || web.api.pod("web").and_then(|pod| pod.status.clone());
-    until_true("the API server knows", || reason(told().as_ref()) == Some("Evicted")).await;
+    let stored = || web.api.pod("web").and_then(|pod| pod.status.clone());
+    until_true("the API server has it", || reason(stored().as_ref()) == Some("Evicted")).await;
     assert_eq!(web.sim.trace(|l| l.history("web", "main").count()), 1);
 }
 
@@ -433,12 +433,12 @@ async fn a_disk_that_blocks_delays_no_eviction() {
     mkfifo(&partial, Mode::S_IRWXU).expect("a pipe");
     shown.set_available(Signal::MemoryAvailable, 50);
     let _manager = agent.evict_by(hard_memory(), shown.clone());
-    let told = sim.until("told to end", secs(20), |l| l.count(Method::StopContainer) > 0).await;
+    let stopped = sim.until("the agent stops it", secs(20), |l| l.count(Method::StopContainer) > 0).await;
     // Lets the write go on, which the end of the test waits for, and later ones find no pipe.
     let reader = std::fs::File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&partial);
     let _ = std::fs::remove_file(&partial);
     drop(reader.expect("opened for reading"));
-    if let Err(unmet) = told {
+    if let Err(unmet) = stopped {
         panic!("{unmet}");
     }
 }
@@ -475,7 +475,7 @@ async fn a_pod_that_is_being_stopped_is_not_suspended() {
     until(&sim, "it runs", |l| l.live_count() == 1).await;
     let reason = TerminationReason { reason: "Preempted", message: String::new(), disruption: None };
     agent.evictions.evict(uid("web"), reason, Some(30), CancellationToken::new()).await.expect("the agent runs");
-    until(&sim, "told to end", |l| l.count(Method::StopContainer) > 0).await;
+    until(&sim, "the agent stops it", |l| l.count(Method::StopContainer) > 0).await;
     shown.uses("web", 800);
     shown.set_available(Signal::MemoryAvailable, 50);
     let begin = Instant::now();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PodStatus;
 use keblet::model::Pod;
 use keblet::model::PodUid;
+use keblet::status::TerminationReason;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
 use keblet_tests::node::PodOf;
@@ -70,6 +71,13 @@ impl World {
 
     async fn until(&self, what: &str, met: impl Fn(&Trace) -> bool) {
         self.sim.until(what, SOON, met).await.unwrap_or_else(|timed_out| panic!("{timed_out}"));
+    }
+
+    /// Until StopContainer has been called, which may take the whole grace period.
+    async fn until_stopping(&self) {
+        while self.sim.trace(|l| l.count(Method::StopContainer)) == 0 {
+            sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Events with this reason, repetitions included.
@@ -259,6 +267,40 @@ async fn a_failed_startup_restarts_with_the_grace_period_of_its_probe() {
     assert_eq!(world.messages("Unhealthy", "Startup probe failed"), 3);
     assert_eq!(world.messages("Unhealthy", "Liveness"), 0, "it waits for startup");
     assert_eq!(world.messages("Killing", "Container main failed startup probe, will be restarted"), 1);
+}
+
+/// That of the probe is not lost if it is the shorter one.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_terminated_during_a_restart_ends_with_the_shorter_grace_period() {
+    for (of_probe, of_termination) in [(300, 1), (5, 300)] {
+        let grace = json!({ "periodSeconds": 1, "failureThreshold": 1, "terminationGracePeriodSeconds": of_probe });
+        let fields = json!({ "livenessProbe": exec(&grace) });
+        let world = World::start(vec![with(pod("web").running("main", "term ignore"), "main", &fields)], |sim| {
+            sim.script_exec("web", "main", ExecResult { code: 1, ..ExecResult::default() });
+        });
+        world.until_stopping().await;
+        let since = Instant::now();
+        let reason = TerminationReason { reason: "Terminated", message: "shutdown".to_owned(), disruption: None };
+        world.agent.kill(PodUid::from("web-uid"), of_termination, reason).await;
+        assert!(since.elapsed() < seconds(10), "{:?}\n{}", since.elapsed(), world.sim.trace(Trace::to_string));
+        assert_eq!(world.sim.trace(|l| (attempts(l, "web"), l.live_count())), (1, 0));
+    }
+}
+
+/// Its status does not wait for the grace period of a container that is not restarted.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_terminated_during_a_restart_shows_that_when_the_restart_is_over() {
+    let grace = json!({ "periodSeconds": 1, "failureThreshold": 1, "terminationGracePeriodSeconds": 5 });
+    let web = pod("web").running("main", "term ignore").running("side", "term ignore");
+    let world = World::start(vec![with(web, "main", &json!({ "livenessProbe": exec(&grace) }))], |sim| {
+        sim.script_exec("web", "main", ExecResult { code: 1, ..ExecResult::default() });
+    });
+    world.until_stopping().await;
+    let reason = TerminationReason { reason: "Terminated", message: "shutdown".to_owned(), disruption: None };
+    let killed = world.agent.kill(PodUid::from("web-uid"), 300, reason);
+    tokio::time::timeout(seconds(20), killed).await.expect_err("a container uses its grace period");
+    assert_eq!(world.sim.trace(|l| (attempts(l, "web"), l.live_count())), (1, 1));
+    assert_eq!(world.status("web").reason.as_deref(), Some("Terminated"));
 }
 
 #[tokio::test(start_paused = true)]

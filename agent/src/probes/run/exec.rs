@@ -8,7 +8,7 @@ use super::MAX_OUTPUT;
 use super::Outcome;
 use super::Runner;
 use super::Subject;
-use super::duration;
+use crate::model::go_duration;
 
 pub(super) async fn run(runner: &Runner, subject: &Subject<'_>, action: &ExecAction) -> Outcome {
     let env = subject.target.container.env.as_deref().unwrap_or_default();
@@ -21,7 +21,7 @@ pub(super) async fn run(runner: &Runner, subject: &Subject<'_>, action: &ExecAct
         Ok(done) if done.exit_code == 0 => Outcome::Success,
         Ok(done) => Outcome::Failure(output(&done)),
         Err(error) if error.is_deadline() => {
-            let limit = duration(subject.timeout);
+            let limit = go_duration(subject.timeout);
             Outcome::Failure(format!("command timed out: {:?} timed out after {limit}", command.join(" ")))
         }
         Err(error) => Outcome::error(error.rpc_text()),

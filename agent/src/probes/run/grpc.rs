@@ -17,11 +17,11 @@ use tonic::Status;
 
 use super::Outcome;
 use super::Subject;
-use super::duration;
 use crate::http_get::Caller;
 use crate::http_get::Http2;
 use crate::http_get::dial;
 use crate::http_get::join_host_port;
+use crate::model::go_duration;
 use crate::runtime::go_name;
 
 /// Pause between attempts to connect. A server that does not listen yet may do so within the timeout.
@@ -31,7 +31,7 @@ const MAX_ANSWER: usize = 4096;
 
 pub(super) async fn run(caller: &Caller, subject: &Subject<'_>, action: &GRPCAction) -> Outcome {
     let deadline = Instant::now() + subject.timeout;
-    let limit = duration(subject.timeout);
+    let limit = go_duration(subject.timeout);
     let Ok(port) = u16::try_from(action.port) else {
         return Outcome::Failure(format!("error: invalid port number: {}", action.port));
     };

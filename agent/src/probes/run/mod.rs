@@ -100,27 +100,5 @@ impl Runner {
     }
 }
 
-/// A time limit as upstream writes it: `90` as `1m30s`.
-fn duration(limit: Duration) -> String {
-    let seconds = limit.as_secs();
-    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
-        (0, 0, seconds) => format!("{seconds}s"),
-        (0, minutes, seconds) => format!("{minutes}m{seconds}s"),
-        (hours, minutes, seconds) => format!("{hours}h{minutes}m{seconds}s"),
-    }
-}
-
 #[cfg(test)]
 mod network_tests;
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    #[test]
-    fn limits_are_written_as_upstream_does() {
-        for (seconds, expected) in [(1, "1s"), (60, "1m0s"), (90, "1m30s"), (3600, "1h0m0s")] {
-            assert_eq!(super::duration(Duration::from_secs(seconds)), expected);
-        }
-    }
-}

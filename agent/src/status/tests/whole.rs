@@ -82,8 +82,9 @@ fn a_pod_may_have_any_number_of_containers() {
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }
 
+/// The node got another one by DHCP, say.
 #[test]
-fn host_network_pods_keep_the_nodes_first_addresses() {
+fn host_network_pods_have_the_addresses_that_the_node_has_now() {
     let hosted = Situation::new(pod("Always", &[], &["a"]), vec![]).with(|s| {
         s.pod.spec.as_mut().expect("a spec").host_network = Some(true);
         s.snapshot.ips.clear();
@@ -91,8 +92,12 @@ fn host_network_pods_keep_the_nodes_first_addresses() {
     assert_eq!(hosted.generate().pod_ip, None);
     let known = hosted.with(|s| s.node = node(&["192.0.2.1"]));
     assert_eq!(known.generate().pod_ip.as_deref(), Some("192.0.2.1"));
-    let moved = known.then(vec![]).with(|s| s.node = node(&["192.0.2.7", "fd00::7"]));
-    assert_eq!(addresses(&moved.generate()).0, ["192.0.2.1", "fd00::7"], "the first stays, a second family is added");
+    let restarted = known.then(vec![]).with(|s| s.node = node(&[]));
+    assert_eq!(addresses(&restarted.generate()).0, ["192.0.2.1"], "not determined yet");
+    let moved = restarted.with(|s| s.node = node(&["192.0.2.7", "fd00::7"]));
+    assert_eq!(addresses(&moved.generate()).0, ["192.0.2.7", "fd00::7"]);
+    let ended = moved.with(|s| s.is_terminal = true);
+    assert_eq!(addresses(&ended.generate()).0, ["192.0.2.1"]);
 }
 
 #[test]

@@ -125,6 +125,11 @@ impl PodAdmission {
             Awaited::Node(uid, node)
         });
     }
+
+    /// Ends the pod's wait if it is this one. A pod that was removed and came back may wait for something else.
+    fn end_wait(&mut self, uid: &PodUid, awaited: Wait) -> bool {
+        self.waiting.get(uid) == Some(&awaited) && self.waiting.remove(uid).is_some()
+    }
 }
 
 /// A container of the pod runs, or could be started at once.
@@ -167,7 +172,7 @@ impl SyncLoop {
                 self.decide_on_viewed();
             }
             Awaited::Node(uid, node) => {
-                if self.admission.waiting.remove(&uid) == Some(Wait::Node) {
+                if self.admission.end_wait(&uid, Wait::Node) {
                     self.admission.fresh_nodes.insert(uid.clone(), node);
                     self.start_admitted(self.pods.by_uid(&uid));
                 }
@@ -175,7 +180,7 @@ impl SyncLoop {
             Awaited::Preempted { uid, victims, resource, ended } => {
                 (0..ended).for_each(|_| self.workers.preempted(&resource));
                 victims.iter().for_each(|victim| _ = self.admission.preempted.remove(victim));
-                if self.admission.waiting.remove(&uid) == Some(Wait::Victims) {
+                if self.admission.end_wait(&uid, Wait::Victims) {
                     if *self.requests.closed.borrow() {
                         // Upstream looks for a shutdown after its preemption: the pod is decided on again, and rejected.
                         self.admission.decisions.remove(&uid);

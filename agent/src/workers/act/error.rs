@@ -8,7 +8,6 @@ use std::io;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::hooks::HookError;
@@ -19,6 +18,7 @@ use crate::images::PullError;
 use crate::images::ReferenceError;
 use crate::model::StartContainer;
 use crate::model::StartFailure;
+use crate::model::aggregate;
 use crate::objects::ObjectError;
 use crate::recorder::EventType;
 use crate::runtime::RuntimeError;
@@ -291,7 +291,7 @@ impl PodError {
             Self::PostStartHook { source, .. } => source.to_string(),
             Self::Resize { source } => source.to_string(),
             Self::CrashLoopBackOff { back_off, .. } => back_off.clone(),
-            Self::KillPod { failed } => format!("error killing pod: {}", aggregate(failed)),
+            Self::KillPod { failed } => format!("error killing pod: {}", aggregate(failed.iter().map(Self::to_string))),
             Self::StopTask { source } => format!("stopping the pod: {source}"),
             Self::TearDownVolumes { source, .. } => source.to_string(),
             Self::RemoveCgroup { source, .. } => source.to_string(),
@@ -402,13 +402,6 @@ fn unmounted(failed: &[FailedVolume]) -> String {
     let all = in_order(failed.iter().map(name).collect(), " ");
     let unprocessed = in_order(unprocessed().map(name).collect(), " ");
     format!("unmounted volumes=[{all}], unattached volumes=[], failed to process volumes=[{unprocessed}]: {cause}")
-}
-
-/// Several errors as one text, each once; a single one is without brackets.
-fn aggregate(errors: &[PodError]) -> String {
-    let distinct: IndexSet<String> = errors.iter().map(ToString::to_string).collect();
-    let joined = distinct.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-    if distinct.len() > 1 { format!("[{joined}]") } else { joined }
 }
 
 /// The texts of several errors, for one log line or event.

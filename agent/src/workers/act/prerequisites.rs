@@ -16,7 +16,7 @@ use crate::workers::generate::resources;
 
 /// Creates whatever is missing; takes microseconds if nothing is. Before, waits until what an earlier pod of the same UID left is
 /// removed. A pod that is `terminated` meanwhile does not wait for that, nor for its volumes: what was begun goes on, and their
-/// teardown waits for it.
+/// teardown waits for it. Nor does it wait for a kill, which its termination replaces.
 ///
 /// # Errors
 /// A prerequisite is missing; each such error has its event. If there is none the pod was terminated, or killed since it ran
@@ -40,7 +40,12 @@ pub(super) async fn prepare(
     }
     if !has_cgroup(ctx.cgroups.as_ref(), pass).map_err(failed)? {
         if runs(pass) {
-            return Err(kill::kill_pod(ctx, pod, &pass.snapshot).await);
+            // Its termination may have a shorter grace period.
+            return tokio::select! {
+                biased;
+                failed = kill::kill_pod(ctx, pod, &pass.snapshot) => Err(failed),
+                () = terminated => Err(Vec::new()),
+            };
         }
         ensure_cgroup(ctx, pass).await.map_err(failed)?;
     } else if ctx.cgroups.is_none() && !runs(pass) {

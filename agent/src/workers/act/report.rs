@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::ActContext;
 use super::PodError;
+use crate::model::go_duration;
 use crate::recorder::EventType;
 use crate::workers::generate::ContainerSpec;
 
@@ -49,24 +50,7 @@ impl ActContext {
 
 /// A duration in the notation of pod events, cut to milliseconds: `856ms`, `1.234s`, `2m3.4s`.
 pub(super) fn duration(duration: Duration) -> String {
-    let millis = duration.as_millis();
-    if millis == 0 {
-        return "0s".to_owned();
-    }
-    if millis < 1000 {
-        return format!("{millis}ms");
-    }
-    let (minutes, rest) = (millis / 60_000, millis % 60_000);
-    let fraction = match rest % 1000 {
-        0 => String::new(),
-        fraction => format!(".{fraction:03}").trim_end_matches('0').to_owned(),
-    };
-    let seconds = format!("{}{fraction}s", rest / 1000);
-    match (minutes / 60, minutes % 60) {
-        (0, 0) => seconds,
-        (0, minutes) => format!("{minutes}m{seconds}"),
-        (hours, minutes) => format!("{hours}h{minutes}m{seconds}"),
-    }
+    go_duration(Duration::new(duration.as_secs(), duration.subsec_millis() * 1_000_000))
 }
 
 #[cfg(test)]
@@ -78,7 +62,7 @@ mod tests {
         let table =
             [(0, "0s"), (7, "7ms"), (1000, "1s"), (1230, "1.23s"), (123_400, "2m3.4s"), (3_600_001, "1h0m0.001s")];
         for (millis, expected) in table {
-            assert_eq!(duration(Duration::from_millis(millis)), expected);
+            assert_eq!(duration(Duration::from_millis(millis) + Duration::from_nanos(999_999)), expected);
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::model::QosClass;
 use crate::model::ResizeContainer;
 use crate::model::ResizePod;
 use crate::model::SandboxStatus;
+use crate::model::aggregate;
 use crate::model::qos;
 use crate::model::resources as amounts;
 use crate::model::resources::Resizable;
@@ -43,7 +44,7 @@ pub enum ResizeError {
         source: CgroupError,
     },
     /// Memory that is to be taken away is in use, or may be.
-    #[error("cannot decrease memory limits: {}", bracketed(.0))]
+    #[error("cannot decrease memory limits: {}", aggregate(.0.iter().cloned()))]
     MemoryInUse(Vec<String>),
     /// The runtime rejects the change of a pod.
     #[error(
@@ -82,11 +83,6 @@ pub enum ResizeError {
     /// A quantity of the spec cannot be read.
     #[error(transparent)]
     Spec(#[from] GenerateError),
-}
-
-/// Several as a list.
-fn bracketed(texts: &[String]) -> String {
-    if texts.len() > 1 { format!("[{}]", texts.join(", ")) } else { texts.concat() }
 }
 
 /// Applies the plan. `sandbox`: the pod's, if it is ready.

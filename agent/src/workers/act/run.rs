@@ -95,7 +95,7 @@ async fn steps(
         let message = "Pod sandbox changed, it will be killed and re-created.";
         ctx.pod_event(&pass.pod, EventType::Normal, "SandboxChanged", message);
     }
-    kills(ctx, pass, actions, outcome).await?;
+    kills(ctx, pass, actions, terminated, outcome).await?;
     for remove in &actions.remove {
         stop_at(outcome, remove::remove_planned(ctx, &pass.snapshot, remove).await)?;
     }
@@ -153,16 +153,18 @@ async fn prepare(
     })
 }
 
-/// The whole pod at once, or single containers one after the other; the first failure ends the sync.
+/// The whole pod at once, or single containers one after the other; the first failure ends the sync, and so does the
+/// termination of the pod, which stops the others.
 async fn kills(
     ctx: &ActContext,
     pass: &PassContext,
     actions: &PodActions,
+    terminated: &CancellationToken,
     outcome: &mut SyncOutcome,
 ) -> Result<(), Stop> {
     if actions.kill_pod {
         outcome.errors.extend(kill::kill_pod(ctx, &pass.pod, &pass.snapshot).await);
-        return if outcome.errors.is_empty() { Ok(()) } else { Err(Stop) };
+        return if outcome.errors.is_empty() && !terminated.is_cancelled() { Ok(()) } else { Err(Stop) };
     }
     for planned in &actions.kill {
         // What is removed next must have been stopped: the runtime may still work on one that has only exited. So must all
@@ -179,6 +181,9 @@ async fn kills(
             until: if must_be_stopped { Until::Stopped } else { Until::Exited },
         };
         stop_at(outcome, kill::kill_container(ctx, &pass.pod, kill).await)?;
+        if terminated.is_cancelled() {
+            return Err(Stop);
+        }
     }
     Ok(())
 }

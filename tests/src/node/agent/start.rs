@@ -185,7 +185,7 @@ impl Agent {
     }
 
     /// As [`Agent::start`], on a node that offers this to pods, has these cgroups and settings, and rules out these resizes.
-    /// Returns the metrics of the pipeline.
+    /// Returns the metrics of the pipeline and its workers.
     pub fn start_resizing(
         sim: &SimRuntime,
         root: &Path,
@@ -194,11 +194,11 @@ impl Agent {
         (offer, resizes): (NodeOffer, ResizePolicy),
         (cgroups, resources): (Option<Cgroups>, ResourceSettings),
     ) -> (Self, Arc<Metrics>) {
-        let counted = Metrics::new();
-        let of_pipeline = counted.clone();
+        let metrics = Metrics::new();
+        let (observer, counted) = (Arc::new(Observers(metrics.clone())), metrics.clone());
         let listeners =
-            Listeners { recorder, offer, resizes, cgroups, resources, counted: of_pipeline, ..Listeners::default() };
-        (Self::begin(sim, SensorSet::ALL, root, pods, listeners), counted)
+            Listeners { observer, recorder, offer, resizes, cgroups, resources, counted, ..Listeners::default() };
+        (Self::begin(sim, SensorSet::ALL, root, pods, listeners), metrics)
     }
 
     /// As [`Agent::start`], with these API objects, which pods may refer to.

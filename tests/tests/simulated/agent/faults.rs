@@ -4,7 +4,10 @@ use keblet::model::PodUid;
 use keblet::status::TerminationReason;
 use keblet_proto::cri::v1;
 use keblet_tests::cri::*;
+use keblet_tests::node::Agent;
+use keblet_tests::node::Api;
 use keblet_tests::node::SensorSet;
+use keblet_tests::node::node;
 use keblet_tests::node::pod;
 use tokio::time::Instant;
 use tokio::time::sleep;
@@ -44,6 +47,24 @@ async fn f01_failed_start_is_retried() {
         sleep(secs(60)).await;
         node.no_duplicates();
         assert_eq!(node.sim.trace(Trace::live_count), 1, "{method:?}");
+    }
+}
+
+/// F1: the agent was killed during StartContainer, and containerd recorded that as the end of a container that never ran.
+#[tokio::test(start_paused = true)]
+async fn f01_a_cancelled_start_is_no_end_of_the_container() {
+    let cancelled = Program::cannot_start("failed to start containerd task \"main\": context canceled: unknown");
+    for web in
+        [pod("web").running("main", "exit 0 5s"), pod("web").after("main", "exit 0 5s").running("last", "exit 0")]
+    {
+        let ((sim, folder), api) = (node(), Api::default());
+        sim.script("web", "main", Some(0), cancelled.clone());
+        let web = api.put(&web.restarted("Never").from_api().build());
+        let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
+        sleep(secs(60)).await;
+        let phases = api.phases_sent("web");
+        assert_eq!(phases.last().map(String::as_str), Some("Succeeded"), "{}", sim.trace(Trace::to_string));
+        assert!(!phases.iter().any(|phase| phase == "Failed"), "{phases:?}");
     }
 }
 

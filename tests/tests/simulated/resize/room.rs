@@ -28,6 +28,30 @@ async fn a_container_that_does_not_run_holds_what_is_allocated_to_it() {
     assert!(families.contains(accepted), "{families}");
 }
 
+/// Every pod that ends is a reason to try all resizes that wait again.
+#[tokio::test(start_paused = true)]
+async fn a_resize_that_is_refused_again_is_no_work_for_its_worker() {
+    let site = ResizableNode::new(4000);
+    let (agent, metrics, _) = site.start(vec![cpu("one", 1, "1"), cpu("two", 1, "2")]);
+    site.until_running("one").await;
+    site.until_running("two").await;
+    agent.update(cpu("one", 2, "2500m")).await;
+    until_true("it waits", || pending(&agent, "one").is_some()).await;
+    sleep(Duration::from_secs(1)).await;
+    let passes = || {
+        let families = metrics.render().expect("metrics");
+        let counts = families.lines().filter(|line| line.starts_with("kubelet_pod_worker_duration_seconds_count{"));
+        let count = |line: &str| line.rsplit(' ').next().and_then(|count| count.parse::<u64>().ok()).expect("a count");
+        counts.map(count).sum::<u64>()
+    };
+    let before = passes();
+    sleep(LONG).await;
+    assert_eq!(passes(), before, "it is tried several times");
+    agent.remove(cpu("two", 1, "2")).await;
+    until_true("it has grown", || site.applied("one")[0] == 2560 && is_settled(&agent, "one")).await;
+    assert!(passes() > before);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_restarted_agent_counts_a_container_that_does_not_run_by_its_allocation() {
     let site = ResizableNode::new(4000);

@@ -109,7 +109,7 @@ impl Hook {
             }
             Action::HttpGet(action) => {
                 let origin = Origin { ports: &self.ports, ips: &self.ips, caller: &self.caller };
-                let fell_back = || self.metrics.iter().for_each(|metrics| metrics.pods.hook_fell_back());
+                let fell_back = || self.metrics.iter().for_each(|metrics| metrics.containers.hook_fell_back());
                 http::get(action, &origin, fell_back).await.map_err(|source| failed(source, None))
             }
             Action::Sleep(time) => {
@@ -134,6 +134,6 @@ impl CutSleep {
 
 impl Drop for CutSleep {
     fn drop(&mut self) {
-        self.0.iter().for_each(|metrics| metrics.pods.sleep_cut());
+        self.0.iter().for_each(|metrics| metrics.containers.sleep_cut());
     }
 }

@@ -181,29 +181,15 @@ fn empty() -> PodSnapshot {
 
 fn status(name: &str, attempt: u32, state: ContainerState) -> ContainerStatus {
     ContainerStatus {
-        id: format!("{name}-{attempt}").into(),
-        sandbox_id: "sandbox-0".into(),
-        name: name.into(),
-        attempt,
-        state,
         created_at: testing::at(i64::from(attempt)),
         started_at: testing::at(i64::from(attempt)),
         finished_at: 0,
         exit_code: None,
         reason: String::new(),
-        message: String::new(),
         image: "app:1".into(),
         image_ref: "sha256:1".into(),
         hash: 0,
-        restart_count: attempt,
-        user: None,
-        stop_signal: None,
-        resources: ContainerResources::default(),
-        log_path: String::new(),
-        termination: TerminationFile::default(),
-        pid: None,
-        proven: None,
-        exit_observed: false,
+        ..testing::status(name, attempt, state)
     }
 }
 

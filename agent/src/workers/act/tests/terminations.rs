@@ -3,6 +3,10 @@
 use tonic::Status;
 
 use super::*;
+use crate::cgroups::CgroupName;
+use crate::cgroups::Cgroups;
+use crate::cgroups::Driver;
+use crate::cgroups::Layout;
 use crate::model::RemoveContainer;
 use crate::volumes;
 
@@ -139,6 +143,22 @@ async fn single_kills_come_first_and_the_first_failure_ends_the_sync() {
     node.runtime.fail("StopContainer", Status::unknown("stuck"));
     let outcome = execute(&node.ctx, &pod, &plan, &snapshot).await;
     assert_eq!((outcome.errors.len(), outcome.starts.len()), (1, 0));
+}
+
+/// Its containers run without the pod's cgroup, and are killed.
+#[tokio::test(start_paused = true)]
+async fn a_terminated_pod_does_not_wait_for_a_kill_with_a_longer_grace_period() {
+    let tree = tempfile::tempdir().expect("a folder");
+    let layout = Layout::V2 { mount: tree.path().to_owned() };
+    let cgroups = Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let node = Node::with_cgroups(Some(cgroups));
+    node.runtime.state().stops.insert("c-0".into(), Duration::from_secs(30));
+    let (pass, plan) = (pass(&pod(json!({})), &running(&["c"])), actions(keep(), vec![regular(0, "other")]));
+    let (since, terminated) = (Instant::now(), tokio::time::sleep(Duration::from_secs(3)));
+    let outcome = execute_observed(&node.ctx, &pass, &plan, &|_| {}, terminated).await;
+    assert!(outcome.is_ok() && outcome.starts.is_empty(), "{outcome:?}");
+    assert_eq!(since.elapsed().as_secs(), 3);
+    assert_eq!(node.runtime.take_calls(), ["StopContainer c-0 30"]);
 }
 
 #[tokio::test(start_paused = true)]
