@@ -1,4 +1,4 @@
-//! Connections that may be dead.
+//! Connections that may be broken.
 
 use hyper_rustls::MaybeHttpsStream;
 use socket2::SockRef;

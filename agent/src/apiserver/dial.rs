@@ -41,7 +41,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// then in this interval,
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// and after so many without an answer the connection is dead.
+/// and after so many without an answer the connection is broken.
 const KEEPALIVE_PROBES: u32 = 9;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;

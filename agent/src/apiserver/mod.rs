@@ -241,8 +241,8 @@ impl ApiServer {
     }
 
     /// Opens new connections for further requests, after repeated failures of heartbeats. Requests in progress keep theirs
-    /// with HTTP/2, which detects a dead connection. Otherwise all are aborted, as by a kubelet with `DISABLE_HTTP2`: a watch
-    /// would not notice that its connection is dead.
+    /// with HTTP/2, which detects a broken connection. Otherwise all are aborted, as by a kubelet with `DISABLE_HTTP2`: a
+    /// watch would not notice that its connection is broken.
     pub fn retire_connections(&self) {
         let transport = &self.shared.transport;
         if transport.is_probed() { transport.retire() } else { transport.reconnect() }

@@ -109,7 +109,7 @@ async fn a_server_of_another_authority_gets_no_request() {
     let text = std::fs::read_to_string(&file).expect("a kubeconfig");
     let text = text.replace("certificate-authority: ca.crt", "insecure-skip-tls-verify: true");
     std::fs::write(&file, text).expect("written");
-    objects(&connect(&file).main).get("a").await.expect("trust in anybody");
+    objects(&connect(&file).main).get("a").await.expect("a server that is not verified");
 }
 
 #[tokio::test]

@@ -52,7 +52,7 @@ pub enum TransportError {
     /// No connection, or it broke.
     #[error("{}", causes(.0))]
     Http(#[source] legacy::Error),
-    /// The connection was closed because the client certificate has changed, or because it may be dead.
+    /// The connection was closed because the client certificate has changed, or because it may be broken.
     #[error("the connection was closed for a new one")]
     ConnectionReplaced,
     /// The body of an answer did not end in time.
@@ -149,7 +149,7 @@ impl Transport {
         pools.closed.cancel();
     }
 
-    /// Whether connections are probed by the pings of HTTP/2, so that requests on a dead one end.
+    /// Whether connections are probed by the pings of HTTP/2, so that requests on a broken one end.
     pub fn is_probed(&self) -> bool {
         self.dialer.adapted().http2_only()
     }

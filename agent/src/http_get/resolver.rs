@@ -88,7 +88,7 @@ impl Resolver {
     }
 }
 
-/// One lookup, with the permit that it keeps until the resolver has answered, whether anyone waits or not.
+/// One lookup, with the permit that it keeps until the resolver has answered, whether a caller waits or not.
 struct Lookup {
     shared: Arc<Shared>,
     host: String,

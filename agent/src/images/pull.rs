@@ -4,13 +4,13 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use indexmap::IndexSet;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tonic::Code;
 
 use crate::model::RateLimiter;
+use crate::model::aggregate;
 use crate::runtime::RuntimeError;
 
 /// Limits on image pulls.
@@ -55,9 +55,7 @@ fn joined(errors: &[RuntimeError]) -> String {
         Code::Unknown => error.message(),
         _ => error.rpc_text(),
     };
-    let texts: IndexSet<String> = errors.iter().map(text).collect();
-    let all = texts.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-    if texts.len() > 1 { format!("[{all}]") } else { all }
+    aggregate(errors.iter().map(text))
 }
 
 /// The limits of one image service.

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::runtime_view::RuntimeView;
 use crate::model::Pressures;
+use crate::model::aggregate;
 
 /// Reason and message of a pressure condition while it is True and while it is False.
 struct Texts {
@@ -65,9 +66,9 @@ pub(super) fn set_pressures(status: &mut NodeStatus, pressures: Pressures, now: 
 /// Sets all fields of Ready.
 pub(super) fn set_ready(status: &mut NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: Instant, now: &Time) {
     let errors = errors(status, runtime, rest, at);
-    let (value, reason, mut message) = match aggregate(errors) {
-        None => (condition_status(true), "KubeletReady", "kubelet is posting ready status".to_owned()),
-        Some(message) => (condition_status(false), "KubeletNotReady", message),
+    let (value, reason, mut message) = match errors.is_empty() {
+        true => (condition_status(true), "KubeletReady", "kubelet is posting ready status".to_owned()),
+        false => (condition_status(false), "KubeletNotReady", aggregate(errors)),
     };
     if let Some(warning) = rest.warning {
         message = format!("{message}. WARNING: {warning}");
@@ -99,16 +100,6 @@ fn errors(status: &NodeStatus, runtime: &RuntimeView, rest: &Readiness<'_>, at: 
         errors.push(format!("missing node capacity for resources: {}", required.join(", ")));
     }
     errors
-}
-
-/// One error as it is, several in brackets, without duplicates.
-fn aggregate(mut errors: Vec<String>) -> Option<String> {
-    let mut seen = std::collections::BTreeSet::new();
-    errors.retain(|error| seen.insert(error.clone()));
-    match errors.len() {
-        0 | 1 => errors.pop(),
-        _ => Some(format!("[{}]", errors.join(", "))),
-    }
 }
 
 fn condition_status(value: bool) -> String {
@@ -214,12 +205,6 @@ mod tests {
             set_ready(&mut status, &ready_runtime(network_error), &rest, Instant::now(), &time(5));
             assert_eq!(ready(&status), expected);
         }
-    }
-
-    #[tokio::test]
-    async fn errors_are_not_repeated() {
-        assert_eq!(aggregate(vec!["a".into(), "b".into(), "a".into()]).as_deref(), Some("[a, b]"));
-        assert_eq!(aggregate(vec!["a".into(), "a".into()]).as_deref(), Some("a"));
     }
 
     #[tokio::test]

@@ -68,15 +68,15 @@ pub(super) async fn watch<K: Kind>(
     loop {
         let began = Instant::now();
         let (mut progress, mut opened) = (false, None);
-        let mut hear = |news: WatchUpdate<K>| {
+        let mut deliver = |news: WatchUpdate<K>| {
             progress = true;
             listen(news)
         };
         let resumes = seen.is_some();
         let listed = !resumes && (failed_lists >= MOST_FAILED_LISTS || !streaming.load(Relaxed));
         let result = match listed {
-            true => list(&client, &key, &mut seen, &mut hear).await,
-            false => stream(&client, &key, &mut seen, &mut opened, &mut hear).await,
+            true => list(&client, &key, &mut seen, &mut deliver).await,
+            false => stream(&client, &key, &mut seen, &mut opened, &mut deliver).await,
         };
         // A watch cannot continue from a list without a resource version, as a broken proxy may return it.
         let is_unversioned = listed && seen.is_none();

@@ -367,7 +367,7 @@ mod tests {
         ] {
             assert_eq!(failed(at(retry_at)).is_due(at(now)), is_due, "{retry_at} {now}");
         }
-        assert_eq!(failed(at(10_000)).retry_at(at(2800)), None, "the pod is not told to come back in two hours");
+        assert_eq!(failed(at(10_000)).retry_at(at(2800)), None, "no sync of the pod is due in two hours");
     }
 
     #[test]

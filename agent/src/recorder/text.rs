@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use crate::model::quote::turns_direction;
+
 /// Longest message, in bytes. Above everything that is bounded at its source, such as the output of a probe.
 pub(super) const MESSAGE_LIMIT: usize = 16 << 10;
 
@@ -45,11 +47,6 @@ fn escape(message: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
         debug_assert!(written.is_ok(), "writing to a string cannot fail");
     }
     Cow::Owned(clean)
-}
-
-/// Characters that make the text around them read in another order.
-fn turns_direction(c: char) -> bool {
-    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]

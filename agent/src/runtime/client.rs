@@ -9,6 +9,7 @@ use keblet_proto::cri::v1::runtime_service_client::RuntimeServiceClient;
 use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::net::UnixStream;
+use tokio::sync::Notify;
 use tonic::transport::Channel;
 
 use super::CallObserver;
@@ -54,6 +55,8 @@ pub(super) struct Inner {
     options: RuntimeOptions,
     /// Whether lists are streamed, by service: until one does not know the call.
     pub(super) streams: Streams,
+    /// A sandbox could not be made: the network may not be ready any more.
+    pub(super) sandbox_failed: Notify,
 }
 
 impl Runtime {
@@ -95,6 +98,7 @@ impl Runtime {
             runtime_endpoint,
             image_endpoint,
             streams: Streams::new(options.streams_lists),
+            sandbox_failed: Notify::new(),
             options,
         };
         Self { inner: Arc::new(inner) }
@@ -103,6 +107,11 @@ impl Runtime {
     /// The endpoint as errors show it.
     pub fn endpoint(&self) -> &str {
         &self.inner.runtime_endpoint
+    }
+
+    /// Forgets which calls the runtime lacks: another version of it answers.
+    pub(super) fn forget_missing_calls(&self) {
+        self.inner.streams.renew(self.inner.options.streams_lists);
     }
 
     pub(super) fn runtime(&self) -> RuntimeServiceClient<Channel> {

@@ -153,6 +153,11 @@ impl Streams {
         let service = || Streamed(AtomicBool::new(wanted));
         Self { runtime: service(), images: service() }
     }
+
+    /// Of another version of the runtime it is not known which calls it lacks.
+    pub(super) fn renew(&self, wanted: bool) {
+        [&self.runtime, &self.images].into_iter().for_each(|service| service.0.store(wanted, Relaxed));
+    }
 }
 
 /// Whether lists of one service are streamed.

@@ -22,8 +22,11 @@ impl Runtime {
         let name = full_name(&config);
         let call = self.call(Operation::RunPodSandbox, &name).within(Some(self.request_timeout().saturating_mul(2)));
         let message = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: runtime_handler.to_owned() };
-        let answer = call.send(message, async |r| self.runtime().run_pod_sandbox(r).await).await?;
-        call.required_id("pod_sandbox_id", answer.pod_sandbox_id)
+        let answer = call.send(message, async |r| self.runtime().run_pod_sandbox(r).await).await;
+        if answer.is_err() {
+            self.inner.sandbox_failed.notify_one();
+        }
+        call.required_id("pod_sandbox_id", answer?.pod_sandbox_id)
     }
 
     /// Kills what runs in the sandbox and frees its network. May be repeated.

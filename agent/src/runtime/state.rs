@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::Runtime;
 
-/// Period while the runtime is ready, network included. The end of its event stream requests a check at once, so that only
-/// changes of its network wait for this.
+/// Period while the runtime is ready, network included. The end of its event stream requests a check at once, and so does a
+/// sandbox that cannot be made: only a loss of the network that no pod has met waits for this.
 const HEALTHY_PERIOD: Duration = Duration::from_secs(60);
-/// Period while it is not.
+/// Period while it is not, and the shortest one while sandboxes cannot be made.
 const UNHEALTHY_PERIOD: Duration = Duration::from_secs(1);
 /// Timeout of a Status call, and of one for the version.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(15);
@@ -117,7 +117,12 @@ pub async fn watch_runtime(
         let reply = reply.and_then(|reply| reply.map_err(|error| error.to_string()));
         if reply.is_ok() && (is_requested || !state.borrow().is_ready()) {
             let answer = tokio::time::timeout(STATUS_TIMEOUT, runtime.version()).await;
-            version = answer.ok().and_then(Result::ok).or(version);
+            if let Ok(Ok(answered)) = answer {
+                if version.as_ref().is_some_and(|known| *known != answered) {
+                    runtime.forget_missing_calls();
+                }
+                version = Some(answered);
+            }
         }
         let now = evaluate(reply, version.clone());
         state.send_if_modified(|known| {
@@ -136,6 +141,10 @@ pub async fn watch_runtime(
             Ok(()) = check_request.changed() => {
                 tokio::time::sleep(CHECK_DELAY).await;
                 true
+            }
+            () = runtime.inner.sandbox_failed.notified() => {
+                tokio::time::sleep_until(began + UNHEALTHY_PERIOD).await;
+                false
             }
         };
     }

@@ -1,17 +1,19 @@
 //! Makes a file system on a device that has none, repairs one that it has, and mounts it (upstream: `SafeFormatAndMount`).
 
+use std::fs;
 use std::fs::File;
 use std::io;
 use std::io::Read as _;
 use std::path::Path;
 
 use super::VolumeError;
-use super::host_program;
-use super::host_program::Call;
-use super::host_program::Ended;
-use super::host_program::Programs;
+use super::error::OnPath as _;
 use super::mount_program::MountCall;
 use super::plugin::blocking;
+use crate::host_program;
+use crate::host_program::Call;
+use crate::host_program::Ended;
+use crate::host_program::Programs;
 
 /// The type of a volume that states none.
 const DEFAULT_TYPE: &str = "ext4";
@@ -23,6 +25,11 @@ const REPAIRED: i32 = 1;
 const UNREPAIRED: i32 = 4;
 /// How much of a device has to be readable before the report of blkid(8) that it holds nothing is used.
 const HEAD: usize = 64 * 1024;
+/// The kernel's list of types, with `nodev` in front of those that are not on a device.
+const TYPES: &str = "/proc/filesystems";
+/// Types of devices, which the kernel may list only once they are used. With `auto`, mount(8) takes what the device holds.
+const OF_DEVICES: [&str; 11] =
+    ["auto", "btrfs", "exfat", "ext2", "ext3", "ext4", "ntfs", "ntfs-3g", "ntfs3", "vfat", "xfs"];
 
 /// A file system to be mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +71,7 @@ impl DeviceMount<'_> {
     pub(super) async fn run(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
         check_type(self.kind())?;
         let held = disk_format(self.device, programs).await?;
+        self.check_is_of_device(&held).await?;
         match preparation(&held, self.is_read_only()) {
             Some(Preparation::Format) => self.format(programs).await?,
             Some(Preparation::Repair) => self.repair(programs).await?,
@@ -84,6 +92,25 @@ impl DeviceMount<'_> {
         self.read_only || self.options.iter().any(|option| option == "ro")
     }
 
+    /// Pods name the types of their own iSCSI volumes, and the kernel ignores the device for some of them: with `proc` a pod
+    /// would get the processes and settings of the node. A device that held nothing is formatted, which such a type cannot be.
+    async fn check_is_of_device(&self, held: &DiskFormat) -> Result<(), VolumeError> {
+        let kind = self.kind();
+        let is_held = match held {
+            DiskFormat::Nothing => true,
+            DiskFormat::FileSystem(found) => found == kind,
+            DiskFormat::Partitions => false,
+        };
+        if is_held || OF_DEVICES.contains(&kind) {
+            return Ok(());
+        }
+        let types = blocking(|| fs::read_to_string(TYPES).on("read", Path::new(TYPES))).await?;
+        match is_of_devices(kind, &types) {
+            true => Ok(()),
+            false => Err(VolumeError::OtherFormat { source: Box::new(VolumeError::NotOfDevices(kind.to_owned())) }),
+        }
+    }
+
     async fn format(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
         let (device, kind) = (self.device.to_string_lossy(), self.kind());
         tracing::info!(%device, kind, "making a file system on a device that has none");
@@ -94,7 +121,8 @@ impl DeviceMount<'_> {
         };
         let arguments = options.iter().copied().chain([&*device]);
         let call = Call::new("mkfs", arguments).variant(kind).finished();
-        host_program::succeed(programs, &call).await.map(|_| ())
+        host_program::succeed(programs, &call).await?;
+        Ok(())
     }
 
     /// A file system is mounted all the same where fsck(8) cannot be run, or has nothing to check.
@@ -161,6 +189,11 @@ fn check_type(kind: &str) -> Result<(), VolumeError> {
     }
 }
 
+/// Whether the kernel's list has the type as one of devices.
+fn is_of_devices(kind: &str, types: &str) -> bool {
+    types.lines().any(|line| line.strip_prefix('\t') == Some(kind))
+}
+
 /// What blkid(8) has found.
 ///
 /// # Errors
@@ -201,7 +234,7 @@ fn read_head(device: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volumes::host_program::testing::ScriptedPrograms;
+    use crate::host_program::testing::ScriptedPrograms;
 
     /// A device that can be read.
     fn device() -> tempfile::NamedTempFile {
@@ -312,6 +345,25 @@ mod tests {
             assert!(error.to_string().contains("wrong fs type"), "{error}");
             assert_eq!(matches!(error, VolumeError::OtherFormat { .. }), is_other, "{held}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_on_no_device_is_not_mounted_in_its_place() {
+        for held in ["TYPE=ext4\n", "PTTYPE=gpt\n"] {
+            let script: &'static [(&str, i32, &str)] = vec![("blkid", 0, held)].leak();
+            for kind in ["proc", "sysfs", "no-such-type"] {
+                let (calls, done, _) = run(kind, true, &[], script).await;
+                let error = done.expect_err("not of devices").to_string();
+                assert!(error.starts_with(&format!("fsType {kind:?} is not the file system on the disk")), "{error}");
+                assert_eq!(calls, [BLKID], "{kind} {held}");
+            }
+        }
+        let (calls, done, _) = run("squashfs", true, &[], &[("blkid", 0, "TYPE=squashfs\n")]).await;
+        done.expect("mounted");
+        assert_eq!(calls.last().map(String::as_str), Some("mount -t squashfs -o ro,defaults -- DEV /t"));
+        let types = "nodev\tproc\n\tf2fs\n";
+        assert!(is_of_devices("f2fs", types));
+        assert!(!is_of_devices("proc", types) && !is_of_devices("2fs", types));
     }
 
     #[tokio::test]

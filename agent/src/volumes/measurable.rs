@@ -17,7 +17,7 @@ pub struct MeasurableVolume {
     pub name: String,
     /// Where it is, or its device.
     pub path: PathBuf,
-    /// The claim that it belongs to.
+    /// The claim that it belongs to, in the pod's namespace.
     pub claim: Option<String>,
     /// It takes space on the node's disk: upstream's local ephemeral volumes.
     pub is_local: bool,

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::VolumeError;
-use super::host_program::Call;
-use super::host_program::Programs;
+use crate::host_program::Call;
+use crate::host_program::Programs;
 
 /// A mount that takes longer is given up: its server does not answer.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -52,7 +52,7 @@ impl MountCall<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volumes::host_program::testing::ScriptedPrograms;
+    use crate::host_program::testing::ScriptedPrograms;
 
     fn call(source: &str) -> MountCall<'_> {
         let options = ["ro".to_owned(), "nfsvers=4".to_owned()].into();

@@ -5,8 +5,8 @@ use std::path::Path;
 use super::VolumeError;
 use super::format;
 use super::format::DiskFormat;
-use super::host_program::Call;
-use super::host_program::Programs;
+use crate::host_program::Call;
+use crate::host_program::Programs;
 
 /// Expands the file system on the device, which is mounted at `mounted`. One that fills its device stays as it is.
 ///
@@ -49,7 +49,7 @@ fn call(kind: &str, device: &Path, mounted: &Path) -> Option<Call> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volumes::host_program::testing::ScriptedPrograms;
+    use crate::host_program::testing::ScriptedPrograms;
 
     /// The programs that are run for a device that holds this, and how it ends. The device appears as `DEV`.
     async fn expand(held: &'static str, code: i32) -> (Vec<String>, Result<(), String>) {

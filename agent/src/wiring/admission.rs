@@ -11,7 +11,6 @@ use kube::Api;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::tasks::until;
 use crate::admission::NodeInfo;
 use crate::admission::NodeOffer;
 use crate::admission::SysctlAllowlist;
@@ -21,6 +20,7 @@ use crate::config::Settings;
 use crate::kernel::facts;
 use crate::kernel::sysctl::app_armor_enabled;
 use crate::model::qos::Amounts;
+use crate::model::until;
 use crate::node::Machine;
 use crate::node::NodeConfig;
 use crate::node::RootFs;

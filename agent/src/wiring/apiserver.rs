@@ -164,13 +164,13 @@ impl Connector<'_> {
         let rotation = manager.run(current, self.shutdown.clone());
         tasks.spawn(named("rotation of the client certificate", rotation));
         tasks.spawn(named("client certificate", show(api.clone(), seen.clone(), self.shutdown.clone())));
-        let (telling, lost) = oneshot::channel();
+        let (sender, lost) = oneshot::channel();
         let watching = certificates::wait_until_missing_too_long(seen, server_health);
         let shutdown = self.shutdown.clone();
         let watching = async move {
             if shutdown.run_until_cancelled(watching).await.is_some() {
                 // The receiver is dropped if the agent is ending.
-                let _ = telling.send(());
+                let _ = sender.send(());
             }
         };
         tasks.spawn(named("lack of a client certificate", watching));

@@ -11,9 +11,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::node::Node;
-use super::tasks::until;
 use crate::allocatable;
 use crate::allocatable::Enforcer;
+use crate::allocatable::ReadPodLimits;
 use crate::cgroups::CgroupName;
 use crate::cgroups::Cgroups;
 use crate::cgroups::Driver;
@@ -24,7 +24,9 @@ use crate::config::Feature;
 use crate::config::Settings;
 use crate::metrics::Metrics;
 use crate::model::named;
+use crate::model::until;
 use crate::node::Machine;
+use crate::node::RootFs;
 use crate::node::Sizes;
 use crate::node::resources::ResourceConfig;
 use crate::node::resources::pod_limits;
@@ -91,7 +93,8 @@ pub(super) async fn prepare(
         CgroupName::parse(&kubelet.cgroup_root).with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?;
     let cgroups = Cgroups::new(layout, driver, root).context("setting up the cgroup driver")?;
     let cgroups = cgroups.with_metrics(metrics.clone());
-    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir, &node.root_fs).sizes;
+    let root_fs = node.root_fs.clone();
+    let machine = Machine::read(Path::new("/"), &settings.flags.root_dir, &root_fs).sizes;
     let node = ThisNode { settings, sizes: machine.unwrap_or_default() };
     let cgroups = if kubelet.cgroups_per_qos {
         cgroups.ensure_tree().await.context("creating the cgroups of pods")?;
@@ -105,7 +108,7 @@ pub(super) async fn prepare(
     };
     let retries = RetryTracker::new(recorder.clone(), Some(metrics.clone()));
     let enforcer = Enforcer { cgroups: cgroups.clone(), recorder: recorder.clone(), retries };
-    node.enforce(enforcer, tasks, shutdown).await?;
+    node.enforce(enforcer, root_fs, tasks, shutdown).await?;
     Ok(kubelet.cgroups_per_qos.then_some(cgroups))
 }
 
@@ -177,26 +180,40 @@ impl ThisNode<'_> {
     async fn enforce(
         &self,
         enforcer: Enforcer,
+        root_fs: RootFs,
         tasks: &mut JoinSet<()>,
         shutdown: &CancellationToken,
     ) -> anyhow::Result<()> {
         let Settings { kubelet, gates, .. } = self.settings;
-        // On v1 a cgroup has the CPUs of its parent, and cannot have more.
         let is_v2 = enforcer.cgroups.layout().is_v2();
-        let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-        let cpus = if is_v2 { online.trim() } else { "" };
         let protects_memory = gates.enabled(Feature::MemoryQoS);
-        let reservations = allocatable::reservations(kubelet, protects_memory, &self.hugepage_sizes(), cpus);
+        let (sizes, cpus) = (self.hugepage_sizes(), cpus(is_v2));
+        let reservations = allocatable::reservations(kubelet, protects_memory, &sizes, &cpus);
         let root = enforcer.cgroups.root().clone();
         let all_pods = if kubelet.cgroups_per_qos { root.kubepods() } else { root };
-        // A machine whose size is not known has no limits; the root of the hierarchy cannot have any.
-        if self.sizes != Sizes::default() && !all_pods.components().is_empty() {
-            let values = allocatable::kubepods(&self.sizes, kubelet, &self.resource_config(), cpus);
-            let enforcing = enforcer.clone().enforce_on_pods(all_pods, values);
+        // The root of the hierarchy cannot have any limits.
+        if !all_pods.components().is_empty() {
+            let limits = pod_limits_of_machine(self.settings.clone(), root_fs, is_v2);
+            let enforcing = enforcer.clone().enforce_on_pods(all_pods, limits);
             tasks.spawn(named("node allocatable", until(shutdown.clone(), enforcing)));
         }
         enforcer.enforce_reservations(&reservations).await.context("enforcing node allocatable")
     }
+}
+
+/// Computes the limits of all pods. A machine whose size is not known has none.
+fn pod_limits_of_machine(settings: Settings, root_fs: RootFs, is_v2: bool) -> ReadPodLimits {
+    Arc::new(move || {
+        let sizes = Machine::read(Path::new("/"), &settings.flags.root_dir, &root_fs).sizes?;
+        let node = ThisNode { settings: &settings, sizes };
+        Some(allocatable::kubepods(&node.sizes, &settings.kubelet, &node.resource_config(), &cpus(is_v2)))
+    })
+}
+
+/// The CPUs that are online. On v1 a cgroup has the CPUs of its parent, and cannot have more.
+fn cpus(is_v2: bool) -> String {
+    let online = || fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    if is_v2 { online().trim().to_owned() } else { String::new() }
 }
 
 /// Keeps the QoS classes at what their pods request, until `shutdown`.

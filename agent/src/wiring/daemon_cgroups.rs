@@ -5,13 +5,13 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::tasks::until;
 use crate::cgroups::CgroupError;
 use crate::cgroups::DaemonCgroup;
 use crate::cgroups::Layout;
 use crate::config::Settings;
 use crate::kernel::proc;
 use crate::model::named;
+use crate::model::until;
 
 /// Time between two checks, as in the kubelet.
 const PERIOD: Duration = Duration::from_secs(60);

@@ -9,6 +9,7 @@ mod cgroups;
 mod daemon_cgroups;
 mod eviction;
 mod images;
+mod iptables;
 mod lock_file;
 mod log_rotation;
 mod memory;
@@ -161,7 +162,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let images = images.with_credentials(credentials);
     let (started, pipeline) = watch::channel(None);
     let stats = bootstrap.stats(&pipeline)?;
-    let serving = bootstrap.serve(verbosity, &own_node, &pipeline, stats.clone(), &mut tasks)?;
+    let served = bootstrap.serve(verbosity, &own_node, &pipeline, stats.clone(), &mut tasks)?;
+    let server::Servers { ended: serving, bound } = served;
     notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &mut tasks, &shutdown);
 
     let (runtime, node) = (bootstrap.runtime.endpoint(), &bootstrap.node.name);
@@ -179,6 +181,11 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         return unless_panicked(&mut tasks, serving).await?.context("ending the servers")?;
     };
     tasks.spawn(named("offer of the node", following));
+    // Else an agent that is started beside another one would terminate pods of that one until it gives its port up.
+    let bound = unless_panicked(&mut tasks, shutdown.run_until_cancelled(bound)).await?;
+    if !matches!(bound, Some(Ok(()))) {
+        return unless_panicked(&mut tasks, serving).await?.context("ending the servers")?;
+    }
     images.recover().await;
     let cgroups = bootstrap.cgroups(&mut tasks, &shutdown).await?;
     // Loading BPF programs takes seconds on a slow machine. What is loaded after the end is dropped with the process.
@@ -243,6 +250,7 @@ impl Bootstrap {
         oom_score::keep(settings.kubelet.oom_score_adj, tasks, &shutdown);
         open_files::limit(settings.kubelet.max_open_files);
         daemon_cgroups::keep(&settings, &hierarchies.layout, tasks, &shutdown);
+        iptables::keep(settings.kubelet.make_iptables_util_chains, tasks, &shutdown);
         let cgroup_version = if hierarchies.layout.is_v2() { 2 } else { 1 };
         observers::announce(&metrics, &node.name, cgroup_version, &settings.gates);
         let connection = apiserver::connect(&settings, &node.name, &metrics, tasks, &shutdown).await?;
@@ -323,7 +331,7 @@ impl Bootstrap {
         pipeline: &pods::PipelineHandle,
         stats: Stats,
         tasks: &mut JoinSet<()>,
-    ) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
+    ) -> anyhow::Result<server::Servers> {
         let Self { settings, shutdown, metrics, shared, sensor_states, .. } = self;
         let (node, api) = (&self.node.name, self.api.as_ref());
         let layout = self.hierarchies.layout.clone();

@@ -8,7 +8,6 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::tasks::until;
 use crate::apiserver::ApiServer;
 use crate::config::Settings;
 use crate::events::sensors::Sensor;
@@ -19,6 +18,7 @@ use crate::model::Clock;
 use crate::model::Pressures;
 use crate::model::named;
 use crate::model::sleep_until;
+use crate::model::until;
 use crate::node;
 use crate::node::Connections;
 use crate::node::Inputs;

@@ -75,7 +75,7 @@ impl WorkerObserver for Observers {
         self.0.workers.acted("sync", took, outcome.is_ok());
         for start in &outcome.starts {
             let error = start.result.as_ref().err().map(|failure| failure.token.as_str());
-            self.0.pods.container_started(container_type(start.class), error);
+            self.0.containers.started(container_type(start.class), error);
         }
         outcome.sandbox.into_iter().for_each(|ok| self.0.pods.sandbox_started(ok));
     }
@@ -92,12 +92,12 @@ impl WorkerObserver for Observers {
     }
 
     fn begun(&self, pod: &Pod, since_seen: Option<Duration>) {
-        self.0.pods.created(spec::regular_containers(pod).len());
+        self.0.containers.of_new_pod(spec::regular_containers(pod).len());
         since_seen.into_iter().for_each(|since_seen| self.0.workers.started(since_seen));
     }
 
     fn died(&self, class: ContainerClass, exit_code: i32, reason: &str) {
-        self.0.pods.container_terminated(container_type(class), exit_code, reason);
+        self.0.containers.terminated(container_type(class), exit_code, reason);
     }
 
     fn restarted(&self, fixed: bool) {

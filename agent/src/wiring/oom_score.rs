@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::tasks::until;
 use crate::kernel::oom_score;
 use crate::kernel::oom_score::Adjusted;
 use crate::kernel::proc;
 use crate::model::named;
+use crate::model::until;
 
 /// Time between two checks, as in the kubelet: a service manager may change it.
 const PERIOD: Duration = Duration::from_secs(300);

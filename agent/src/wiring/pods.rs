@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -185,14 +187,14 @@ impl Gauges {
         self.metrics.pods.desired(PodOrigin::Api, api.len());
         self.metrics.pods.mirrors(self.shared.mirrors().len());
         let ephemeral = fixed.iter().chain(&api).map(|pod| spec::ephemeral_containers(pod).len()).sum();
-        self.metrics.pods.ephemeral(ephemeral);
+        self.metrics.containers.ephemeral(ephemeral);
         // Not borrowed: what follows borrows it again.
         let Some(running) = &self.pipeline.borrow().clone() else { return };
         let desired = fixed.into_iter().chain(api).map(|pod| (pod_ref(&pod).uid, pod)).collect();
         self.count_working(&desired, running);
         let snapshots = running.pleg.all();
         let logs = self.stats.logs();
-        self.metrics.pods.logs(logs.iter().map(|(pod, container, bytes)| (logs_of(pod, container), *bytes)));
+        self.metrics.containers.logs(logs.iter().map(|(pod, container, bytes)| (logs_of(pod, container), *bytes)));
         let certificates = running.objects.certificate_states();
         let certificates = certificates.iter().map(|((signer, state), count)| (signer.as_str(), *state, *count));
         self.metrics.certificates.of_pods(certificates);
@@ -226,19 +228,30 @@ impl Gauges {
     }
 }
 
-/// One refresh at a time. It goes on after its requests have timed out, so that a file system that does not answer keeps
-/// one thread, however often metrics are read.
+/// One refresh at a time, which all requests share that came before it began. It goes on after its requests have timed out,
+/// so that a file system that does not answer keeps one thread, however often metrics are read.
 #[derive(Clone, Debug, Default)]
-struct RefreshLock(Arc<Mutex<()>>);
+struct RefreshLock {
+    /// How many requests there were.
+    requests: Arc<AtomicU64>,
+    /// How many of them had come when the last refresh that was completed began.
+    served: Arc<Mutex<u64>>,
+}
 
 impl RefreshLock {
-    /// Runs `work` after all that were started before, and returns when it is done, at the latest after [`REFRESH_TIMEOUT`].
+    /// Runs `work` after that which runs, unless one that has begun since this call is done by then. Returns at the latest
+    /// after [`REFRESH_TIMEOUT`].
     async fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let request = self.requests.fetch_add(1, SeqCst) + 1;
         let locked = async {
-            let guard = self.0.clone().lock_owned().await;
+            let mut served = self.served.clone().lock_owned().await;
+            if *served >= request {
+                return;
+            }
+            let waiting = self.requests.load(SeqCst);
             let running = tokio::spawn(async move {
                 work.await;
-                drop(guard);
+                *served = waiting;
             });
             // A panic in it is logged, and leaves gauges that are out of date.
             let _ = running.await;
@@ -291,7 +304,6 @@ fn group(worker: &registry::WorkerSummary, desired: bool) -> Working {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
-    use std::sync::atomic::Ordering::SeqCst;
 
     use tokio::time::Instant;
 
@@ -318,6 +330,25 @@ mod tests {
         refresh().await;
         assert!(began.elapsed() < 3 * REFRESH_TIMEOUT, "{:?}", began.elapsed());
         assert_eq!(most.load(SeqCst), 0, "no second one is started beside it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_wait_share_the_next_refresh() {
+        let (refresh_lock, begun) = (RefreshLock::default(), Arc::new(AtomicUsize::new(0)));
+        let refresh = || {
+            let begun = begun.clone();
+            refresh_lock.run(async move {
+                begun.fetch_add(1, SeqCst);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            })
+        };
+        futures_util::future::join_all((0..100).map(|_| refresh())).await;
+        assert_eq!(begun.load(SeqCst), 2, "the first one has begun before the others came");
+        refresh().await;
+        assert_eq!(begun.load(SeqCst), 3, "what was done before is out of date");
+        refresh_lock.run(async { panic!("this test makes it panic") }).await;
+        refresh().await;
+        assert_eq!(begun.load(SeqCst), 4);
     }
 
     #[test]

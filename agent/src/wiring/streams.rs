@@ -33,7 +33,6 @@ use crate::stats::Stats;
 use crate::stats::StatsSource;
 use crate::stats::SystemCgroup;
 use crate::stats::SystemCgroups;
-use crate::stats::VolumeAt;
 use crate::sync::SharedPods;
 use crate::volumes::MeasurableVolume;
 
@@ -120,17 +119,10 @@ impl Snapshots for Pods {
         self.pipeline.borrow().as_ref().map(|running| running.pleg.all()).unwrap_or_default()
     }
 
-    fn volumes(&self) -> HashMap<PodUid, Vec<VolumeAt>> {
+    fn volumes(&self) -> HashMap<PodUid, Vec<MeasurableVolume>> {
         let pipeline = self.pipeline.borrow();
         let Some(running) = pipeline.as_ref() else { return HashMap::new() };
-        let at = |volume| {
-            let MeasurableVolume { name, path, claim, is_local, by, project } = volume;
-            VolumeAt { name, path, claim, is_local, by, project }
-        };
-        let of_pod = |pod: Pod| {
-            let volumes = running.volumes.measurable(&pod).into_iter().map(at).collect();
-            (pod_ref(&pod).uid, volumes)
-        };
+        let of_pod = |pod: Pod| (pod_ref(&pod).uid, running.volumes.measurable(&pod));
         self.shared.all().into_iter().map(of_pod).collect()
     }
 }

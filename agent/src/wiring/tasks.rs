@@ -46,11 +46,6 @@ pub(super) async fn sync_ended(tasks: &mut JoinSet<()>, shutdown: &CancellationT
     Err(panic.unwrap_or_else(|_| anyhow::anyhow!("the sync loop has ended: it receives no desired pods any more")))
 }
 
-/// The task, which ends with `shutdown`.
-pub(super) async fn until(shutdown: CancellationToken, task: impl Future) {
-    shutdown.run_until_cancelled(task).await;
-}
-
 #[cfg(test)]
 mod tests {
     use std::future::pending;

@@ -3,16 +3,20 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
+use keblet_peers::Agent;
 use keblet_peers::ContainerView;
 use keblet_peers::PodView;
 use keblet_tests::standalone::NODE;
 use keblet_tests::standalone::StandaloneNode;
 use keblet_tests::standalone::kill;
 use keblet_tests::standalone::processes_with;
+use keblet_tests::standalone::program;
 use keblet_tests::standalone::running;
 
 const PODS: usize = 20;
@@ -166,6 +170,29 @@ fn killed_agent_starts_no_duplicate_containers() -> Result<()> {
     node.until_running("last")?;
     let after = all_running(&mut node)?;
     ensure!(before == after, "{before:?}\n{after:?}");
+    ensure_single(&mut node)?;
+    node.stop()
+}
+
+/// It is started by mistake, without the static pods of the first one, which are not desired by it.
+#[test]
+#[ignore = "real runtime"]
+fn a_second_agent_ends_and_touches_no_pod() -> Result<()> {
+    let mut node = StandaloneNode::new()?;
+    node.write_running_pod("only")?;
+    node.start()?;
+    let before = node.until_running("only")?;
+    let manifests = node.stamps.join("no-manifests");
+    fs::create_dir(&manifests).with_context(|| format!("cannot create {}", manifests.display()))?;
+    let mut command = Command::new(program()?);
+    command.args(["run", "--hostname-override", NODE]).arg("--config").arg(&node.layout.config);
+    command.arg("--pod-manifest-path").arg(&manifests).arg("--root-dir").arg(&node.layout.root);
+    command.arg("--cert-dir").arg(node.layout.root.join("pki"));
+    let mut second = Agent::start(&mut command, &node.layout, &mut node.containerd)?;
+    let status = node.until("the end of the second agent", |_| second.ended())?;
+    ensure!(!status.success(), "it ended with {status}, without its port");
+    let after = node.until_running("only")?;
+    ensure!(after.id == before.id, "the container was replaced: {before:?} {after:?}");
     ensure_single(&mut node)?;
     node.stop()
 }

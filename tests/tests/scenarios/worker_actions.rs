@@ -172,6 +172,17 @@ impl Node {
             ..PodSnapshot::empty(pod, sampled_at)
         }
     }
+
+    /// Terminates the pod, and removes all that is left of it.
+    async fn remove(&self, pod: &Pod, snapshot: PodSnapshot) {
+        let latest = Arc::new(snapshot);
+        let options = TerminationOptions { grace: Some(1), immediately: false };
+        terminate_pod(&self.ctx, pod, || latest.clone(), options).await.unwrap();
+        let ended = self.snapshot().await;
+        assert_eq!(ended.running().count(), 0);
+        cleanup_pod(&self.ctx, &pass(pod, ended)).await.unwrap();
+        cleanup_orphan(&self.ctx, UID).await.unwrap();
+    }
 }
 
 fn make_cgroup(path: &str) {
@@ -333,17 +344,7 @@ async fn pod_starts_and_terminates_on_containerd() {
 
     let snapshot = node.snapshot().await;
     assert_eq!(snapshot.running().count(), 1);
-    terminate_pod(
-        &node.ctx,
-        &pod,
-        || Arc::new(snapshot.clone()),
-        TerminationOptions { grace: Some(1), immediately: false },
-    )
-    .await
-    .unwrap();
-    assert_eq!(node.snapshot().await.running().count(), 0);
-    cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
-    cleanup_orphan(&node.ctx, UID).await.unwrap();
+    node.remove(&pod, snapshot).await;
     assert!(!node.dir.join(format!("act/root/pods/{UID}")).exists());
     assert!(!memory.exists());
     assert!(host.join("inner/file").exists());
@@ -369,16 +370,7 @@ async fn container_restart_takes_two_runtime_calls() {
         assert_eq!(calls, [Operation::CreateContainer, Operation::StartContainer]);
     }
     let snapshot = settled(&node).await;
-    terminate_pod(
-        &node.ctx,
-        &pod,
-        || Arc::new(snapshot.clone()),
-        TerminationOptions { grace: Some(1), immediately: false },
-    )
-    .await
-    .unwrap();
-    cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
-    cleanup_orphan(&node.ctx, UID).await.unwrap();
+    node.remove(&pod, snapshot).await;
     node.stop().await;
 }
 

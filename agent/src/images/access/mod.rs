@@ -318,18 +318,37 @@ impl AccessRecords {
     /// Removes the records of images that are not on the node. `images`: ids of all that are, listed after `since`; later
     /// records stay.
     pub async fn prune(&self, images: HashSet<String>, since: SystemTime) {
-        let pruned = self.change(self.lock().await, move |files| {
-            // Their time is cut to seconds.
-            let is_old =
-                |record: &PulledRecord| record.last_updated() + SECOND < since && !images.contains(&record.image_ref);
-            for record in files.all::<PulledRecord>()?.into_iter().filter(is_old) {
-                files.remove::<PulledRecord>(&record.image_ref)?;
+        if let Err(error) = self.try_prune(images, since).await {
+            tracing::warn!(%error, "cannot remove records of images that are gone");
+        }
+    }
+
+    async fn try_prune(&self, images: HashSet<String>, since: SystemTime) -> io::Result<()> {
+        // Their time is cut to seconds.
+        let is_old =
+            move |record: &PulledRecord| record.last_updated() + SECOND < since && !images.contains(&record.image_ref);
+        let files = self.files.clone();
+        // Without the lock, for which pulls and starts of containers wait: there are as many as images.
+        let searching = filesystem::blocking(move || {
+            let old = files.all::<PulledRecord>()?.into_iter().filter(&is_old);
+            let old: Vec<String> = old.map(|record| record.image_ref).collect();
+            Ok((old, is_old))
+        });
+        let (old, is_old) = searching.await?;
+        if old.is_empty() {
+            return Ok(());
+        }
+        let removing = self.change(self.lock().await, move |files| {
+            for image_ref in old {
+                // It may have been pulled again meanwhile.
+                let record = files.get::<PulledRecord>(&image_ref).unwrap_or_default();
+                if record.is_some_and(|record| is_old(&record)) {
+                    files.remove::<PulledRecord>(&image_ref)?;
+                }
             }
             Ok(true)
         });
-        if let Err(error) = pruned.await {
-            tracing::warn!(%error, "cannot remove records of images that are gone");
-        }
+        removing.await.map(drop)
     }
 
     async fn lock(&self) -> OwnedMutexGuard<Pulling> {

@@ -70,7 +70,7 @@ async fn preloaded_images_are_used_and_pulled_ones_verified() {
     assert_eq!(known, 2, "the secret with the same content is added");
     assert!(!fixture.may_use("a:1", &[secret("u1", "ns", "s", "A")]).await, "another name of the image");
     fixture.pull("r.io/a:1", &CredentialSource::Node).await;
-    assert!(fixture.may_use("r.io/a:2", &[]).await, "everyone may use what was pulled without credentials");
+    assert!(fixture.may_use("r.io/a:2", &[]).await, "every pod may use what was pulled without credentials");
     let text = fixture.metrics.render().expect("metrics");
     for (result, count) in [("credentialPolicyAllowed", 1), ("mustAuthenticate", 3), ("credentialRecordFound", 3)] {
         let line = format!("kubelet_imagemanager_image_mustpull_checks_total{{result=\"{result}\"}} {count}");
@@ -252,6 +252,22 @@ async fn records_of_images_that_are_gone_are_removed() {
     assert!(fixture.record().is_some(), "newer than the list");
     fixture.records.prune(["id".to_owned()].into(), future).await;
     assert!(fixture.record().is_some(), "still there");
+    fixture.records.prune(HashSet::new(), future).await;
+    assert_eq!(fixture.record(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_of_images_that_are_gone_are_searched_while_others_are_changed() {
+    let fixture = Fixture::new(VerificationPolicy::default());
+    fixture.pull("a:1", &CredentialSource::Node).await;
+    let changing = fixture.records.lock().await;
+    let future = SystemTime::now() + Duration::from_secs(10);
+    let nothing = fixture.records.prune(["id".to_owned()].into(), future);
+    tokio::time::timeout(Duration::from_secs(60), nothing).await.expect("nothing is to be removed");
+    let removal = fixture.records.prune(HashSet::new(), future);
+    assert!(tokio::time::timeout(Duration::from_secs(60), removal).await.is_err(), "a removal is a change");
+    assert!(fixture.record().is_some());
+    drop(changing);
     fixture.records.prune(HashSet::new(), future).await;
     assert_eq!(fixture.record(), None);
 }

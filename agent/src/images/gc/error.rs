@@ -61,20 +61,6 @@ impl GcError {
     }
 }
 
-/// Errors as one text: a single one as it is, several as `[a, b]`, equal ones once.
-pub(super) fn joined(errors: &[String]) -> String {
-    let mut distinct: Vec<&str> = Vec::new();
-    for error in errors {
-        if !distinct.contains(&error.as_str()) {
-            distinct.push(error);
-        }
-    }
-    match distinct[..] {
-        [one] => one.to_owned(),
-        _ => format!("[{}]", distinct.join(", ")),
-    }
-}
-
 /// A number of bytes with a binary unit, as `1.5 KiB`.
 pub(super) fn with_unit(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
@@ -110,14 +96,6 @@ mod tests {
         ] {
             assert_eq!(with_unit(bytes), text, "{bytes}");
         }
-    }
-
-    #[test]
-    fn errors_are_joined_as_go_does() {
-        let joined = |errors: &[&str]| super::joined(&errors.iter().map(|e| (*e).to_owned()).collect::<Vec<_>>());
-        assert_eq!(joined(&["a"]), "a");
-        assert_eq!(joined(&["a", "b", "a"]), "[a, b]");
-        assert_eq!(joined(&["a", "a"]), "a");
     }
 
     #[test]

@@ -25,15 +25,15 @@ use tokio::time::Instant;
 
 pub use error::GcError;
 
-use self::error::joined;
 use self::error::with_unit;
 use self::observe::Mounted;
 use self::records::Record;
 use super::Images;
 use super::spec;
-use crate::config::duration::GoDuration;
 use crate::kernel::usage::Disk;
 use crate::metrics::Metrics;
+use crate::model::aggregate;
+use crate::model::go_duration;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 
@@ -152,9 +152,9 @@ impl ImageGc {
         let begun = Instant::now();
         self.observe(None).await?;
         let removal = self.remove_for_space(min_age, begun, u64::MAX).await?;
-        match removal.errors[..] {
-            [] => Ok(removal.removed),
-            ref errors => Err(space_error(u64::MAX, &removal.removed, errors)),
+        match removal.errors.is_empty() {
+            true => Ok(removal.removed),
+            false => Err(space_error(u64::MAX, removal)),
         }
     }
 
@@ -205,8 +205,7 @@ impl ImageGc {
         if removal.errors.is_empty() {
             return Ok(());
         }
-        let nanos = i64::try_from(max_age.as_nanos()).unwrap_or(i64::MAX);
-        Err(GcError::Age { age: GoDuration::nanos(nanos).to_string(), errors: joined(&removal.errors) })
+        Err(GcError::Age { age: go_duration(max_age), errors: aggregate(removal.errors) })
     }
 
     async fn free_space(&self, disk: &mut Option<(PathBuf, Disk)>, begun: Instant) -> Result<(), GcError> {
@@ -221,7 +220,7 @@ impl ImageGc {
         tracing::info!(usage = shortage.usage, bytes = shortage.target, "freeing space of the image file system");
         let removal = self.remove_for_space(min_age, begun, shortage.target).await?;
         if !removal.errors.is_empty() {
-            return Err(space_error(shortage.target, &removal.removed, &removal.errors));
+            return Err(space_error(shortage.target, removal));
         }
         if removal.removed.bytes >= shortage.target {
             return Ok(());
@@ -295,6 +294,6 @@ impl ImageGc {
     }
 }
 
-fn space_error(wanted: u64, removed: &RemovedImages, errors: &[String]) -> GcError {
-    GcError::Space { wanted, freed: removed.bytes, errors: joined(errors) }
+fn space_error(wanted: u64, removal: Removal) -> GcError {
+    GcError::Space { wanted, freed: removal.removed.bytes, errors: aggregate(removal.errors) }
 }

@@ -2,6 +2,9 @@
 
 use std::collections::HashSet;
 
+use futures_util::StreamExt as _;
+use futures_util::TryStreamExt as _;
+use futures_util::stream;
 use keblet_proto::cri::v1 as cri;
 use serde::Deserialize;
 
@@ -9,6 +12,9 @@ use super::error::GcError;
 use super::records::Found;
 use crate::images::usage::ImageUsage;
 use crate::runtime::Runtime;
+
+/// Statuses of containers that are requested at a time: a full disk waits for all of them.
+const AT_ONCE: usize = 8;
 
 /// All images of the node, by whether a container of any state, of this agent or another client, was created from them.
 /// A ListImages and a ListContainers call.
@@ -58,21 +64,27 @@ impl Mounted {
 
 /// Requests the status of every container, and the runtime's configuration: only when an image is about to be removed.
 pub(super) async fn mounted(runtime: &Runtime) -> Result<Mounted, GcError> {
-    let mut images = HashSet::new();
-    for container in containers(runtime).await? {
-        let status = match runtime.container_status(&container.id, false).await {
-            Ok(inspection) => inspection.status,
-            // It was removed since the list: it uses nothing any more.
-            Err(error) if error.is_not_found() => continue,
-            Err(error) => return Err(GcError::Status(error.rpc_text())),
-        };
-        images.extend(status.mounts.into_iter().filter_map(|mount| Some(mount.image?.image)));
-    }
+    let containers = containers(runtime).await?;
+    let mounted = stream::iter(containers).map(|container| mounted_by(runtime.clone(), container.id));
+    let mounted: Vec<Vec<String>> = mounted.buffer_unordered(AT_ONCE).try_collect().await?;
+    let images = mounted.into_iter().flatten().collect();
     let sandbox = match runtime.status(true).await {
         Ok(status) => status.info.get("config").and_then(|config| sandbox_image(config)),
         Err(error) => return Err(GcError::Status(error.rpc_text())),
     };
     Ok(Mounted { images, sandbox })
+}
+
+/// Ids of the images that a container has mounted.
+async fn mounted_by(runtime: Runtime, container: String) -> Result<Vec<String>, GcError> {
+    match runtime.container_status(&container, false).await {
+        Ok(inspection) => {
+            Ok(inspection.status.mounts.into_iter().filter_map(|mount| Some(mount.image?.image)).collect())
+        }
+        // It was removed since the list: it uses nothing any more.
+        Err(error) if error.is_not_found() => Ok(Vec::new()),
+        Err(error) => Err(GcError::Status(error.rpc_text())),
+    }
 }
 
 /// The image of sandboxes in containerd's configuration before version 2, as a verbose Status returns it. Later versions,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Mutex;
 
+use futures_util::FutureExt as _;
 use keblet_proto::cri::v1 as cri;
 use prost::Message as _;
 use tonic::Status;
@@ -184,6 +185,29 @@ async fn no_image_is_removed_if_its_use_is_unknown() {
     let failed = bench.gc.remove_unused(Duration::ZERO).await.expect_err("unknown");
     assert_eq!(failed.to_string(), "get container status: rpc error: code = Unknown desc = broken");
     assert_eq!(bench.asked("RemoveImage"), 0);
+}
+
+/// The removal that a full disk waits for does not wait for one container after another.
+#[tokio::test(start_paused = true)]
+async fn statuses_of_containers_are_requested_a_few_at_a_time() {
+    let containers = (0..80).map(|number| container(&number.to_string(), "web")).collect();
+    let mounts = [("79".to_owned(), "data".to_owned())].into();
+    let (socket, node) = (Socket::default(), Mutex::new(Node { containers, mounts, ..Node::default() }));
+    socket.serve(Arc::new(move |method: &str, body| {
+        let answered = answer(&mut node.lock().expect("not poisoned"), method, body);
+        let takes = Duration::from_secs(u64::from(method == "ContainerStatus"));
+        async move {
+            tokio::time::sleep(takes).await;
+            answered
+        }
+        .boxed()
+    }));
+    let runtime =
+        Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
+    let began = Instant::now();
+    let mounted = observe::mounted(&runtime).await.expect("answers");
+    assert_ne!(mounted, Mounted::default(), "the image of the last container is known");
+    assert_eq!(began.elapsed().as_secs(), 10, "eight at a time, each of which takes a second");
 }
 
 #[tokio::test(start_paused = true)]

@@ -244,6 +244,26 @@ async fn pods_are_terminated_before_the_lock_is_released() {
     assert!(text.contains("kubelet_graceful_shutdown_start_time_seconds 1700000000"), "{text}");
 }
 
+#[test]
+fn pods_are_terminated_while_the_disk_hangs() {
+    // One thread for file calls, which is busy.
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.max_blocking_threads(1).enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut bench = Bench::start(60, 60, two_groups(), &[("first", 0)]).await;
+        bench.until_locked().await;
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || released.recv());
+        bench.imitation.signal(true).await;
+        assert_eq!(bench.next_asked().await, ("first".to_owned(), 20));
+        bench.ended.send_replace(true);
+        drop(release);
+        busy.await.expect("ended").expect_err("nothing was sent");
+        bench.until(|| !bench.imitation.holds_lock(), "the lock is given back").await;
+        assert!(bench.root.path().join("graceful_node_shutdown_state").exists());
+    });
+}
+
 #[tokio::test]
 async fn a_group_is_limited_by_its_period() {
     let groups = groups(Duration::ZERO, Duration::ZERO, &[(0, 1), (10, 1)]);

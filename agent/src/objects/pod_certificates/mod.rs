@@ -8,8 +8,8 @@
 //!             └── pod is woken ◀── watch ◀── issued, denied, failed
 //! ```
 
-mod held;
 mod key;
+mod projected_certificate;
 mod tracker;
 
 use std::collections::BTreeMap;
@@ -48,9 +48,9 @@ use crate::apiserver::recovery::Recovered;
 use crate::model::Clock;
 use crate::model::PodUid;
 use crate::recorder::EventType;
-use held::Pending;
-use held::ProjectedCertificate;
-use held::Standing;
+use projected_certificate::Pending;
+use projected_certificate::ProjectedCertificate;
+use projected_certificate::Standing;
 use tracker::CertificateRequest;
 use tracker::Outcome;
 use tracker::Tracker;
@@ -229,7 +229,7 @@ impl PodCertificates {
             // Deleted before it was answered, by a controller that removes old ones.
             None => held.pending = None,
             Some(Outcome::Issued(issued)) => {
-                held.issued(&issued, Duration::from_secs(fastrand::u64(..=held::MAX_JITTER_SECONDS)))
+                held.issued(&issued, Duration::from_secs(fastrand::u64(..=projected_certificate::MAX_JITTER_SECONDS)))
             }
             Some(Outcome::Refused(refusal)) => {
                 let message = format!(

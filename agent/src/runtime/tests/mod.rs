@@ -79,9 +79,9 @@ async fn calls_have_the_kubelets_deadlines() {
 #[tokio::test(start_paused = true)]
 async fn a_grace_period_beyond_all_clocks_is_a_long_one() {
     let asked = Arc::new(Mutex::new(Vec::new()));
-    let heard = asked.clone();
+    let recorded = asked.clone();
     let (_socket, runtime) = serving(script(move |_, body| {
-        heard.lock().unwrap().push(cri::StopContainerRequest::decode(body).unwrap().timeout);
+        recorded.lock().unwrap().push(cri::StopContainerRequest::decode(body).unwrap().timeout);
         say(&cri::StopContainerResponse::default())
     }));
     for seconds in [i64::MAX.unsigned_abs(), u64::MAX] {

@@ -16,6 +16,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use nix::errno::Errno;
+
 use super::super::adoption::Adoptions;
 use super::super::decode;
 use super::super::decode::MAX_MANIFEST_BYTES;
@@ -72,6 +74,8 @@ pub(super) enum Reading {
     /// Nothing usable, and why. No stamp if there is none, as above, or if the file could not be read: the next scan may
     /// succeed.
     Bad(Option<Stamp>, String),
+    /// What it holds is not known, and why: the agent lacks something, or the disk fails.
+    Unreadable(String),
 }
 
 /// What a scan found.
@@ -154,7 +158,7 @@ impl View {
                 let dangling = fs::symlink_metadata(path).is_ok();
                 return dangling.then(|| Reading::Bad(None, "is a symbolic link to nothing".to_owned()));
             }
-            Err(error) => return Some(Reading::Bad(None, format!("cannot stat: {error}"))),
+            Err(error) => return Some(unread("stat", &error)),
         };
         if !meta.is_file() {
             return None;
@@ -170,7 +174,7 @@ impl View {
         match self.read(path) {
             Ok(reading) => Some(reading),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => Some(Reading::Bad(None, format!("cannot read: {error}"))),
+            Err(error) => Some(unread("read", &error)),
         }
     }
 
@@ -208,6 +212,16 @@ impl View {
     }
 }
 
+/// A file with which `attempt` failed. A shortage, and a disk that fails, say nothing of what it defines.
+fn unread(attempt: &str, error: &io::Error) -> Reading {
+    let message = format!("cannot {attempt}: {error}");
+    let passing = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::EIO, Errno::ESTALE];
+    match error.raw_os_error().is_some_and(|code| passing.contains(&Errno::from_raw(code))) {
+        true => Reading::Unreadable(message),
+        false => Reading::Bad(None, message),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -229,8 +243,18 @@ mod tests {
             is_first: true,
         };
         let Listing::Folder(files) = view.list(&HashMap::new(), &HashSet::new()) else { panic!("no folder") };
-        let Some(Reading::Bad(stamp, message)) = files.get(OsStr::new("a.yaml")) else { panic!("{files:?}") };
+        let Some(Reading::Unreadable(message)) = files.get(OsStr::new("a.yaml")) else { panic!("{files:?}") };
         assert!(message.starts_with("cannot read: "), "{message}");
-        assert_eq!(*stamp, None);
+    }
+
+    #[test]
+    fn a_shortage_says_nothing_of_a_file() {
+        let of = |errno: Errno| unread("read", &io::Error::from(errno));
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::EIO, Errno::ESTALE] {
+            assert!(matches!(of(errno), Reading::Unreadable(_)), "{errno}");
+        }
+        for errno in [Errno::EACCES, Errno::ELOOP] {
+            assert!(matches!(of(errno), Reading::Bad(None, _)), "{errno}");
+        }
     }
 }

@@ -144,7 +144,8 @@ impl Store {
             Listing::Single(reading) => {
                 self.path_is(None, &mut result.reports);
                 // An invalid single file never removes its pod.
-                let usable = !matches!(reading, Reading::Bad(..)) && self.single_is_good(&reading);
+                let usable =
+                    !matches!(reading, Reading::Bad(..) | Reading::Unreadable(_)) && self.single_is_good(&reading);
                 (BTreeMap::from([(OsString::new(), reading)]), usable)
             }
             Listing::Missing => {
@@ -234,19 +235,29 @@ impl Store {
                 }
                 entry.stamp = stamp;
             }
-            Reading::Bad(stamp, message) => {
-                let entry = self.entries.entry(name.clone()).or_default();
-                let same_as_before = entry.error.as_ref() == Some(&message);
-                if same_as_before && giving_up {
-                    entry.pods.clear();
-                }
-                if !same_as_before {
-                    reports.push(Report::Bad(name, message.clone()));
-                }
-                entry.error = Some(message);
-                entry.stamp = stamp;
-            }
+            Reading::Bad(stamp, message) => self.bad(name, stamp, message, giving_up, reports),
+            Reading::Unreadable(message) => self.bad(name, None, message, false, reports),
         }
+    }
+
+    fn bad(
+        &mut self,
+        name: OsString,
+        stamp: Option<Stamp>,
+        message: String,
+        giving_up: bool,
+        reports: &mut Vec<Report>,
+    ) {
+        let entry = self.entries.entry(name.clone()).or_default();
+        let same_as_before = entry.error.as_ref() == Some(&message);
+        if same_as_before && giving_up {
+            entry.pods.clear();
+        }
+        if !same_as_before {
+            reports.push(Report::Bad(name, message.clone()));
+        }
+        entry.error = Some(message);
+        entry.stamp = stamp;
     }
 
     /// All pods in the order of their files, each once.

@@ -142,6 +142,25 @@ fn a_file_gone_bad_keeps_its_pods_until_a_second_scan_that_is_periodic() {
 }
 
 #[test]
+fn a_file_that_cannot_be_read_for_now_keeps_its_pods() {
+    let unreadable = || Reading::Unreadable("too many open files".to_owned());
+    let mut files = Folder::new();
+    files.periodic(folder([("a", good(vec![pod("a")]))]));
+    let result = files.periodic(folder([("a", unreadable())]));
+    assert_eq!((marks(&result), result.reports), (None, vec![Report::Bad("a".into(), "too many open files".into())]));
+    for _ in 0..3 {
+        let result = files.periodic(folder([("a", unreadable())]));
+        assert_eq!((marks(&result), result.reports), (None, vec![]), "reported once");
+    }
+    assert!(files.store.known().is_empty(), "it is read again");
+    let result = files.event(folder([("a", good(vec![pod("a")]))]));
+    assert_eq!((marks(&result), result.reports), (None, vec![Report::Good("a".into())]));
+
+    let mut single = Folder::new();
+    assert_eq!(marks(&single.periodic(Listing::Single(unreadable()))), None, "no set that lacks its pod");
+}
+
+#[test]
 fn a_periodic_scan_that_first_sees_the_damage_takes_nothing_down() {
     let mut files = Folder::new();
     files.periodic(folder([("a", good(vec![pod("a")]))]));

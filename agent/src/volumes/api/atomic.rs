@@ -89,7 +89,7 @@ pub(super) fn write_stepwise(
 ) -> Result<Written, VolumeError> {
     payload.check()?;
     let root = filesystem::open_root(dir).on("open", dir)?;
-    let current = current_version(&root);
+    let current = current_version(&root).on("read", &dir.join(DATA))?;
     remove_stale(dir, current.as_deref(), None)?;
     if let Some(current) = &current
         && holds(&root, &dir.join(current), current, payload).on("read", dir)?
@@ -113,9 +113,17 @@ pub(super) fn write_stepwise(
 }
 
 /// The version in use; `None` if there is none, or the link was not made here.
-fn current_version(root: &OwnedFd) -> Option<String> {
-    let name = readlinkat(root, DATA).ok()?.into_string().ok()?;
-    (name.starts_with("..") && name != ".." && !name.contains('/')).then_some(name)
+///
+/// # Errors
+/// The link cannot be read: the version in use is not known, so none may be removed.
+pub(super) fn current_version(root: &OwnedFd) -> nix::Result<Option<String>> {
+    let target = match readlinkat(root, DATA) {
+        // Something else than a link.
+        Err(Errno::ENOENT | Errno::EINVAL) => return Ok(None),
+        target => target?,
+    };
+    let is_version = |name: &String| name.starts_with("..") && name != ".." && !name.contains('/');
+    Ok(target.into_string().ok().filter(is_version))
 }
 
 /// True if the version has exactly these files with exactly this content.

@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::atomic::WriteStep;
+use super::atomic::current_version;
 use super::atomic::write;
 use super::atomic::write_stepwise;
 use super::payload::File;
@@ -180,6 +181,21 @@ fn a_volume_that_a_killed_kubelet_was_switching_is_written() {
     symlink("..2026_01_31_12_00_00.1", dir.join("..data_tmp")).expect("a link");
     write(dir, &payload(&NEW), Owners::default()).expect("written");
     assert_eq!((seen(dir), hidden(dir).len()), (expected(&NEW), 2), "{:?}", hidden(dir));
+}
+
+/// Else the version in use is removed as a stale one.
+#[test]
+fn a_link_that_cannot_be_read_is_not_a_missing_one() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let found = |path: &Path| current_version(&fs::File::open(path).expect("opened").into());
+    assert_eq!(found(dir.path()), Ok(None));
+    fs::write(dir.path().join("..data"), "no link").expect("a file");
+    assert_eq!(found(dir.path()), Ok(None));
+    found(&dir.path().join("..data")).expect_err("nothing can be read below a file");
+    fs::remove_file(dir.path().join("..data")).expect("removed");
+    write(dir.path(), &payload(&OLD), Owners::default()).expect("written");
+    let version = fs::read_link(dir.path().join("..data")).expect("a link").into_os_string().into_string();
+    assert_eq!(found(dir.path()), Ok(version.ok()));
 }
 
 #[test]

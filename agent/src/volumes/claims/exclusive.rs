@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::known::BoundVolume;
+use super::bound_volumes::BoundVolume;
 use crate::filesystem;
 use crate::volumes::PodDirs;
 use crate::volumes::VolumeError;
@@ -33,7 +33,11 @@ pub(super) fn is_in_use(dirs: &PodDirs, uid: &str, used: &BoundVolume) -> Result
     Ok(false)
 }
 
-fn is_mounted(path: &Path) -> Result<bool, VolumeError> {
+/// True if something is mounted there; false if there is no such path.
+///
+/// # Errors
+/// That cannot be found out.
+pub(super) fn is_mounted(path: &Path) -> Result<bool, VolumeError> {
     unless_absent(filesystem::is_mount_point(path)).on("inspect", path)
 }
 

@@ -14,18 +14,18 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
+use super::bound_volumes::BoundVolume;
+use super::bound_volumes::Source;
 use super::expansion;
 use super::expansion::Expansion;
 use super::expansion::Need;
-use super::known::BoundVolume;
-use super::known::Source;
+use crate::host_program::Programs;
 use crate::objects::ObjectError;
 use crate::objects::Objects;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
-use crate::volumes::host_program::Programs;
 use crate::volumes::plugin::blocking;
 use crate::volumes::resize;
 

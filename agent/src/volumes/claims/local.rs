@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::LocalVolumeSource;
 use tokio::time::timeout;
 
+use super::exclusive::is_mounted;
 use crate::filesystem;
+use crate::host_program::HostPrograms;
 use crate::recorder::EventType;
 use crate::volumes::PodDirs;
 use crate::volumes::VolumeError;
@@ -23,7 +25,6 @@ use crate::volumes::format::DeviceMount;
 use crate::volumes::fs_group;
 use crate::volumes::fs_group::ChangePolicy;
 use crate::volumes::global_mounts::GlobalMounts;
-use crate::volumes::host_program::HostPrograms;
 use crate::volumes::layout;
 use crate::volumes::layout::make_dirs;
 use crate::volumes::mount_program::MountCall;
@@ -104,7 +105,7 @@ impl LocalMount {
         let (dirs, target, from) = (dirs.clone(), self.target.clone(), source.to_owned());
         let inspect = move || {
             let group = fs::metadata(&from).on("inspect", &from)?.gid();
-            Ok((group, is_mounted_elsewhere(&dirs, &target)))
+            Ok((group, is_mounted_elsewhere(&dirs, &target)?))
         };
         let (held, shared) = blocking(inspect).await?;
         if let Some((group, policy)) = self.group.filter(|_| shared || !self.read_only) {
@@ -210,10 +211,41 @@ pub(in crate::volumes) async fn release(globals: &GlobalMounts, place: &Path) ->
 }
 
 /// True if another pod has the same volume: its mount has the same place in that pod's directory.
-fn is_mounted_elsewhere(dirs: &PodDirs, target: &Path) -> bool {
-    let Some(name) = target.file_name() else { return false };
+///
+/// # Errors
+/// A directory cannot be read: whether another pod has the volume is not known.
+fn is_mounted_elsewhere(dirs: &PodDirs, target: &Path) -> Result<bool, VolumeError> {
+    let Some(name) = target.file_name() else { return Ok(false) };
     let below = Path::new(layout::VOLUMES).join(layout::escaped(super::LOCAL)).join(name);
-    let pods = fs::read_dir(dirs.pods()).into_iter().flatten().flatten();
-    pods.map(|pod| pod.path().join(&below))
-        .any(|other| other != target && filesystem::is_mount_point(&other).unwrap_or(false))
+    let pods = layout::entries(&dirs.pods())?;
+    for other in pods.iter().map(|pod| pod.join(&below)).filter(|other| other != target) {
+        if is_mounted(&other)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else files in use would be given to the group of another pod.
+    #[test]
+    fn whether_another_pod_has_the_volume_is_known_or_an_error() {
+        let root = tempfile::tempdir().expect("a folder");
+        let dirs = PodDirs::new(root.path());
+        let below = format!("volumes/{}/pv", layout::escaped(super::super::LOCAL));
+        let target = dirs.pods().join("u-1").join(below);
+        let found = || is_mounted_elsewhere(&dirs, &target);
+        assert!(!found().expect("no pods"));
+        fs::create_dir_all(dirs.pods().join("u-2")).expect("a folder");
+        fs::write(dirs.pods().join("u-3"), "").expect("a file");
+        assert!(!found().expect("it has no volumes"));
+        std::os::unix::fs::symlink("volumes", dirs.pods().join("u-2/volumes")).expect("a link");
+        found().expect_err("the link leads to itself");
+        fs::remove_dir_all(dirs.pods()).expect("removed");
+        fs::write(dirs.pods(), "").expect("a file");
+        found().expect_err("the pods cannot be listed");
+    }
 }

@@ -12,10 +12,10 @@
 //! CSI and other sources are refused.
 
 mod bound;
+mod bound_volumes;
 mod exclusive;
 mod expand;
 mod expansion;
-mod known;
 mod local;
 #[cfg(test)]
 mod tests;
@@ -34,7 +34,7 @@ use k8s_openapi::api::core::v1::Volume;
 pub use bound::ClaimError;
 pub use bound::ClaimProblem;
 
-pub(super) use known::BoundVolumes;
+pub(super) use bound_volumes::BoundVolumes;
 pub(super) use local::places;
 pub(super) use local::release;
 
@@ -46,7 +46,6 @@ use super::fs_group;
 use super::fs_group::ChangePolicy;
 use super::global_mounts::GlobalMounts;
 use super::host_path;
-use super::host_program::HostPrograms;
 use super::iscsi;
 use super::iscsi::Disks;
 use super::layout;
@@ -57,6 +56,7 @@ use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
+use crate::host_program::HostPrograms;
 use crate::kernel::usage::MeasuredBy;
 use crate::model::node_selector;
 use crate::objects::Objects;
@@ -64,10 +64,10 @@ use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use bound::ClaimSource;
 use bound::Uses;
+use bound_volumes::BoundVolume;
+use bound_volumes::Source;
 use expand::ClaimedVolume;
 use expansion::Need;
-use known::BoundVolume;
-use known::Source;
 use local::LocalMount;
 
 /// Plugin of local volumes, by which their directories are named.
@@ -122,8 +122,8 @@ impl Claims {
             is_block: bound::is_block(&volume),
             read_only: wanted.read_only,
             is_exclusive: bound::is_exclusive(&volume),
-            options: known::options(&volume),
-            gid: known::gid(&volume),
+            options: bound_volumes::options(&volume),
+            gid: bound_volumes::gid(&volume),
             is_larger: expansion::need(&claim, &volume, wanted.read_only) != Need::Nothing,
         };
         let step = if used.is_block { Step::Map("SetUpDevice") } else { Step::Mount("SetUp") };

@@ -256,7 +256,7 @@ fn a_local_device_is_formatted_once_and_mounted_until_its_last_pod_has_gone() {
         fixture.runtime.block_on(fixture.volumes.tear_down("u-2")).expect("it is over");
         fixture.runtime.block_on(fixture.volumes.release_unused(&global)).expect("unmounted");
 
-        fixture.binds(json!({"local": {"path": device.0, "fsType": "suchfs"}}));
+        fixture.binds(json!({"local": {"path": device.0, "fsType": "xfs"}}));
         fixture.volumes.make_pod_dirs_here("u-4");
         let done = fixture.runtime.block_on(fixture.volumes.set_up(&pod("u-4", None, false), None));
         let failed = done.expect_err("another format").remove(0);

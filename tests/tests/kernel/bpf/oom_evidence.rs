@@ -291,6 +291,33 @@ async fn kills_without_a_record_are_reported_once() {
     assert_eq!(shell.wait(), 0);
 }
 
+/// As after a failure for want of memory.
+#[tokio::test(start_paused = true)]
+#[ignore = "needs root and BPF"]
+async fn cgroups_that_could_not_be_watched_are_watched_later() {
+    let Some(tree) = Tree::new() else { return };
+    let (sender, mut hints) = mpsc::channel(64);
+    let (sensor_states, shutdown) = (SensorStates::default(), CancellationToken::new());
+    let options = KernelOptions {
+        cgroup_root: format!("{}/later", tree.root.path),
+        btf: keblet::kernel::btf::VMLINUX.into(),
+        log: KMSG.into(),
+        exits_ring: None,
+        announce_containers: false,
+        metrics: Metrics::new(),
+    };
+    let hierarchy = tree.root.hierarchy.clone();
+    let loaded = kernel::start(options, hierarchy, sender, sensor_states.clone(), shutdown.clone()).await;
+    let (_probes, forwarding) = loaded.expect("the probes are loaded");
+    assert!(matches!(sensor_states.get(Sensor::Exits), Some(SensorState::Degraded(_))), "it is not there");
+    let _later = tree.root.child("later");
+    let _guard = shutdown.drop_guard();
+    tokio::spawn(forwarding);
+    // Kills elsewhere on the machine are hints as well.
+    while !matches!(hints.recv().await.expect("it runs"), Hint::Gap(_)) {}
+    assert_eq!(sensor_states.get(Sensor::Exits), Some(SensorState::Up));
+}
+
 /// Without the probe: the kernel log, or where it is not readable the counters.
 #[tokio::test]
 #[ignore = "needs root and BPF"]

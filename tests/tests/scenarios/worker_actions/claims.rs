@@ -13,11 +13,7 @@ use keblet::model::Clock;
 use keblet::objects::Objects;
 use keblet::objects::ObjectsConfig;
 use keblet::objects::Strategy;
-use keblet::workers::act::TerminationOptions;
-use keblet::workers::act::cleanup_orphan;
-use keblet::workers::act::cleanup_pod;
 use keblet::workers::act::execute;
-use keblet::workers::act::terminate_pod;
 use kube::client::Body;
 use serde_json::Value;
 use serde_json::json;
@@ -95,16 +91,7 @@ async fn pod_runs_with_its_runtime_class_and_the_volume_of_its_claim() {
     let sandbox = node.ctx.runtime.pod_sandbox_status(snapshot.sandboxes[0].id.as_str()).await.unwrap();
     assert_eq!(sandbox.runtime_handler, "runc");
 
-    terminate_pod(
-        &node.ctx,
-        &pod,
-        || Arc::new(snapshot.clone()),
-        TerminationOptions { grace: Some(1), immediately: false },
-    )
-    .await
-    .unwrap();
-    cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
-    cleanup_orphan(&node.ctx, UID).await.unwrap();
+    node.remove(&pod, snapshot).await;
     assert!(!node.dir.join(format!("act/root/pods/{UID}")).exists());
     assert_eq!(fs::read_to_string(disk.join("new")).unwrap(), "new\n", "written by the container, kept on the disk");
     node.stop().await;
@@ -179,16 +166,7 @@ async fn pod_gets_the_raw_device_of_its_claim() {
         assert!(loops().contains(&*maps.join(UID).to_string_lossy()), "{}", loops());
 
         let snapshot = node.snapshot().await;
-        terminate_pod(
-            &node.ctx,
-            &pod,
-            || Arc::new(snapshot.clone()),
-            TerminationOptions { grace: Some(1), immediately: false },
-        )
-        .await
-        .unwrap();
-        cleanup_pod(&node.ctx, &pass(&pod, node.snapshot().await)).await.unwrap();
-        cleanup_orphan(&node.ctx, UID).await.unwrap();
+        node.remove(&pod, snapshot).await;
         assert!(!root.join("pods").join(UID).exists() && !maps.exists());
         assert!(!loops().contains(&*maps.to_string_lossy()), "{}", loops());
         drop(device);

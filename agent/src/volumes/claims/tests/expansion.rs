@@ -1,7 +1,7 @@
 //! Volumes whose persistent volume has more than the claim.
 
 use super::*;
-use crate::volumes::host_program::testing::ScriptedPrograms;
+use crate::host_program::testing::ScriptedPrograms;
 use crate::volumes::testing::Patches;
 use crate::volumes::testing::patched_objects;
 use crate::volumes::testing::slow_objects;
