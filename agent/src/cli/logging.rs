@@ -51,6 +51,12 @@ impl Verbosity {
     pub fn set(&self, level: u32) -> Result<(), String> {
         (self.0)(level)
     }
+
+    /// One that no level changes.
+    #[cfg(test)]
+    pub(crate) fn unchanging() -> Self {
+        Self(Arc::new(|_| Ok(())))
+    }
 }
 
 impl fmt::Debug for Verbosity {
@@ -147,10 +153,6 @@ pub fn warnings(beside: Output) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::io;
-    use std::io::Write;
-    use std::sync::Arc;
-    use std::sync::Mutex;
     use std::time::Duration;
 
     use k8s_openapi::api::core::v1::Secret;
@@ -158,19 +160,7 @@ mod tests {
 
     use super::*;
     use crate::model::Clock;
-
-    #[derive(Clone, Default)]
-    struct Buffer(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Buffer {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::model::testing::Buffer;
 
     fn written(format: &str, verbosity: u32) -> Vec<String> {
         let buffer = Buffer::default();

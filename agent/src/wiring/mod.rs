@@ -41,6 +41,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use futures_util::TryFutureExt as _;
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -145,7 +146,7 @@ struct Prepared {
 /// Runs the agent until `shutdown` is cancelled. Containers are left running.
 ///
 /// # Errors
-/// What keeps the agent from starting: directories that cannot be made, cgroups that cannot be set up.
+/// What keeps the agent from starting: a port in use, directories that cannot be made, cgroups that cannot be set up.
 pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watchdog = notify::watchdog()?;
     let locked = shutdown.run_until_cancelled(lock_file::hold(&settings)).await;
@@ -153,6 +154,9 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     // Aborted when the agent ends.
     let mut tasks = JoinSet::new();
     lock_file::watch_contention(&settings, &mut tasks, &shutdown)?;
+    // Before anything is changed: an agent that is started beside another one would change the node and the pods of that.
+    let bound = shutdown.run_until_cancelled(server::bind(&settings)).await;
+    let Some(listener) = bound.transpose()? else { return Ok(()) };
     let (bootstrap, mut connection) = Bootstrap::prepare(settings, &mut tasks, shutdown.clone()).await?;
     let user_namespaces = user_namespaces::open(&bootstrap.settings).await?;
     let images = images::prepare(&bootstrap.settings, bootstrap.runtime.clone(), &bootstrap.metrics).await?;
@@ -162,8 +166,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let images = images.with_credentials(credentials);
     let (started, pipeline) = watch::channel(None);
     let stats = bootstrap.stats(&pipeline)?;
-    let served = bootstrap.serve(verbosity, &own_node, &pipeline, stats.clone(), &mut tasks)?;
-    let server::Servers { ended: serving, bound } = served;
+    let serving = bootstrap.serve(listener, verbosity, &own_node, &pipeline, stats.clone(), &mut tasks)?;
     notify::start(watchdog, &bootstrap.settings, bootstrap.shared.clone(), &mut tasks, &shutdown);
 
     let (runtime, node) = (bootstrap.runtime.endpoint(), &bootstrap.node.name);
@@ -181,11 +184,6 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
         return unless_panicked(&mut tasks, serving).await?.context("ending the servers")?;
     };
     tasks.spawn(named("offer of the node", following));
-    // Else an agent that is started beside another one would terminate pods of that one until it gives its port up.
-    let bound = unless_panicked(&mut tasks, shutdown.run_until_cancelled(bound)).await?;
-    if !matches!(bound, Some(Ok(()))) {
-        return unless_panicked(&mut tasks, serving).await?.context("ending the servers")?;
-    }
     images.recover().await;
     let cgroups = bootstrap.cgroups(&mut tasks, &shutdown).await?;
     // Loading BPF programs takes seconds on a slow machine. What is loaded after the end is dropped with the process.
@@ -323,20 +321,22 @@ impl Bootstrap {
         Ok(stats.with_metrics(self.metrics.clone()))
     }
 
-    /// The HTTP servers.
+    /// The HTTP servers; `listener` has the main port.
     fn serve(
         &self,
+        listener: Option<TcpListener>,
         verbosity: Verbosity,
         own_node: &NodeHandles,
         pipeline: &pods::PipelineHandle,
         stats: Stats,
         tasks: &mut JoinSet<()>,
-    ) -> anyhow::Result<server::Servers> {
+    ) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
         let Self { settings, shutdown, metrics, shared, sensor_states, .. } = self;
         let (node, api) = (&self.node.name, self.api.as_ref());
         let layout = self.hierarchies.layout.clone();
         let read = pods::Server { metrics, sensor_states, shared, settings, verbosity, stats: stats.clone(), layout };
         let parts = server::Parts {
+            listener,
             node: node.clone(),
             mounted: streams::mounted(settings, stats, shared, pipeline, &self.runtime, metrics),
             handles: read.handles(self.node.configz.clone(), self.state.clone(), pipeline.clone()),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use tokio::sync::oneshot;
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +21,8 @@ use crate::server::secure::ServingSource;
 
 /// Parts of the servers, beside the settings.
 pub(super) struct Parts {
+    /// The main port; `None` if it is disabled.
+    pub listener: Option<TcpListener>,
     /// Name of the node, and of the host a certificate is made for.
     pub node: String,
     /// State that handlers read.
@@ -33,40 +35,31 @@ pub(super) struct Parts {
     pub serving: Option<Serving>,
 }
 
-/// The servers in their task.
-pub(super) struct Servers {
-    /// The task.
-    pub ended: JoinHandle<anyhow::Result<()>>,
-    /// Receives once the main port is bound, or at once if there is none; closed if it cannot be bound.
-    pub bound: oneshot::Receiver<()>,
+/// Binds the main port; `None` if it is disabled. Connections wait until [`start`] serves them, even while the first client
+/// certificate is requested: clients of a kubelet limit the time of a TLS handshake.
+///
+/// # Errors
+/// The port cannot be bound within 5 s.
+pub(super) async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
+    if !settings.kubelet.enable_server {
+        return Ok(None);
+    }
+    secure::bind(&settings.kubelet).await.map(Some).context("starting the main server")
 }
 
-/// Opens the ports and answers until `shutdown`, all in tasks of its own: keys may have to be made first, and the rest
-/// of the agent need not wait for them. If the main or the read-only port cannot be opened, or the task panics, `shutdown`
-/// is cancelled, and the task's result says why.
-pub(super) fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> Servers {
-    let (binding, bound) = oneshot::channel();
+/// Opens the other ports and answers until `shutdown`, all in tasks of its own: keys may have to be made first, and the rest
+/// of the agent need not wait for them. If the read-only port cannot be opened, the main one cannot be served, or the task
+/// panics, `shutdown` is cancelled, and the task's result says why.
+pub(super) fn start(settings: &Settings, parts: Parts, shutdown: CancellationToken) -> JoinHandle<anyhow::Result<()>> {
     let options = server::Options::new(&settings.kubelet, &settings.gates);
     let plain = server::run(options.clone(), parts.handles.clone(), parts.mounted.clone(), shutdown.clone());
     let settings = settings.clone();
     let ending = shutdown.clone();
     let serving = async move {
         let plain = async { plain.await.context("starting the servers") };
-        let main = async {
-            if settings.kubelet.enable_server {
-                return main(&settings, options, parts, binding, shutdown).await;
-            }
-            announce(binding);
-            Ok(())
-        };
-        tokio::try_join!(plain, main).map(drop)
+        tokio::try_join!(plain, main(&settings, options, parts, shutdown)).map(drop)
     };
-    Servers { ended: tokio::spawn(or_end(serving, ending)), bound }
-}
-
-/// The receiver is dropped if the agent ends.
-fn announce(binding: oneshot::Sender<()>) {
-    let _ = binding.send(());
+    tokio::spawn(or_end(serving, ending))
 }
 
 /// Cancels `shutdown` if this fails or panics: without its servers the agent only looks healthy. Logs why: another part may
@@ -94,14 +87,10 @@ async fn main(
     settings: &Settings,
     options: server::Options,
     parts: Parts,
-    binding: oneshot::Sender<()>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let Parts { node, handles, mounted, reviews, serving } = parts;
-    // First: the rest of the agent waits for it.
-    let Some(listener) = shutdown.run_until_cancelled(secure::bind(&settings.kubelet)).await else { return Ok(()) };
-    let listener = listener.context("starting the main server")?;
-    announce(binding);
+    let Parts { listener, node, handles, mounted, reviews, serving } = parts;
+    let Some(listener) = listener else { return Ok(()) };
     let source = match serving {
         Some(serving) => ServingSource::Given(serving),
         None => files(settings.clone(), node.clone()).await?,
@@ -134,56 +123,19 @@ fn show_pair(configz: &Configz, source: &ServingSource) {
 
 #[cfg(test)]
 mod tests {
-    use axum::Router;
-    use futures_util::future::BoxFuture;
-    use k8s_openapi::api::core::v1::Pod;
+    use std::path::Path;
+
     use serde_json::json;
-    use tokio::net::TcpListener;
 
     use super::*;
+    use crate::cli::logging::Verbosity;
     use crate::config::FlagValues;
     use crate::config::load;
-    use crate::metrics::Metrics;
-    use crate::server::AgentState;
-    use crate::server::SensorReport;
+    use crate::wiring::run;
 
-    /// An agent that has nothing.
-    struct NoAgent;
-
-    impl AgentState for NoAgent {
-        fn pods(&self) -> Vec<Arc<Pod>> {
-            Vec::new()
-        }
-
-        fn running_pods(&self) -> Result<Vec<Arc<Pod>>, String> {
-            Ok(Vec::new())
-        }
-
-        fn sensors(&self) -> Vec<SensorReport> {
-            Vec::new()
-        }
-
-        fn sync_loop_age(&self) -> Option<std::time::Duration> {
-            None
-        }
-
-        fn runtime_ready(&self) -> Result<(), String> {
-            Ok(())
-        }
-
-        fn refresh_metrics(&self) -> BoxFuture<'_, ()> {
-            Box::pin(async {})
-        }
-
-        fn set_verbosity(&self, _: u32) -> Result<(), String> {
-            Ok(())
-        }
-    }
-
-    /// Starts the servers of an agent with this main port, without the others.
-    fn start_on(port: u16, enable_server: bool, shutdown: &CancellationToken) -> Servers {
-        let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("config.json");
+    /// Settings of an agent with this main port, and with a root directory in `folder` that is not there.
+    fn settings(folder: &Path, port: u16, enable_server: bool) -> Settings {
+        let (file, root) = (folder.join("config.json"), folder.join("root"));
         let config = json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -191,37 +143,36 @@ mod tests {
             "port": port,
             "healthzPort": 0,
             "enableServer": enable_server,
-            // A pair in files is not there: the server ends once it is bound.
-            "tlsCertFile": folder.path().join("none.crt"),
-            "tlsPrivateKeyFile": folder.path().join("none.key"),
         });
         std::fs::write(&file, config.to_string()).expect("a file");
-        let flags: FlagValues = [("config", file.to_str().expect("a path"))].into_iter().collect();
-        let handles = Handles {
-            agent: Arc::new(NoAgent),
-            configz: Configz::new(json!({ "kubeletconfig": {} })),
-            version: "v1.36.3",
-            flags: Arc::default(),
-            metrics: Metrics::new(),
-        };
-        let mounted = Mounted { debug: Router::new(), stats: Router::new() };
-        let parts = Parts { node: "n1".to_owned(), handles, mounted, reviews: None, serving: None };
-        start(&load(&flags).expect("settings"), parts, shutdown.clone())
+        let flags = [("config", file.to_str().expect("a path")), ("root-dir", root.to_str().expect("a path"))];
+        load(&flags.into_iter().collect::<FlagValues>()).expect("settings")
     }
 
-    /// Else an agent that is started beside another one acts on its pods until it gives up.
+    async fn port_in_use() -> (TcpListener, u16) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        (listener, port)
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn the_agent_learns_whether_its_port_is_bound() {
-        let other = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
-        let port = other.local_addr().expect("an address").port();
-        let shutdown = CancellationToken::new();
-        let servers = start_on(port, true, &shutdown);
-        servers.bound.await.expect_err("another agent has it");
-        servers.ended.await.expect("no panic").expect_err("it cannot serve");
-        assert!(shutdown.is_cancelled());
-        start_on(port, false, &CancellationToken::new()).bound.await.expect("there is no port to wait for");
+    async fn an_agent_beside_another_one_ends_before_it_changes_anything() {
+        let (folder, (_other, port)) = (tempfile::tempdir().expect("a folder"), port_in_use().await);
+        let settings = settings(folder.path(), port, true);
+        let root = settings.flags.root_dir.clone();
+        let ended = run(settings, Verbosity::unchanging(), CancellationToken::new()).await;
+        let error = format!("{:#}", ended.expect_err("the other agent has its port"));
+        assert!(error.starts_with("starting the main server: "), "{error}");
+        assert!(!root.exists(), "an agent makes its directories before it connects to anything");
+    }
+
+    #[tokio::test]
+    async fn there_is_a_main_port_unless_it_is_disabled() {
+        let (folder, (other, port)) = (tempfile::tempdir().expect("a folder"), port_in_use().await);
+        assert!(bind(&settings(folder.path(), port, false)).await.expect("nothing to wait for").is_none());
         drop(other);
-        start_on(port, true, &CancellationToken::new()).bound.await.expect("bound, whatever comes after");
+        let listener = bind(&settings(folder.path(), port, true)).await.expect("bound").expect("it is enabled");
+        assert_eq!(listener.local_addr().expect("an address").port(), port);
     }
 
     async fn panics() -> anyhow::Result<()> {
