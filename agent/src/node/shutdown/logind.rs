@@ -8,11 +8,9 @@ use futures_util::Stream;
 use futures_util::StreamExt as _;
 use tokio::fs;
 use zbus::Connection;
-use zbus::MatchRule;
-use zbus::MessageStream;
 use zbus::OwnedFd;
 use zbus::OwnedVariant;
-use zbus::message::Type;
+use zbus::Proxy;
 
 use crate::model::Backoff;
 
@@ -177,10 +175,10 @@ impl Logind {
     /// The signal cannot be subscribed.
     pub async fn shutdowns(&self) -> Result<impl Stream<Item = bool> + use<>, LogindError> {
         let what = "listening for PrepareForShutdown";
-        let rule = MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("PrepareForShutdown");
-        let rule = rule.build().map_err(during(what))?;
-        let signals = MessageStream::for_match_rule(rule, &self.connection, None).await.map_err(during(what))?;
-        Ok(signals.filter_map(async |signal| signal.ok()?.body().deserialize::<bool>().ok()))
+        // Any user of the bus can send a signal of this name; a proxy takes those of the service's owner alone.
+        let manager = Proxy::new(&self.connection, SERVICE, OBJECT, MANAGER).await.map_err(during(what))?;
+        let signals = manager.receive_signal("PrepareForShutdown").await.map_err(during(what))?;
+        Ok(signals.filter_map(async |signal| signal.body().deserialize::<bool>().ok()))
     }
 }
 

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use zbus::Connection;
 use zbus::Fd;
 use zbus::Guid;
+use zbus::Message;
 use zbus::MessageStream;
 use zbus::Variant;
 
@@ -70,10 +71,14 @@ impl Imitation {
     }
 
     async fn signal(&self, down: bool) {
+        self.signal_from(LOGIND, down).await;
+    }
+
+    async fn signal_from(&self, sender: &str, down: bool) {
         let manager = "org.freedesktop.login1.Manager";
-        let sent =
-            self.connection.emit_signal(None::<&str>, "/org/freedesktop/login1", manager, "PrepareForShutdown", &down);
-        sent.await.expect("a signal");
+        let signal = Message::signal("/org/freedesktop/login1", manager, "PrepareForShutdown");
+        let signal = signal.sender(sender).build(&down).expect("a signal");
+        self.connection.send(&signal).await.expect("sent");
     }
 }
 
@@ -100,6 +105,7 @@ async fn answer(
                 };
                 connection.reply(&header, &value).await.expect("an answer");
             }
+            "GetNameOwner" => connection.reply(&header, &LOGIND).await.expect("an answer"),
             "KillUnit" => {
                 let (unit, whom, signal): (String, String, i32) = body.deserialize().expect("arguments");
                 recorded.lock().expect("unpoisoned").calls.push(format!("kill {unit} {whom} {signal}"));
@@ -122,6 +128,8 @@ async fn answer(
     }
 }
 
+/// The unique name of logind on the bus.
+const LOGIND: &str = ":1.1";
 const PREPARING: &str = "get PreparingForShutdown";
 const INHIBIT: &str = "inhibit shutdown kubelet delay: Kubelet needs time to handle node shutdown";
 
@@ -328,6 +336,18 @@ async fn a_shutdown_that_is_cancelled_without_a_connection_is_noticed() {
     until(true, &|_| *downs.borrow()).await;
     until(false, &|imitation| imitation.holds_lock() && !*downs.borrow()).await;
     ending.cancel();
+}
+
+/// Any user of the bus can send a signal of that name.
+#[tokio::test]
+async fn only_logind_announces_a_shutdown() {
+    let minute = Duration::from_secs(60);
+    let (imitation, client) = Imitation::start(minute, minute).await;
+    let shutdowns = Logind::over(client, "/".into()).shutdowns().await.expect("signals");
+    for (sender, down) in [(":1.66", true), (LOGIND, false), (":1.66", false), (LOGIND, true)] {
+        imitation.signal_from(sender, down).await;
+    }
+    assert_eq!(shutdowns.take(2).collect::<Vec<_>>().await, [false, true]);
 }
 
 #[tokio::test]
