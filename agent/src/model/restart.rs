@@ -154,9 +154,11 @@ pub fn may_replace_sandbox(pod: &Pod, snapshot: &PodSnapshot, attempt: u32) -> b
     RestartPolicy::of_pod(pod) != RestartPolicy::Never || attempt == 0 || snapshot.containers.is_empty()
 }
 
-/// Whether this instance exited with a code whose rule restarts the whole pod.
+/// Whether this instance exited with a code whose rule restarts the whole pod. The code of a cancelled start is not the
+/// container's.
 pub fn demands_restart_all(container: &Container, status: &ContainerStatus, gates: RestartGates) -> bool {
     status.state == ContainerState::Exited
+        && !status.start_was_cancelled()
         && status.exit_code.is_some_and(|code| restarts_all_after(container, code, gates))
 }
 
@@ -280,16 +282,34 @@ mod tests {
             let status = testing::status("main", 0, state);
             assert_eq!(should_start(&pod, &c, Some(&status), GATES), expected, "{state:?}");
         }
-        let mut cancelled = testing::status("main", 0, ContainerState::Exited);
-        cancelled.exit_code = Some(128);
-        cancelled.message = "failed to start containerd task \"c\": context canceled: unknown".to_owned();
-        for (started_at, expected) in [(0, RestartDecision::Start), (1, RestartDecision::Leave)] {
-            cancelled.started_at = started_at;
-            assert_eq!(should_start(&pod, &c, Some(&cancelled), GATES), expected, "started at {started_at}");
+        let cancelled = testing::cancelled("main", 0);
+        let killed_launch =
+            "failed to create containerd task: failed to start shim: start failed: : signal: killed: unknown";
+        let own_message = testing::proven("main", 0, Some(1));
+        for (instance, expected) in [
+            (cancelled.clone(), RestartDecision::Start),
+            (ContainerStatus { message: killed_launch.into(), ..cancelled.clone() }, RestartDecision::Start),
+            (ContainerStatus { message: "exec failed".into(), ..cancelled.clone() }, RestartDecision::Leave),
+            (ContainerStatus { started_at: 1, ..cancelled.clone() }, RestartDecision::Leave),
+            (ContainerStatus { started_at: 0, message: cancelled.message, ..own_message }, RestartDecision::Leave),
+        ] {
+            assert_eq!(should_start(&pod, &c, Some(&instance), GATES), expected, "{instance:?}");
         }
         let mut going = pod;
         going.metadata.deletion_timestamp = Some(testing::time(Duration::ZERO));
         assert_eq!(should_start(&going, &c, None, GATES), RestartDecision::Leave);
+    }
+
+    #[test]
+    fn a_cancelled_start_restarts_no_other_container() {
+        let demanding = container(Some("Never"), vec![rule("RestartAllContainers", "NotIn", &[0])]);
+        let mut pod = testing::pod("Never", &[], &["main", "other"]);
+        pod.spec.as_mut().expect("a spec").containers[0] = demanding.clone();
+        for (instance, expected) in [(testing::exited("main", 0, 128), true), (testing::cancelled("main", 0), false)] {
+            assert_eq!(should_start(&pod, &demanding, Some(&instance), GATES), RestartDecision::Start);
+            let snapshot = testing::snapshot(vec![testing::running("other", 0), instance]);
+            assert_eq!(restart_all_due(&pod, &snapshot, false, GATES), expected);
+        }
     }
 
     #[test]

@@ -155,10 +155,15 @@ pub struct ContainerStatus {
 }
 
 impl ContainerStatus {
-    /// The caller of StartContainer was gone before the container ran, as when the agent is killed: it was not the container
-    /// that failed. containerd ends it with code 128 and Go's text for a cancelled context.
+    /// The caller of StartContainer was gone before the container was started, as when the agent is killed: it was not the
+    /// container that failed. containerd ends it with code 128 and Go's text for a cancelled context, or with the signal
+    /// that ended the launch of the shim. Its process may have run for a moment: containerd kills it only then.
     pub fn start_was_cancelled(&self) -> bool {
-        self.state == ContainerState::Exited && self.started_at == 0 && self.message.contains("context canceled")
+        // Not without the reason: the message of an exit that only the kernel has reported is the container's own.
+        let is_start_error =
+            self.state == ContainerState::Exited && self.started_at == 0 && self.reason == "StartError";
+        let says = |text: &str| self.message.contains(text);
+        is_start_error && (says("context canceled") || (says("failed to start shim") && says("signal: killed")))
     }
 }
 

@@ -1,5 +1,9 @@
 //! Short ways to make pods and snapshots in tests.
 
+use std::io;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
@@ -130,6 +134,16 @@ pub fn exited(name: &str, attempt: u32, code: i32) -> ContainerStatus {
     ContainerStatus { exit_code: Some(code), reason: reason.into(), ..status(name, attempt, ContainerState::Exited) }
 }
 
+/// An instance whose start containerd cancelled, because the agent was killed meanwhile.
+pub fn cancelled(name: &str, attempt: u32) -> ContainerStatus {
+    ContainerStatus {
+        started_at: 0,
+        reason: "StartError".into(),
+        message: format!("failed to start containerd task \"{name}\": context canceled: unknown"),
+        ..exited(name, attempt, 128)
+    }
+}
+
 /// An instance whose exit the kernel has proven and the runtime has not confirmed, with or without its code.
 pub fn proven(name: &str, attempt: u32, code: Option<i32>) -> ContainerStatus {
     ContainerStatus {
@@ -160,4 +174,19 @@ pub fn set_rule(container: &mut Container, policy: &str, action: &str) {
     container.restart_policy = Some(policy.into());
     container.restart_policy_rules =
         Some(vec![ContainerRestartRule { action: action.into(), exit_codes: Some(codes) }]);
+}
+
+/// Collects what is logged.
+#[derive(Clone, Debug, Default)]
+pub struct Buffer(pub Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Buffer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -40,6 +40,8 @@ fn instances_become_states() {
         (vec![running("a", 0)], "running after none, 0"),
         (vec![status("a", 0, ContainerState::Created)], "waiting after none, 0"),
         (vec![status("a", 0, ContainerState::Unknown)], "waiting after none, 0"),
+        (vec![cancelled("a", 0)], "waiting after none, 0"),
+        (vec![running("a", 2), cancelled("a", 1), exited("a", 0, 3)], "running after terminated 3 Error, 2"),
         (vec![exited("a", 0, 3)], "terminated 3 Error after none, 0"),
         (vec![running("a", 1), exited("a", 0, 3)], "running after terminated 3 Error, 1"),
         (

@@ -70,6 +70,9 @@ impl StartContext<'_> {
         self.image_volumes.check(ctx, pod, spec)?;
         let found = self.images().container(spec).await?;
         let _priority = ctx.pacing.priority.raise();
+        if let Some(last) = pass.snapshot.newest(&start.name).filter(|newest| newest.start_was_cancelled()) {
+            tracing::info!(pod = pass.describe(), container = start.name, id = %last.id, "repeating a cancelled start");
+        }
         self.remove_unstarted(spec, &start.replaces).await?;
         let restarts = config::restart_count(&ctx.settings, pod, start).await;
         let created = self.create(spec, found, restarts).await;

@@ -101,14 +101,16 @@ impl<'a> Draft<'a> {
     }
 
     /// Ephemeral containers run once: any instance, whatever its state, is enough, and so is an end that the API server has.
-    /// The runtime may have lost that instance, with a restart of the machine for example.
+    /// The runtime may have lost that instance, with a restart of the machine for example. One whose start was cancelled is
+    /// none: its status would wait for ever.
     pub(super) fn start_new_ephemeral(&mut self) {
         let statuses = self.input.pod.status.as_ref().and_then(|status| status.ephemeral_container_statuses.as_ref());
         let has_ended = |status: &&ApiStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
         let ended: HashSet<&str> =
             statuses.into_iter().flatten().filter(has_ended).map(|status| status.name.as_str()).collect();
         for (index, container) in spec::ephemeral_containers(self.input.pod).iter().enumerate() {
-            if self.instances_of(&container.name).is_empty() && !ended.contains(container.name.as_str()) {
+            let never_ran = self.instances_of(&container.name).iter().all(|instance| instance.start_was_cancelled());
+            if never_ran && !ended.contains(container.name.as_str()) {
                 self.ephemeral.push(StartContainer { index, ..self.start_of(&container.name, None) });
             }
         }

@@ -68,6 +68,19 @@ async fn f01_a_cancelled_start_is_no_end_of_the_container() {
     }
 }
 
+/// F1: a start that is cancelled each time, such as one that takes longer than its call may, is held back more and more.
+#[tokio::test(start_paused = true)]
+async fn f01_starts_that_are_always_cancelled_are_backed_off() {
+    let ((sim, folder), api) = (node(), Api::default());
+    sim.script("web", "main", None, Program::cannot_start("context canceled"));
+    let web = api.put(&pod("web").running("main", "run").restarted("Never").from_api().build());
+    let _agent = Agent::start_in_cluster(&sim, SensorSet::ALL, folder.path(), vec![web], &api);
+    sleep(secs(600)).await;
+    let starts = sim.trace(|trace| trace.count(Method::StartContainer));
+    assert!((4..=10).contains(&starts), "{starts} starts: {}", sim.trace(Trace::to_string));
+    assert!(!api.phases_sent("web").iter().any(|phase| phase == "Failed"));
+}
+
 /// F1, the worst case: the CREATED event is delivered, STARTED is late or lost, the start is slow, many static pods
 /// start at the same time.
 #[tokio::test(start_paused = true)]

@@ -128,6 +128,14 @@ fn ephemeral_containers_run_once() {
         let tried = Situation::new(debugged(), vec![status("debug", 0, state), running("a", 0)]);
         assert_eq!(brief(&tried.plan()), "idle", "{state:?}");
     }
+    let cancelled_first = |newest| vec![newest, cancelled("debug", 0), running("a", 0)];
+    for (newest, expected) in
+        [(cancelled("debug", 1), "start debug"), (running("debug", 1), "idle"), (exited("debug", 1, 0), "idle")]
+    {
+        let again = Situation::new(debugged(), cancelled_first(newest)).plan();
+        assert_eq!(brief(&again), expected);
+        assert!(again.start.iter().all(|start| start.restart_count == Some(2)), "the runtime has the earlier names");
+    }
 }
 
 #[test]
