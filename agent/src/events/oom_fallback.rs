@@ -10,18 +10,22 @@ use std::time::Duration;
 
 use nix::time::ClockId;
 use tokio::sync::mpsc;
+use tokio::task::JoinError;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::Hint;
 use super::oom::OomSource;
+use super::oom::kills_of;
 use super::sensors::Sensor;
 use super::sensors::SensorState;
 use super::sensors::SensorStates;
 use crate::cgroups::CgroupId;
 use crate::cgroups::Hierarchy;
 use crate::kernel::index::ContainerIndex;
+use crate::kernel::index::place_of;
 use crate::kernel::kmsg::KernelLog;
 use crate::kernel::oom_log::GROUP_PAUSE;
 use crate::kernel::oom_log::OomLogEntry;
@@ -54,8 +58,7 @@ pub fn start(
 ) -> impl Future<Output = ()> + Send + use<> {
     let log = Log { open: open(&options.log, sensor_states), path: options.log };
     let mut fallback = Fallback::new(hierarchy, options.cgroup_root);
-    fallback.walk();
-    fallback.source.begin(&fallback.index);
+    fallback.begin();
     let sensor_states = sensor_states.clone();
     async move {
         tokio::select! {
@@ -85,10 +88,39 @@ fn open(path: &Path, sensor_states: &SensorStates) -> Option<KernelLog> {
     }
 }
 
+/// The cgroups of pods, and what they have counted.
+struct Reading {
+    found: Vec<(CgroupId, String)>,
+    /// Kills in containers.
+    counters: Vec<(CgroupId, u64)>,
+}
+
+/// Reads the counters of all containers. Blocks.
+fn read(hierarchy: &Hierarchy, root: &str) -> Reading {
+    let found = walk(hierarchy, root);
+    let containers = found.iter().filter(|(_, path)| place_of(path).container.is_some());
+    let counters = containers.filter_map(|(id, path)| Some((*id, kills_of(hierarchy, path)?))).collect();
+    Reading { found, counters }
+}
+
+/// The cgroups of pods, with that of all of them. Blocks.
+fn walk(hierarchy: &Hierarchy, root: &str) -> Vec<(CgroupId, String)> {
+    let root = hierarchy.id_of(root).ok().map(|id| (id, root.to_owned()));
+    let mut found: Vec<(CgroupId, String)> = root.into_iter().collect();
+    let mut at = 0;
+    while let Some((_, path)) = found.get(at).cloned() {
+        found.extend(hierarchy.children(&path));
+        at += 1;
+    }
+    found
+}
+
 struct Fallback {
     source: OomSource,
     index: ContainerIndex,
     known: HashSet<CgroupId>,
+    /// Those in the log that were created after the last reading.
+    young: HashSet<CgroupId>,
     parser: OomLogParser,
     /// When the kill that the parser holds is reported without a further line.
     release: Option<Instant>,
@@ -102,6 +134,7 @@ impl Fallback {
             source: OomSource::new(hierarchy.clone()),
             index: ContainerIndex::new(),
             known: HashSet::new(),
+            young: HashSet::new(),
             parser: OomLogParser::default(),
             release: None,
             hierarchy,
@@ -109,13 +142,22 @@ impl Fallback {
         }
     }
 
-    async fn follow(&mut self, mut log: Log, hints: mpsc::Sender<Hint>, sensor_states: SensorStates) {
+    /// Kills before it are not reported. Blocks.
+    fn begin(&mut self) {
+        self.found(walk(&self.hierarchy, &self.root));
+        self.source.begin(&self.index);
+    }
+
+    async fn follow(mut self, mut log: Log, hints: mpsc::Sender<Hint>, sensor_states: SensorStates) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
+        let mut reading = None;
         loop {
             let release = self.release;
             let records: Vec<OomRecord> = tokio::select! {
+                // Lines first: the counters that are read contain their kills.
+                biased;
                 line = next(&mut log.open) => match line {
                     Ok(line) => self.on_line(&line).into_iter().collect(),
                     Err(error) => {
@@ -127,10 +169,19 @@ impl Fallback {
                 () = tokio::time::sleep_until(release.unwrap_or_else(Instant::now)), if release.is_some() => {
                     self.release().into_iter().collect()
                 }
+                done = ended(&mut reading) => {
+                    reading = None;
+                    // A panic in it is logged; the next one counts what it would have.
+                    done.map(|done| self.on_reading(done)).unwrap_or_default()
+                }
                 _ = ticks.tick() => {
                     // It may have been for want of memory or file descriptors. What it has missed was counted.
                     log.open = log.open.or_else(|| open(&log.path, &sensor_states));
-                    self.on_tick()
+                    reading.get_or_insert_with(|| {
+                        let (hierarchy, root) = (self.hierarchy.clone(), self.root.clone());
+                        tokio::task::spawn_blocking(move || read(&hierarchy, &root))
+                    });
+                    continue;
                 }
             };
             for record in records {
@@ -160,31 +211,32 @@ impl Fallback {
     }
 
     fn on_entry(&mut self, entry: OomLogEntry) -> Option<OomRecord> {
+        let id = entry.cgroup.as_deref().and_then(|path| self.source.id_in_log(path));
+        if let Some(id) = id.filter(|id| !self.known.contains(id)) {
+            // The next reading would take this kill for one that the log does not contain.
+            self.source.created(id);
+            self.young.insert(id);
+        }
         let moment = just_read(moment(entry.at_micros), Instant::now());
         self.source.on_log(entry, moment)
     }
 
     /// Kills that the log does not contain.
-    fn on_tick(&mut self) -> Vec<OomRecord> {
+    fn on_reading(&mut self, reading: Reading) -> Vec<OomRecord> {
         // The counters contain the last one of the log, which must not be reported twice.
         let mut records: Vec<OomRecord> = self.release().into_iter().collect();
-        for id in self.walk() {
+        for id in self.found(reading.found) {
             self.source.created(id);
         }
-        let counters = self.source.counters(&self.index);
-        records.extend(self.source.reconcile(&self.index, counters));
+        for gone in self.young.drain().filter(|id| !self.known.contains(id)) {
+            self.source.removed(gone);
+        }
+        records.extend(self.source.reconcile(&self.index, reading.counters));
         records
     }
 
     /// Brings the index up to date; returns the new cgroups.
-    fn walk(&mut self) -> Vec<CgroupId> {
-        let root = self.hierarchy.id_of(&self.root).ok().map(|id| (id, self.root.clone()));
-        let mut found: Vec<(CgroupId, String)> = root.into_iter().collect();
-        let mut at = 0;
-        while let Some((_, path)) = found.get(at).cloned() {
-            found.extend(self.hierarchy.children(&path));
-            at += 1;
-        }
+    fn found(&mut self, found: Vec<(CgroupId, String)>) -> Vec<CgroupId> {
         let present: HashSet<CgroupId> = found.iter().map(|(id, _)| *id).collect();
         for id in self.known.difference(&present) {
             self.index.cgroup_removed(*id);
@@ -201,6 +253,14 @@ impl Fallback {
 async fn next(log: &mut Option<KernelLog>) -> std::io::Result<String> {
     match log {
         Some(log) => log.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What was read; never without a reading.
+async fn ended(reading: &mut Option<JoinHandle<Reading>>) -> Result<Reading, JoinError> {
+    match reading {
+        Some(reading) => reading.await,
         None => std::future::pending().await,
     }
 }
@@ -247,8 +307,7 @@ mod tests {
         let hierarchy =
             Hierarchy { kind: HierarchyKind::Unified, number: 0, mount: folder.to_owned(), root: "/".to_owned() };
         let mut fallback = Fallback::new(hierarchy, "/kubepods".to_owned());
-        fallback.walk();
-        fallback.source.begin(&fallback.index);
+        fallback.begin();
         (fallback, count)
     }
 
@@ -284,6 +343,46 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_kill_in_a_new_container_is_reported_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (known, count) = node(folder.path());
+        let mut fallback = Fallback::new(known.hierarchy, known.root);
+        count(1);
+        assert!(lines(41).iter().all(|line| fallback.on_line(line).is_none()));
+        for (kills, expected) in [(1, vec![Some(41)]), (1, vec![]), (3, vec![None, None])] {
+            count(kills);
+            let reading = read(&fallback.hierarchy, &fallback.root);
+            let records = fallback.on_reading(reading).into_iter().map(|record| record.pid);
+            assert_eq!(records.collect::<Vec<_>>(), expected, "{kills}");
+        }
+    }
+
+    #[test]
+    fn the_log_is_followed_while_counters_are_read() {
+        // One thread for file calls, which is busy.
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let (fallback, count) = node(folder.path());
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || released.recv());
+            let ((hints, mut hinted), log) = (mpsc::channel(1), Log { path: folder.path().join("log"), open: None });
+            tokio::spawn(fallback.follow(log, hints, SensorStates::default()));
+            tokio::task::yield_now().await;
+            count(1);
+            tokio::time::advance(PERIOD + Duration::from_millis(1)).await;
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            assert!(hinted.try_recv().is_err(), "the thread of everything else has read them");
+            drop(release);
+            busy.await.unwrap().unwrap_err();
+            assert!(matches!(hinted.recv().await, Some(Hint::Oom(_))));
+        });
+    }
+
+    #[tokio::test]
     async fn the_last_kill_of_the_log_waits_for_no_further_line() {
         let folder = tempfile::tempdir().unwrap();
         let (mut fallback, count) = node(folder.path());
@@ -295,7 +394,9 @@ mod tests {
         assert_eq!(fallback.on_line(&second[1]), None);
         assert!(fallback.release.is_some());
         count(3);
-        let records: Vec<_> = fallback.on_tick().into_iter().map(|record| (record.source, record.pid)).collect();
+        let reading = read(&fallback.hierarchy, &fallback.root);
+        let records = fallback.on_reading(reading).into_iter().map(|record| (record.source, record.pid));
+        let records: Vec<_> = records.collect();
         assert_eq!(records, [(OomConfidence::Log, Some(42)), (OomConfidence::Counter, None)], "each kill once");
         assert_eq!((fallback.release, fallback.release()), (None, None));
     }

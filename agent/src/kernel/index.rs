@@ -23,8 +23,10 @@ const MAX_REMOVED: usize = 2048;
 #[derive(Debug, Default)]
 pub struct ContainerIndex {
     cgroups: HashMap<CgroupId, CgroupPlace>,
-    /// Removed ones, oldest first.
-    removed: VecDeque<CgroupId>,
+    /// Removed ones.
+    removed: HashSet<CgroupId>,
+    /// The same, oldest first.
+    removals: VecDeque<CgroupId>,
 }
 
 impl ContainerIndex {
@@ -45,11 +47,12 @@ impl ContainerIndex {
 
     /// A cgroup was removed.
     pub fn cgroup_removed(&mut self, id: CgroupId) {
-        if self.cgroups.contains_key(&id) && !self.removed.contains(&id) {
-            self.removed.push_back(id);
+        if self.cgroups.contains_key(&id) && self.removed.insert(id) {
+            self.removals.push_back(id);
         }
-        while self.removed.len() > MAX_REMOVED {
-            if let Some(oldest) = self.removed.pop_front() {
+        while self.removals.len() > MAX_REMOVED {
+            if let Some(oldest) = self.removals.pop_front() {
+                self.removed.remove(&oldest);
                 self.cgroups.remove(&oldest);
             }
         }
@@ -64,8 +67,7 @@ impl ContainerIndex {
 
     /// Ids of the cgroups that are known and were not removed.
     pub fn existing(&self) -> HashSet<CgroupId> {
-        let removed: HashSet<&CgroupId> = self.removed.iter().collect();
-        self.cgroups.keys().filter(|id| !removed.contains(id)).copied().collect()
+        self.cgroups.keys().copied().filter(|id| !self.removed.contains(id)).collect()
     }
 
     /// A cgroup by its id, also for a while after its removal.
@@ -75,9 +77,8 @@ impl ContainerIndex {
 
     /// Cgroups of containers and sandboxes, and those below them, that were not removed.
     pub fn containers(&self) -> impl Iterator<Item = (CgroupId, &CgroupPlace)> {
-        let removed: HashSet<&CgroupId> = self.removed.iter().collect();
-        let exists = move |id: &CgroupId| !removed.contains(id);
-        self.cgroups.iter().filter(move |(id, place)| place.container.is_some() && exists(id)).map(|(id, at)| (*id, at))
+        let all = self.cgroups.iter().map(|(id, place)| (*id, place));
+        all.filter(move |(id, place)| place.container.is_some() && !self.removed.contains(id))
     }
 }
 

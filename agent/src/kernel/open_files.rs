@@ -1,4 +1,6 @@
-//! The agent's own limit of open files (`maxOpenFiles`), setrlimit(2).
+//! The agent's own limit of open files (`maxOpenFiles`), setrlimit(2), and what fails for want of one.
+
+use std::io;
 
 use nix::errno::Errno;
 use nix::sys::resource::Resource;
@@ -20,9 +22,24 @@ pub fn limit(wanted: u64) -> Result<u64, Errno> {
     Ok(reachable)
 }
 
+/// No file could be opened for want of descriptors or memory: a later attempt may succeed.
+pub fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shortages_pass_and_other_failures_do_not() {
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
+            assert!(is_shortage(&errno.into()), "{errno}");
+        }
+        for errno in [Errno::ENOENT, Errno::EPERM, Errno::EACCES] {
+            assert!(!is_shortage(&errno.into()), "{errno}");
+        }
+    }
 
     #[test]
     fn the_limit_that_holds_is_returned() {

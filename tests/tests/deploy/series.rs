@@ -11,8 +11,8 @@ use keblet::observe::state::ObservedNode;
 /// Labels by series.
 pub(super) type Series = BTreeMap<String, BTreeSet<String>>;
 
-/// Labels that Prometheus adds.
-const ADDED: [&str; 2] = ["instance", "job"];
+/// Labels that Prometheus adds, `node` by the chart's PodMonitor.
+const ADDED: [&str; 3] = ["instance", "job", "node"];
 const PREFIXES: [&str; 4] = ["keblet_", "process_", "kubelet_", "container_"];
 
 /// The series of `keblet observe`, from a recorded node on which everything happens.

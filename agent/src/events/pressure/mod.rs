@@ -3,6 +3,8 @@
 
 mod open;
 
+use std::io;
+use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::open::Opened;
 use self::open::open;
 use super::sensors::Sensor;
 use super::sensors::SensorState;
@@ -20,6 +23,7 @@ use crate::cgroups::usage::Pressure;
 use crate::config::pressure::PressureResource;
 use crate::config::pressure::StallKind;
 use crate::config::pressure::Trigger;
+use crate::kernel::open_files::is_shortage;
 use crate::kernel::psi::PsiTrigger;
 use crate::metrics::Metrics;
 use crate::model::named;
@@ -31,6 +35,12 @@ use crate::pressure::own_limit::explained_by;
 
 /// While a level is entered, it is read no more often than this.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often triggers are tried again that could not be registered for want of memory or file descriptors.
+const OPEN_AGAIN: Duration = Duration::from_secs(60);
+
+/// Registers a trigger on its pressure file.
+type Open = fn(&Path, &Trigger) -> io::Result<Opened>;
 
 /// Reads for how long CPU quotas have throttled pods. May block.
 pub type ReadThrottled = Arc<dyn Fn() -> Throttled + Send + Sync>;
@@ -60,31 +70,71 @@ pub fn start(
     if triggers.is_empty() {
         return parts.sensor_states.set(Sensor::Pressure, SensorState::Off);
     }
-    let (count, mut lacks, mut followed) = (triggers.len(), Vec::new(), 0);
+    let (count, mut opening) = (triggers.len(), Opening::default());
     for (trigger, file) in triggers {
-        let Some(file) = file else {
-            lacks.push(format!("{trigger}: only cgroup v2 has it"));
-            continue;
-        };
-        match open(&file, &trigger) {
-            Ok(opened) => {
-                followed += 1;
-                lacks.extend(opened.lack);
-                let wake = (trigger.resource == PressureResource::Memory).then(|| wake.clone());
-                let follower = Follower { wake, ..Follower::new(file, opened.trigger) };
-                let following = follower.follow(opened.psi, parts.clone());
-                tasks.spawn(named("trigger of pressure", until(parts.shutdown.clone(), following)));
-            }
-            Err(error) => lacks.push(format!("{}: {error}", file.display())),
+        match file {
+            Some(file) => opening.waiting.push((trigger, file)),
+            None => opening.lacks.push(format!("{trigger}: only cgroup v2 has it")),
         }
     }
-    let state = match (lacks.is_empty(), followed) {
-        (true, _) => SensorState::Up,
-        (false, 0) => SensorState::Down(lacks.join("; ")),
-        (false, _) => SensorState::Degraded(lacks.join("; ")),
-    };
-    tracing::debug!(followed, count, "registered triggers of pressure");
-    parts.sensor_states.set(Sensor::Pressure, state);
+    opening.open_by(open, parts, Some(&wake), tasks);
+    tracing::debug!(followed = opening.followed, count, "registered triggers of pressure");
+    if !opening.waiting.is_empty() {
+        let opening = opening.open_later_by(open, parts.clone(), wake.downgrade());
+        tasks.spawn(named("opening triggers of pressure", until(parts.shutdown.clone(), opening)));
+    }
+}
+
+/// Triggers while they are registered.
+#[derive(Default)]
+struct Opening {
+    /// Those that are not registered yet, with their files.
+    waiting: Vec<(Trigger, PathBuf)>,
+    /// What is not as it was configured, and will not be.
+    lacks: Vec<String>,
+    followed: usize,
+}
+
+impl Opening {
+    /// Registers those that wait, follows them in `tasks`, and sets the state of the sensor.
+    fn open_by(&mut self, open: Open, parts: &Parts, wake: Option<&mpsc::Sender<Instant>>, tasks: &mut JoinSet<()>) {
+        let mut passing = Vec::new();
+        for (trigger, file) in std::mem::take(&mut self.waiting) {
+            match open(&file, &trigger) {
+                Ok(opened) => {
+                    self.followed += 1;
+                    self.lacks.extend(opened.lack);
+                    let wake = wake.filter(|_| trigger.resource == PressureResource::Memory).cloned();
+                    let follower = Follower { wake, ..Follower::new(file, opened.trigger) };
+                    let following = follower.follow(opened.psi, parts.clone());
+                    tasks.spawn(named("trigger of pressure", until(parts.shutdown.clone(), following)));
+                }
+                Err(error) if is_shortage(&error) => {
+                    passing.push(format!("{}: {error}", file.display()));
+                    self.waiting.push((trigger, file));
+                }
+                Err(error) => self.lacks.push(format!("{}: {error}", file.display())),
+            }
+        }
+        let reasons = [&self.lacks[..], &passing[..]].concat().join("; ");
+        let state = match (reasons.is_empty(), self.followed) {
+            (true, _) => SensorState::Up,
+            (false, 0) => SensorState::Down(reasons),
+            (false, _) => SensorState::Degraded(reasons),
+        };
+        parts.sensor_states.set(Sensor::Pressure, state);
+    }
+
+    /// Tries again until none waits. If no trigger of memory has been followed until then, `wake` is closed and stays so:
+    /// what it wakes reads at intervals instead.
+    async fn open_later_by(mut self, open: Open, parts: Parts, wake: mpsc::WeakSender<Instant>) {
+        let mut following = JoinSet::new();
+        while !self.waiting.is_empty() {
+            tokio::time::sleep(OPEN_AGAIN).await;
+            self.open_by(open, &parts, wake.upgrade().as_ref(), &mut following);
+        }
+        while following.join_next().await.is_some() {}
+    }
 }
 
 /// Follows one trigger.
@@ -220,6 +270,32 @@ mod tests {
         assert_eq!(down(&parts.sensor_states), "memory some of burstable: only cgroup v2 has it");
         start(Vec::new(), &parts, mpsc::channel(1).0, &mut JoinSet::new());
         assert_eq!(parts.sensor_states.get(Sensor::Pressure), Some(SensorState::Off));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_trigger_that_could_not_be_registered_for_a_shortage_is_tried_again() {
+        let (dir, parts) = (tempfile::tempdir().expect("a folder"), parts());
+        let file = dir.path().join("memory");
+        let open: Open = |file, trigger| match file.exists() {
+            true => open(file, trigger),
+            false => Err(nix::errno::Errno::EMFILE.into()),
+        };
+        let mut opening = Opening::default();
+        opening.waiting.push((PressureSettings::default().triggers()[0], file.clone()));
+        let (wake, mut woken) = mpsc::channel(1);
+        opening.open_by(open, &parts, Some(&wake), &mut JoinSet::new());
+        assert!(down(&parts.sensor_states).contains("(os error 24)"), "{}", down(&parts.sensor_states));
+        let again = opening.open_later_by(open, parts.clone(), wake.downgrade());
+        drop(wake);
+        assert_eq!(woken.recv().await, None, "nothing is followed");
+        assert!(tokio::time::timeout(3 * OPEN_AGAIN, again).await.is_err(), "it waits as long as there is none");
+        let mut opening = Opening::default();
+        opening.waiting.push((PressureSettings::default().triggers()[0], file.clone()));
+        let again = opening.open_later_by(open, parts.clone(), mpsc::channel(1).0.downgrade());
+        // A regular file cannot be waited for, which no later attempt changes.
+        std::fs::write(&file, "").expect("written");
+        tokio::time::timeout(2 * OPEN_AGAIN, again).await.expect("it was tried again");
+        assert!(!down(&parts.sensor_states).contains("(os error 24)"), "{}", down(&parts.sensor_states));
     }
 
     fn total(file: &std::path::Path, total: u64) {

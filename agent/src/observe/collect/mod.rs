@@ -138,7 +138,7 @@ pub async fn start(
     };
     let (early, hinted_early) = mpsc::channel(HINT_CAPACITY);
     tokio::spawn(shutdown.clone().run_until_cancelled_owned(repeat::forward(hinted_early, hints.clone())));
-    let probes = sensing.start(&early, &shutdown).await;
+    let (probes, log_is_followed) = sensing.start(&early, &shutdown).await;
     pressure_state(&sensor_states, &hierarchies);
     let watch: Arc<dyn ProcessWatch> = match hierarchies.containers.clone() {
         Some(hierarchy) => Arc::new(PidfdWatch::new(hierarchy, sensor_states.clone())),
@@ -162,7 +162,8 @@ pub async fn start(
     let (runtime, states) = (runtime.clone(), sensor_states.clone());
     let subscriber = Subscriber { runtime, hints, sensor_states: states, metrics, shutdown: shutdown.clone() };
     let sampler = sample::Sampler::new(hierarchies.clone(), options.cgroup_root.clone(), probes);
-    let task = task::Task::new(options, hierarchies.layout.is_v2(), pleg, sensor_states, sampler, sender);
+    let is_v2 = hierarchies.layout.is_v2();
+    let task = task::Task::new(options, is_v2, log_is_followed, pleg, sensor_states, sampler, sender);
     let inputs = task::Inputs { verdicts, measures, versions: subscriber.start() };
     tokio::spawn(shutdown.run_until_cancelled_owned(task.run(inputs)));
     Ok((receiver, Measure(measure)))
@@ -178,14 +179,14 @@ struct Sensing<'a> {
 
 impl Sensing<'_> {
     /// Loads the probes. If they do not report OOM kills, the kernel log does, where it may be read; else the counters of
-    /// pods are compared (`kills`).
-    async fn start(&self, hints: &mpsc::Sender<Hint>, shutdown: &CancellationToken) -> Option<Probes> {
+    /// pods are compared (`kills`). Returns the probes, and whether the log is followed.
+    async fn start(&self, hints: &mpsc::Sender<Hint>, shutdown: &CancellationToken) -> (Option<Probes>, bool) {
         let Some(hierarchy) = self.hierarchies.containers.clone() else {
             for sensor in [Sensor::Exits, Sensor::Oom, Sensor::Cgroups, Sensor::Reclaim, Sensor::Pidfd] {
                 self.sensor_states
                     .set(sensor, SensorState::Down("no cgroup hierarchy identifies containers".to_owned()));
             }
-            return None;
+            return (None, false);
         };
         let options = KernelOptions {
             cgroup_root: self.root.to_owned(),
@@ -202,16 +203,21 @@ impl Sensing<'_> {
             tokio::spawn(forwarding);
             probes
         });
-        if self.sensor_states.get(Sensor::Oom) != Some(SensorState::Up) {
-            match KernelLog::open(Path::new(KMSG)) {
-                Ok(_) => {
-                    let options = FallbackOptions { cgroup_root: self.root.to_owned(), log: KMSG.into() };
-                    tokio::spawn(oom_fallback::start(options, hierarchy, hints, self.sensor_states, shutdown));
-                }
-                Err(error) => self.sensor_states.set(Sensor::KernelLog, SensorState::Down(format!("{KMSG}: {error}"))),
+        if self.sensor_states.get(Sensor::Oom) == Some(SensorState::Up) {
+            return (probes, false);
+        }
+        match KernelLog::open(Path::new(KMSG)) {
+            // After a shortage its follower opens it later.
+            Err(error) if !open_files::is_shortage(&error) => {
+                self.sensor_states.set(Sensor::KernelLog, SensorState::Down(format!("{KMSG}: {error}")));
+                (probes, false)
+            }
+            _ => {
+                let options = FallbackOptions { cgroup_root: self.root.to_owned(), log: KMSG.into() };
+                tokio::spawn(oom_fallback::start(options, hierarchy, hints, self.sensor_states, shutdown));
+                (probes, true)
             }
         }
-        probes
     }
 }
 

@@ -63,6 +63,8 @@ pub(super) struct Inputs {
 pub(super) struct Task {
     options: CollectOptions,
     v2: bool,
+    /// Its follower reports the kills that it does not contain too, and those while it cannot be read.
+    log_is_followed: bool,
     pleg: PlegHandle,
     sensor_states: SensorStates,
     sampler: Option<Sampler>,
@@ -87,6 +89,7 @@ impl Task {
     pub(super) fn new(
         options: CollectOptions,
         v2: bool,
+        log_is_followed: bool,
         pleg: PlegHandle,
         sensor_states: SensorStates,
         sampler: Sampler,
@@ -95,6 +98,7 @@ impl Task {
         Self {
             options,
             v2,
+            log_is_followed,
             pleg,
             sensor_states,
             sampler: Some(sampler),
@@ -191,10 +195,9 @@ impl Task {
         matches!(self.sensor_states.get(Sensor::Relist), Some(SensorState::Up))
     }
 
-    /// Neither probe nor kernel log report OOM kills: counters and the runtime's reports are used instead.
+    /// Neither the probe nor the follower of the kernel log reports OOM kills: counters of pods and the runtime do.
     fn kills_are_counted(&self) -> bool {
-        let is_up = |sensor| matches!(self.sensor_states.get(sensor), Some(SensorState::Up));
-        !is_up(Sensor::Oom) && !is_up(Sensor::KernelLog)
+        !matches!(self.sensor_states.get(Sensor::Oom), Some(SensorState::Up)) && !self.log_is_followed
     }
 
     /// The first measurement contains what was counted before; what comes later is new.

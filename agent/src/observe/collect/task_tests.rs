@@ -1,10 +1,13 @@
 //! When a node is measured, on a clock that does not run by itself.
 
+use std::path::Path;
+
 use super::*;
 use crate::cgroups::Hierarchies;
 use crate::cgroups::Layout;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
+use crate::observe::collect::sample::CountedKills;
 use crate::observe::metrics::ends_measurement;
 use crate::observe::record::Confidence;
 use crate::pleg::DirtyPods;
@@ -15,6 +18,26 @@ use crate::pleg::testing::publish;
 use crate::pleg::testing::snapshot;
 
 const INTERVAL: Duration = Duration::from_secs(2);
+
+/// The task of a node whose cgroups are in `tree`.
+fn task(
+    pleg: PlegHandle,
+    interval: Duration,
+    sensor_states: SensorStates,
+    tree: &Path,
+    out: mpsc::Sender<Message>,
+) -> Task {
+    let layout = Layout::V2 { mount: tree.to_owned() };
+    let sampler = Sampler::new(Hierarchies { layout, containers: None, limits_swap: false }, "/".to_owned(), None);
+    let options = CollectOptions {
+        endpoint: "unix:///nonexistent/runtime.sock".parse().unwrap(),
+        cgroup_root: "/".to_owned(),
+        interval,
+        node: "node".to_owned(),
+        version: "0",
+    };
+    Task::new(options, true, false, pleg, sensor_states, sampler, out)
+}
 
 /// A node without pods.
 struct Node {
@@ -32,22 +55,13 @@ impl Node {
 
     fn with(pleg: PlegHandle, interval: Duration, relist: SensorState) -> Self {
         let tree = tempfile::tempdir().unwrap();
-        let layout = Layout::V2 { mount: tree.path().to_owned() };
-        let sampler = Sampler::new(Hierarchies { layout, containers: None, limits_swap: false }, "/".to_owned(), None);
-        let options = CollectOptions {
-            endpoint: "unix:///nonexistent/runtime.sock".parse().unwrap(),
-            cgroup_root: "/".to_owned(),
-            interval,
-            node: "node".to_owned(),
-            version: "0",
-        };
         let sensor_states = SensorStates::default();
         sensor_states.set(Sensor::Relist, relist);
         let (out, messages) = mpsc::channel(64);
         let (measures, asked) = mpsc::channel(1);
         let verdicts = broadcast::Sender::new(1);
         let inputs = Inputs { verdicts: verdicts.subscribe(), measures: asked, versions: oneshot::channel().1 };
-        tokio::spawn(Task::new(options, true, pleg, sensor_states, sampler, out).run(inputs));
+        tokio::spawn(task(pleg, interval, sensor_states, tree.path(), out).run(inputs));
         Self { messages, measures, _verdicts: verdicts, _tree: tree }
     }
 
@@ -133,6 +147,26 @@ async fn kills_before_the_start_in_a_pod_that_is_inspected_late_are_reported_as_
     };
     let kill = tokio::time::timeout(3 * INTERVAL, reported).await.expect("it is reported");
     assert_eq!((kill.container_id.as_deref(), kill.earlier, kill.confidence), (Some("a"), true, Confidence::Runtime));
+}
+
+#[tokio::test(start_paused = true)]
+async fn kills_are_reported_once_while_the_log_that_is_followed_cannot_be_read() {
+    for (log_is_followed, expected) in [(false, 1), (true, 0)] {
+        let (tree, sensor_states) = (tempfile::tempdir().unwrap(), SensorStates::default());
+        sensor_states.set(Sensor::KernelLog, SensorState::Down("too many open files".to_owned()));
+        let (out, mut messages) = mpsc::channel(64);
+        let mut task = task(idle_handle(), INTERVAL, sensor_states, tree.path(), out);
+        task.log_is_followed = log_is_followed;
+        for kills in [0, 1] {
+            let counted = CountedKills { of_pod: Some(kills), ..CountedKills::default() };
+            let measurement = Measurement { oom_kills: vec![counted], ..Measurement::default() };
+            assert!(task.report(measurement).await.is_ok());
+        }
+        let sent = std::iter::from_fn(|| messages.try_recv().ok());
+        let is_kill =
+            |message: &Message| matches!(message, Message::Line(line) if matches!(line.record, Record::Oom(_)));
+        assert_eq!(sent.filter(is_kill).count(), expected, "{log_is_followed}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
