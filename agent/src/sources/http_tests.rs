@@ -1,7 +1,5 @@
 //! The source against a server of the test.
 
-use std::io;
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::Mutex;
 
@@ -14,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
+use crate::model::testing::Buffer;
 use crate::sources::SourcesConfig;
 use crate::sources::test_watcher::Watcher;
 use crate::sources::test_watcher::config;
@@ -307,19 +306,6 @@ async fn a_redirect_may_lead_from_the_proxy_to_a_loopback_address() {
     proxy.redirect_to(&server.url);
     assert_eq!(requests.names().await, some(["b-n"]));
     assert_eq!((proxy.requests(), server.requests()), (2, 1));
-}
-
-#[derive(Clone, Default)]
-struct Buffer(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Buffer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[test]

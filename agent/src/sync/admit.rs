@@ -83,6 +83,8 @@ pub struct PodAdmission {
     preempted: HashSet<PodUid>,
     /// Pods that are not decided on, or not started, for now.
     waiting: HashMap<PodUid, Wait>,
+    /// Number of the wait that began last.
+    last_wait: u64,
     /// Nodes that were read for pods; `None` if that failed.
     fresh_nodes: HashMap<PodUid, Option<Arc<Node>>>,
     /// Rejected pods whose event is recorded.
@@ -111,6 +113,7 @@ impl PodAdmission {
             holding: HashMap::new(),
             preempted: HashSet::new(),
             waiting: HashMap::new(),
+            last_wait: 0,
             fresh_nodes: HashMap::new(),
             announced: HashSet::new(),
             viewed: HashMap::new(),
@@ -298,13 +301,13 @@ impl SyncLoop {
         };
         let uids: Vec<PodUid> = victims.iter().map(|victim| pod_ref(&victim.pod).uid).collect();
         self.admission.preempted.extend(uids.iter().cloned());
-        self.admission.waiting.insert(uid.clone(), Wait::Victims);
+        let wait = self.admission.begin_wait(uid, Wait::Victims);
         let (uid, evictions, recorder) = (uid.clone(), self.admission.evictions.clone(), self.recorder.clone());
         let resource = missing.first().map(|missing| missing.resource.clone()).unwrap_or_default();
         let record = self.admission.record.clone();
         self.admission.tasks.spawn(async move {
             let ended = preemption::evict(victims, evictions, recorder, record).await;
-            Awaited::Preempted { uid, victims: uids, resource, ended }
+            Awaited::Preempted { uid, wait, victims: uids, resource, ended }
         });
         Decision::Admit
     }

@@ -1,6 +1,7 @@
 //! Paths and modes of a pod's files.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -142,11 +143,13 @@ pub(super) fn resolved(path: &Path) -> PathBuf {
     dir.zip(path.file_name()).map_or_else(|| path.to_owned(), |(dir, name)| dir.join(name))
 }
 
-/// What is in a directory; nothing if there is none.
+/// What is in a directory; nothing if there is none. A part of it would be taken for all that is in use.
 pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>, VolumeError> {
-    match fs::read_dir(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        entries => Ok(entries.on("list", dir)?.flatten().map(|entry| entry.path()).collect()),
+    let paths = |list: fs::ReadDir| list.map(|entry| entry.map(|entry| entry.path())).collect();
+    let listed: io::Result<Vec<PathBuf>> = fs::read_dir(dir).and_then(paths);
+    match listed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        listed => listed.on("list", dir),
     }
 }
 
@@ -158,8 +161,8 @@ pub(super) fn make_pod_dirs(pod: &Path) -> Result<(), VolumeError> {
 /// Makes a directory that only the agent's user and group can enter, unless it exists.
 fn make_dir(dir: &Path) -> Result<(), VolumeError> {
     match fs::DirBuilder::new().mode(PRIVATE).create(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => make_dirs(dir),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => make_dirs(dir),
         result => result.on("create", dir),
     }
 }
@@ -171,4 +174,35 @@ pub(super) fn make_dirs(dir: &Path) -> Result<(), VolumeError> {
 
 pub(super) fn set_mode(path: &Path, mode: u32) -> Result<(), VolumeError> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).on("set the mode of", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use nix::sys::wait::Id;
+    use nix::sys::wait::WaitPidFlag;
+    use nix::sys::wait::waitid;
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    #[test]
+    fn a_list_that_fails_after_the_directory_was_opened_is_no_empty_one() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), "").unwrap();
+        assert_eq!(entries(dir.path()).unwrap(), [dir.path().join("a")]);
+        assert!(entries(&dir.path().join("none")).unwrap().is_empty());
+        // An ended process has no network any more; its directory of that can be opened, and not be read.
+        let mut ended = Command::new("true").spawn().unwrap();
+        let pid = ended.id();
+        let id = Id::Pid(Pid::from_raw(pid.try_into().unwrap()));
+        waitid(id, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
+        let network = PathBuf::from(format!("/proc/{pid}/net"));
+        let opened = fs::read_dir(&network).map(drop);
+        let listed = entries(&network);
+        ended.wait().unwrap();
+        opened.unwrap();
+        assert!(matches!(listed, Err(VolumeError::Io { verb: "list", .. })), "{listed:?}");
+    }
 }

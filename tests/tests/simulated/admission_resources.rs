@@ -337,6 +337,25 @@ async fn a_pod_that_comes_back_waits_for_its_victims_whatever_it_has_waited_for_
     assert!(!is_live(&sim, "web"));
 }
 
+/// The end of those that were evicted for it before it was removed starts nothing.
+#[tokio::test(start_paused = true)]
+async fn a_critical_pod_that_comes_back_waits_for_the_victims_of_its_new_life() {
+    let (sim, folder) = node();
+    let victim =
+        |name: &str| bound(name, "term ignore", requests("500m"), json!({ "terminationGracePeriodSeconds": 20 }));
+    let (agent, _) = start(&sim, folder.path(), vec![victim("a"), victim("b")], offer(10, 1000));
+    until(&sim, "both run", |l| l.live_count() == 2).await;
+    let critical = |cpu: &str| bound("critical", "run", requests(cpu), json!({ "priority": 2_000_000_000 }));
+    agent.add(critical("500m")).await;
+    sleep(Duration::from_secs(5)).await;
+    agent.remove(critical("500m")).await;
+    sleep(Duration::from_secs(5)).await;
+    agent.add(critical("1")).await;
+    until(&sim, "the first victim has ended", |l| l.live_count() == 1).await;
+    until(&sim, "the critical pod runs", |l| l.live("critical", "main").is_some()).await;
+    assert!(!is_live(&sim, "a") && !is_live(&sim, "b"), "{}", sim.trace(Trace::to_string));
+}
+
 /// Another kubelet has started it, and this agent does not support all of it.
 #[tokio::test(start_paused = true)]
 async fn an_unmanaged_pod_is_not_preempted() {

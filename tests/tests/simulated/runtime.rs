@@ -19,11 +19,11 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-fn node() -> (SimRuntime, Client) {
+pub(crate) fn node() -> (SimRuntime, Client) {
     node_with(Options::default())
 }
 
-fn node_with(options: Options) -> (SimRuntime, Client) {
+pub(crate) fn node_with(options: Options) -> (SimRuntime, Client) {
     let sim = SimRuntime::new(options);
     sim.images(|images| images.store("busybox", 1 << 20));
     let client = Client::new(sim.memory().channel());

@@ -5,6 +5,9 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 use sha2::Digest as _;
@@ -18,11 +21,13 @@ const PARTIAL: &str = ".tmp";
 /// Longest file that is read, bytes; upstream's records have at most 100 secrets for each name.
 const MAX_FILE: usize = 4 << 20;
 
-/// Both folders.
+/// Both folders, and how many files each has: there may be thousands.
 #[derive(Clone, Debug)]
 pub(super) struct Files {
     intents: PathBuf,
     records: PathBuf,
+    intent_count: Arc<AtomicUsize>,
+    record_count: Arc<AtomicUsize>,
 }
 
 /// What a file holds, and how its key is called there.
@@ -32,6 +37,7 @@ pub(super) trait Stored: Serialize + Sized {
     fn read(content: &[u8]) -> Result<(Self, bool), String>;
     fn key(&self) -> &str;
     fn folder(files: &Files) -> &Path;
+    fn count(files: &Files) -> &AtomicUsize;
 }
 
 impl Stored for Intent {
@@ -45,6 +51,10 @@ impl Stored for Intent {
 
     fn folder(files: &Files) -> &Path {
         &files.intents
+    }
+
+    fn count(files: &Files) -> &AtomicUsize {
+        &files.intent_count
     }
 }
 
@@ -60,6 +70,10 @@ impl Stored for PulledRecord {
     fn folder(files: &Files) -> &Path {
         &files.records
     }
+
+    fn count(files: &Files) -> &AtomicUsize {
+        &files.record_count
+    }
 }
 
 impl Files {
@@ -69,7 +83,8 @@ impl Files {
     /// They cannot be made, or listed.
     pub(super) fn open(root: &Path) -> io::Result<Self> {
         let folder = root.join("image_manager");
-        let files = Self { intents: folder.join("pulling"), records: folder.join("pulled") };
+        let (intents, records) = (folder.join("pulling"), folder.join("pulled"));
+        let files = Self { intents, records, intent_count: Arc::default(), record_count: Arc::default() };
         for folder in [&files.intents, &files.records] {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
@@ -79,7 +94,9 @@ impl Files {
     }
 
     fn rewrite_old<T: Stored>(&self) -> io::Result<()> {
-        for path in paths(T::folder(self))? {
+        let paths = paths(T::folder(self))?;
+        T::count(self).store(paths.len(), Relaxed);
+        for path in paths {
             let file = path.display();
             match read::<T>(&path) {
                 Ok((stored, true)) => {
@@ -117,11 +134,8 @@ impl Files {
     }
 
     /// Number of files.
-    ///
-    /// # Errors
-    /// The folder cannot be listed.
-    pub(super) fn count<T: Stored>(&self) -> io::Result<usize> {
-        Ok(paths(T::folder(self))?.len())
+    pub(super) fn count<T: Stored>(&self) -> usize {
+        T::count(self).load(Relaxed)
     }
 
     /// # Errors
@@ -131,15 +145,25 @@ impl Files {
         let partial = name(stored.key()) + PARTIAL;
         let mut line = serde_json::to_vec(stored)?;
         line.push(b'\n');
-        filesystem::replace(&path, &partial, &line, 0o600)
+        let is_new = !path.exists();
+        filesystem::replace(&path, &partial, &line, 0o600)?;
+        if is_new {
+            T::count(self).fetch_add(1, Relaxed);
+        }
+        Ok(())
     }
 
     /// # Errors
     /// The file is there and cannot be removed.
     pub(super) fn remove<T: Stored>(&self, key: &str) -> io::Result<()> {
         match fs::remove_file(T::folder(self).join(name(key))) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => {
+                // It is 0 if the file was not written by this agent.
+                let _ = T::count(self).fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+                Ok(())
+            }
         }
     }
 }
@@ -186,7 +210,27 @@ mod tests {
         assert_eq!(files.get::<Intent>("other").expect("read"), None, "the content names another key");
         files.remove::<Intent>("other").expect("removed");
         files.remove::<Intent>("other").expect("nothing to remove");
-        assert_eq!(files.count::<Intent>().expect("counted"), 0);
+        assert_eq!(files.count::<Intent>(), 0);
+    }
+
+    #[test]
+    fn files_are_counted_without_listing_them() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let files = Files::open(dir.path()).expect("opened");
+        for image in ["a", "b", "a"] {
+            files.write(&Intent::new(image)).expect("written");
+        }
+        files.write(&PulledRecord::new("id")).expect("written");
+        assert_eq!((files.count::<Intent>(), files.count::<PulledRecord>()), (2, 1));
+        for image in ["a", "a", "c"] {
+            files.remove::<Intent>(image).expect("removed");
+        }
+        assert_eq!((files.count::<Intent>(), files.count::<PulledRecord>()), (1, 1));
+        let again = Files::open(dir.path()).expect("opened again");
+        assert_eq!((again.count::<Intent>(), again.count::<PulledRecord>()), (1, 1));
+        fs::remove_dir_all(&files.records).expect("removed");
+        files.write(&PulledRecord::new("other")).expect_err("no folder");
+        assert_eq!(files.count::<PulledRecord>(), 1, "as many as were written");
     }
 
     #[test]

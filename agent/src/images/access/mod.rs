@@ -3,8 +3,8 @@
 //!
 //! An intent is written before a pull and replaced by a record after it, so that an agent that is killed in between still
 //! knows that the image was not preloaded. It also stays after a pull that was cancelled, since the runtime may have completed
-//! it. Nothing is kept in memory but the pulls that are in progress, and those whose outcome is unknown: a check reads one or
-//! two small files.
+//! it. Nothing is kept in memory but the pulls that are in progress, those whose outcome is unknown, and the number of files:
+//! a check reads one or two small files.
 //!
 //! ```text
 //!  <root>/image_manager/pulling/sha256-<hash of the image's name>   Intent
@@ -193,7 +193,7 @@ impl AccessRecords {
     /// The intent cannot be written: the image must not be pulled.
     pub async fn begin(&self, image: &str) -> io::Result<()> {
         let intent = Intent::new(image);
-        let mut pulling = self.change(self.lock().await, move |files| files.write(&intent).map(|()| true)).await?;
+        let mut pulling = self.change(self.lock().await, move |files| files.write(&intent)).await?;
         pulling.entry(image.to_owned()).or_default().running += 1;
         Ok(())
     }
@@ -233,7 +233,7 @@ impl AccessRecords {
                 record.updated(SystemTime::now());
                 files.write(&record)?;
             }
-            Ok(changed)
+            Ok(())
         });
         let written = written.await;
         if let Err(error) = &written {
@@ -253,7 +253,7 @@ impl AccessRecords {
         }
         pulling.remove(image);
         let key = image.to_owned();
-        let removed = self.change(pulling, move |files| files.remove::<Intent>(&key).map(|()| true));
+        let removed = self.change(pulling, move |files| files.remove::<Intent>(&key));
         if let Err(error) = removed.await {
             tracing::warn!(image, %error, "cannot remove the record of an intended pull");
         }
@@ -346,7 +346,7 @@ impl AccessRecords {
                     files.remove::<PulledRecord>(&image_ref)?;
                 }
             }
-            Ok(true)
+            Ok(())
         });
         removing.await.map(drop)
     }
@@ -355,41 +355,38 @@ impl AccessRecords {
         self.pulling.clone().lock_owned().await
     }
 
-    /// Carries out `work`, which returns whether it has changed files. Nothing else changes them before it has ended, even
-    /// if the future is dropped meanwhile: the work has the lock, and is carried out then too.
+    /// Carries out `work`, which changes files. Nothing else changes them before it has ended, even if the future is dropped
+    /// meanwhile: the work has the lock, and is carried out then too.
     async fn change(
         &self,
         pulling: OwnedMutexGuard<Pulling>,
-        work: impl FnOnce(&Files) -> io::Result<bool> + Send + 'static,
+        work: impl FnOnce(&Files) -> io::Result<()> + Send + 'static,
     ) -> io::Result<OwnedMutexGuard<Pulling>> {
         let (files, metrics) = (self.files.clone(), self.metrics.clone());
         filesystem::blocking(move || {
-            if work(&files)? {
-                count(&files, &metrics);
-            }
-            Ok(pulling)
+            let done = work(&files);
+            count(&files, &metrics);
+            done.map(|()| pulling)
         })
         .await
     }
 }
 
-/// Writes a record without credentials, if the image has none that can be read. True if it is new. Blocks.
-fn record_unknown(files: &Files, name: &str, image_ref: &str) -> io::Result<bool> {
+/// Writes a record without credentials, if the image has none that can be read. Blocks.
+fn record_unknown(files: &Files, name: &str, image_ref: &str) -> io::Result<()> {
     let known = files.get::<PulledRecord>(image_ref).unwrap_or_else(|error| {
         tracing::warn!(image = name, image_ref, %error, "replacing an unreadable record of which pods may use an image");
         None
     });
     if known.is_some() {
-        return Ok(false);
+        return Ok(());
     }
     let mut record = PulledRecord::new(image_ref);
     record.updated(SystemTime::now());
-    files.write(&record).map(|()| true)
+    files.write(&record)
 }
 
-/// Updates the metrics of files. Blocks.
+/// Updates the metrics of files.
 fn count(files: &Files, metrics: &Metrics) {
-    if let (Ok(intents), Ok(records)) = (files.count::<Intent>(), files.count::<PulledRecord>()) {
-        metrics.images.set_files(intents, records);
-    }
+    metrics.images.set_files(files.count::<Intent>(), files.count::<PulledRecord>());
 }

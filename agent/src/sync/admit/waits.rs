@@ -39,17 +39,18 @@ pub(super) enum StaticPods {
     Over,
 }
 
-/// What a pod waits for.
+/// What a pod waits for, with the number of the wait: a pod that was removed and came back under its UID may wait for the
+/// same again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(in crate::sync) enum Wait {
     /// The static pods, which come first.
     StaticPods,
     /// The PLEG, which reports whether the pod runs.
-    View,
+    View(u64),
     /// The newest version of the Node.
-    Node,
+    Node(u64),
     /// The end of pods that are evicted for it.
-    Victims,
+    Victims(u64),
 }
 
 /// A condition that pods have waited for is met.
@@ -58,13 +59,15 @@ pub(in crate::sync) enum Awaited {
     /// The time to wait for static pods is over.
     StaticPods,
     /// The runtime runs this pod, or does not.
-    View(PodUid, bool),
+    View(PodUid, Wait, bool),
     /// The Node was read for this pod, or could not be read.
-    Node(PodUid, Option<Arc<Node>>),
+    Node(PodUid, Wait, Option<Arc<Node>>),
     /// Pods were evicted for this one.
     Preempted {
         /// The critical pod.
         uid: PodUid,
+        /// Its wait for that.
+        wait: Wait,
         /// All that were to be evicted.
         victims: Vec<PodUid>,
         /// What was missing first.
@@ -89,7 +92,7 @@ impl PodAdmission {
 
     /// A pod that the runtime does not describe in time counts as running: a rejection could not be taken back.
     pub(super) fn await_view(&mut self, uid: &PodUid, pleg: &PlegHandle) {
-        self.waiting.insert(uid.clone(), Wait::View);
+        let wait = self.begin_wait(uid, Wait::View);
         let (uid, pleg) = (uid.clone(), pleg.clone());
         self.tasks.spawn(async move {
             let view = async {
@@ -102,7 +105,7 @@ impl PodAdmission {
                 }
             };
             let runs = tokio::time::timeout(VIEW_LIMIT, view).await.unwrap_or(true);
-            Awaited::View(uid, runs)
+            Awaited::View(uid, wait, runs)
         });
     }
 
@@ -118,12 +121,20 @@ impl PodAdmission {
     }
 
     pub(super) fn await_node(&mut self, uid: &PodUid, read: &ReadNode) {
+        let wait = self.begin_wait(uid, Wait::Node);
         let (uid, reading) = (uid.clone(), read());
-        self.waiting.insert(uid.clone(), Wait::Node);
         self.tasks.spawn(async move {
             let node = tokio::time::timeout(NODE_READ_LIMIT, reading).await.ok().flatten();
-            Awaited::Node(uid, node)
+            Awaited::Node(uid, wait, node)
         });
+    }
+
+    /// The pod waits from now on.
+    pub(super) fn begin_wait(&mut self, uid: &PodUid, of_number: fn(u64) -> Wait) -> Wait {
+        self.last_wait += 1;
+        let wait = of_number(self.last_wait);
+        self.waiting.insert(uid.clone(), wait);
+        wait
     }
 
     /// Ends the pod's wait if it is this one. A pod that was removed and came back may wait for something else.
@@ -157,30 +168,30 @@ impl SyncLoop {
 
     fn end_wait_for_static_pods(&mut self) {
         self.admission.static_pods = StaticPods::Over;
-        self.decide_on_waiting(Wait::StaticPods);
+        self.decide_on_waiting(|wait| *wait == Wait::StaticPods);
     }
 
     /// A condition that pods have waited for is met.
     pub(in crate::sync) fn on_awaited(&mut self, awaited: Awaited) {
         match awaited {
             Awaited::StaticPods => self.end_wait_for_static_pods(),
-            Awaited::View(uid, runs) => {
-                if self.admission.waiting.get(&uid) == Some(&Wait::View) {
+            Awaited::View(uid, wait, runs) => {
+                if self.admission.waiting.get(&uid) == Some(&wait) {
                     self.admission.viewed.insert(uid, runs);
                 }
                 // Others may have waited for a pod that was removed meanwhile.
                 self.decide_on_viewed();
             }
-            Awaited::Node(uid, node) => {
-                if self.admission.end_wait(&uid, Wait::Node) {
+            Awaited::Node(uid, wait, node) => {
+                if self.admission.end_wait(&uid, wait) {
                     self.admission.fresh_nodes.insert(uid.clone(), node);
                     self.start_admitted(self.pods.by_uid(&uid));
                 }
             }
-            Awaited::Preempted { uid, victims, resource, ended } => {
+            Awaited::Preempted { uid, wait, victims, resource, ended } => {
                 (0..ended).for_each(|_| self.workers.preempted(&resource));
                 victims.iter().for_each(|victim| _ = self.admission.preempted.remove(victim));
-                if self.admission.end_wait(&uid, Wait::Victims) {
+                if self.admission.end_wait(&uid, wait) {
                     if *self.requests.closed.borrow() {
                         // Upstream looks for a shutdown after its preemption: the pod is decided on again, and rejected.
                         self.admission.decisions.remove(&uid);
@@ -194,15 +205,15 @@ impl SyncLoop {
     /// Decides on the pods that wait to be viewed when that is done for all of them: those that run come first.
     fn decide_on_viewed(&mut self) {
         let PodAdmission { waiting, viewed, .. } = &self.admission;
-        let views = waiting.iter().filter(|(_, wait)| **wait == Wait::View).map(|(uid, _)| uid);
+        let views = waiting.iter().filter(|(_, wait)| matches!(wait, Wait::View(_))).map(|(uid, _)| uid);
         if !views.clone().all(|uid| viewed.contains_key(uid)) {
             return;
         }
-        self.decide_on_waiting(Wait::View);
+        self.decide_on_waiting(|wait| matches!(wait, Wait::View(_)));
     }
 
-    fn decide_on_waiting(&mut self, awaited: Wait) {
-        let waiting = self.admission.waiting.extract_if(|_, wait| *wait == awaited);
+    fn decide_on_waiting(&mut self, is_awaited: fn(&Wait) -> bool) {
+        let waiting = self.admission.waiting.extract_if(|_, wait| is_awaited(wait));
         let mut pods: Vec<Pod> = waiting.filter_map(|(uid, _)| self.pods.by_uid(&uid)).collect();
         self.sort_for_admission(&mut pods);
         self.start_admitted(pods);

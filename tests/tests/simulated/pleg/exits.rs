@@ -15,10 +15,10 @@ use super::awake;
 use super::cached;
 use super::latency;
 use super::ms;
-use super::node;
 use super::run;
 use super::secs;
 use super::uid;
+use crate::runtime::node;
 
 /// Naive: the inspection that repeats a worker's failed one counts as the worker's, which is not woken by its result.
 #[tokio::test(start_paused = true)]

@@ -17,12 +17,12 @@ use super::awake;
 use super::cached;
 use super::latency;
 use super::ms;
-use super::node;
-use super::node_with;
 use super::run;
 use super::secs;
 use super::state;
 use super::uid;
+use crate::runtime::node;
+use crate::runtime::node_with;
 
 /// F1. Naive: the CREATED event puts the state Created into the cache, where a worker takes it for a new state and
 /// starts another container. Here a worker's view after its own action is sampled after that action, whatever events

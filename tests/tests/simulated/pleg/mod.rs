@@ -24,17 +24,6 @@ const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn node() -> (SimRuntime, Client) {
-    node_with(Options::default())
-}
-
-fn node_with(options: Options) -> (SimRuntime, Client) {
-    let sim = SimRuntime::new(options);
-    sim.images(|images| images.store("busybox", 1 << 20));
-    let client = Client::new(sim.memory().channel());
-    (sim, client)
-}
-
 fn uid(pod: &str) -> PodUid {
     PodUid::from(format!("{pod}-uid"))
 }
