@@ -77,6 +77,7 @@ fn what_this_host_cannot_honour_is_an_error_of_the_configuration() {
     command.arg("--system-reserved=memory=1Ei").arg(format!("--root-dir={}", root.display()));
     command.arg(format!("--cert-dir={}", folder.path().join("pki").display()));
     command.arg(format!("--container-runtime-endpoint=unix://{}", folder.path().join("no.sock").display()));
+    command.arg(format!("--port={}", ports::free()));
     let refused = output(command);
     keblet_skip::mounts::detach(&root);
     assert_eq!(refused.status.code(), Some(3), "{}", stderr(&refused));

@@ -104,8 +104,8 @@ async fn read_limits(read: &ReadPodLimits) -> Option<CgroupValues> {
     tokio::task::spawn_blocking(move || read()).await.ok().flatten()
 }
 
-/// Memory that is taken from the machine is left to evictions: below the present usage a limit has processes killed. The next
-/// start of the agent applies it.
+/// Memory that is taken from the machine does not lower the limit: below the present usage the kernel would kill processes
+/// at once, where evictions choose pods. The next start of the agent applies the lower limit.
 fn not_lowered(now: CgroupValues, enforced: Option<&CgroupValues>) -> CgroupValues {
     let memory_max = now.memory_max.max(enforced.and_then(|enforced| enforced.memory_max));
     CgroupValues { memory_max, ..now }

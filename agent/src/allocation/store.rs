@@ -238,8 +238,8 @@ impl Allocations {
     }
 
     /// Records what a pod has before something else is allocated to it, as far as that is not on record, and has it written
-    /// at once with what is collected. What is allocated from then on is written after that. True if not all that was allocated
-    /// is on record as applied.
+    /// at once with what is collected. What is allocated from then on is written after that. True if not all that was
+    /// allocated is on record as applied.
     fn record_before(&self, uid: &PodUid, pod: &Pod) -> bool {
         let mut state = self.state();
         let before = state.allocated.entries.get(uid).and_then(|entry| entry.put_into(pod, self.0.gates.pod_level));
@@ -435,7 +435,7 @@ impl Allocations {
         self.store(state, Which::Allocated, Urgency::AtOnce);
     }
 
-    /// A resize has replaced one that was not applied completely: the pod's own cgroup may have it. True once.
+    /// A resize has replaced one that was not applied completely, whose limits the pod's own cgroup may have. True once.
     pub fn take_replaced(&self, uid: &PodUid) -> bool {
         let mut state = self.state();
         state.conditions.get_mut(uid).is_some_and(|conditions| std::mem::take(&mut conditions.has_replaced))

@@ -23,7 +23,8 @@ const LIGHT_BLOCKING: usize = 67;
 /// How long an idle one stays: those of a burst keep their memory for so long.
 const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(12);
 /// Time between two calls that keep the last one of them, shorter than [`BLOCKING_KEEP_ALIVE`] by more than a call is late.
-/// Each wakes an idle node, and what waits for a thread waits for so long at most when one can be started again.
+/// Not shorter than that, since each call wakes an idle node; not longer, since work that waits because no thread could be
+/// started waits so long at most once one can be.
 const BLOCKING_RENEWAL: Duration = Duration::from_secs(10);
 /// Address space per thread, of which only what is touched costs memory.
 const STACK: usize = 4 << 20;

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -143,8 +142,8 @@ struct Follower {
     index: ContainerIndex,
     ooms: OomSource,
     log: Option<KernelLog>,
-    /// Records were lost: the counters of OOM kills when they are to be compared.
-    lost: Option<BoxFuture<'static, Vec<(CgroupId, u64)>>>,
+    /// Records were lost: counters of OOM kills, and when to compare them.
+    lost: Option<(Instant, Vec<(CgroupId, u64)>)>,
     /// Not all cgroups of pods are watched: when that is tried again.
     watch_again: Option<Instant>,
     hierarchy: Hierarchy,
@@ -158,13 +157,13 @@ struct Follower {
 impl Follower {
     async fn follow(mut self) {
         loop {
+            let due = self.lost.as_ref().map(|(due, _)| *due);
             let again = self.watch_again;
             let next = tokio::select! {
                 biased;
                 next = self.records.next() => next,
-                counters = settled(&mut self.lost) => {
-                    self.lost = None;
-                    let hints = self.unrecorded_kills(counters);
+                () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    let hints = self.unrecorded_kills();
                     if send(&self.hints, hints).await.is_err() {
                         return;
                     }
@@ -224,19 +223,13 @@ impl Follower {
         if cgroups > 0 || watches > 0 {
             self.watch_pods();
         }
-        // There may be thousands, and the threads of everything else are few.
-        let reading = tokio::task::spawn_blocking(self.ooms.reading(&self.index));
-        self.lost = Some(Box::pin(async move {
-            // A panic in it is logged.
-            let counters = reading.await.unwrap_or_default();
-            tokio::time::sleep(SETTLE).await;
-            counters
-        }));
+        self.lost = Some((Instant::now() + SETTLE, self.ooms.counters(&self.index)));
         Hint::Gap(RelistReason::Dropped)
     }
 
     /// OOM kills whose records were lost: from the kernel log, then from counters what that does not contain.
-    fn unrecorded_kills(&mut self, counters: Vec<(CgroupId, u64)>) -> Vec<Hint> {
+    fn unrecorded_kills(&mut self) -> Vec<Hint> {
+        let Some((_, counters)) = self.lost.take() else { return Vec::new() };
         let (mut parser, mut entries) = (OomLogParser::default(), Vec::new());
         for _ in 0..MAX_LOG_LINES {
             let Some(line) = self.log.as_mut().and_then(|log| log.try_next().ok().flatten()) else { break };
@@ -298,14 +291,6 @@ impl Follower {
             oom_victim,
             at,
         }))
-    }
-}
-
-/// The counters after a loss; never without one.
-async fn settled(lost: &mut Option<BoxFuture<'static, Vec<(CgroupId, u64)>>>) -> Vec<(CgroupId, u64)> {
-    match lost {
-        Some(lost) => lost.await,
-        None => std::future::pending().await,
     }
 }
 

@@ -152,8 +152,8 @@ impl OomSource {
         Some(path.strip_suffix(" (deleted)").unwrap_or(path).to_owned())
     }
 
-    /// The id of the cgroup at a path of the kernel log, which begins at the root of the hierarchy. A node that is a container
-    /// itself (kind) sees a part of the hierarchy as the whole.
+    /// The id of the cgroup at a path of the kernel log, which begins at the root of the hierarchy. A node that is a
+    /// container itself (kind) sees a part of the hierarchy as the whole.
     pub(super) fn id_in_log(&self, path: &str) -> Option<CgroupId> {
         path.match_indices('/').find_map(|(at, _)| self.hierarchy.id_of(&path[at..]).ok())
     }
@@ -178,14 +178,8 @@ impl OomSource {
 
     /// The counters of all cgroups of containers.
     pub(super) fn counters(&self, index: &ContainerIndex) -> Vec<(CgroupId, u64)> {
-        self.reading(index)()
-    }
-
-    /// Reads the same when it is called. Blocks.
-    pub(super) fn reading(&self, index: &ContainerIndex) -> impl FnOnce() -> Vec<(CgroupId, u64)> + Send + use<> {
-        let hierarchy = self.hierarchy.clone();
-        let paths: Vec<_> = index.containers().map(|(id, place)| (id, place.path.clone())).collect();
-        move || paths.into_iter().filter_map(|(id, path)| Some((id, kills_of(&hierarchy, &path)?))).collect()
+        let read = |(id, place): (CgroupId, &CgroupPlace)| Some((id, kills_of(&self.hierarchy, &place.path)?));
+        index.containers().filter_map(read).collect()
     }
 
     /// Evidence of kills that counters show and that were not reported. `counters` were read before the last record that

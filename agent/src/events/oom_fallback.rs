@@ -175,7 +175,7 @@ impl Fallback {
                     done.map(|done| self.on_reading(done)).unwrap_or_default()
                 }
                 _ = ticks.tick() => {
-                    // It may have been for want of memory or file descriptors. What it has missed was counted.
+                    // It may have failed for want of memory or descriptors. Kills since then are counted.
                     log.open = log.open.or_else(|| open(&log.path, &sensor_states));
                     reading.get_or_insert_with(|| {
                         let (hierarchy, root) = (self.hierarchy.clone(), self.root.clone());

@@ -88,7 +88,8 @@ impl Containers {
     }
 
     /// The start of a container was tried. `kind` is `container`, `init_container` or `ephemeral_container`, `error`
-    /// the reason of the failure, such as `ErrImagePull`. Reasons that are texts, and so without number, count as `Other`.
+    /// the reason of the failure, such as `ErrImagePull`. Reasons that are free texts count as `Other`: there is no end of
+    /// them, and each would be a series.
     pub fn started(&self, kind: &'static str, error: Option<&str>) {
         self.started.with_label_values(&[kind]).inc();
         if let Some(reason) = error {

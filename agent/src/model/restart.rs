@@ -285,11 +285,13 @@ mod tests {
         let cancelled = testing::cancelled("main", 0);
         let killed_launch =
             "failed to create containerd task: failed to start shim: start failed: : signal: killed: unknown";
+        let not_found = "exec: \"context canceled\": executable file not found in $PATH: unknown";
         let own_message = testing::proven("main", 0, Some(1));
         for (instance, expected) in [
             (cancelled.clone(), RestartDecision::Start),
             (ContainerStatus { message: killed_launch.into(), ..cancelled.clone() }, RestartDecision::Start),
             (ContainerStatus { message: "exec failed".into(), ..cancelled.clone() }, RestartDecision::Leave),
+            (ContainerStatus { message: not_found.into(), ..cancelled.clone() }, RestartDecision::Leave),
             (ContainerStatus { started_at: 1, ..cancelled.clone() }, RestartDecision::Leave),
             (ContainerStatus { started_at: 0, message: cancelled.message, ..own_message }, RestartDecision::Leave),
         ] {

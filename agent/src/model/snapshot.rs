@@ -157,13 +157,15 @@ pub struct ContainerStatus {
 impl ContainerStatus {
     /// The caller of StartContainer was gone before the container was started, as when the agent is killed: it was not the
     /// container that failed. containerd ends it with code 128 and Go's text for a cancelled context, or with the signal
-    /// that ended the launch of the shim. Its process may have run for a moment: containerd kills it only then.
+    /// that ended the launch of the shim. Its process may have run for a moment, until containerd killed it.
     pub fn start_was_cancelled(&self) -> bool {
         // Not without the reason: the message of an exit that only the kernel has reported is the container's own.
         let is_start_error =
             self.state == ContainerState::Exited && self.started_at == 0 && self.reason == "StartError";
-        let says = |text: &str| self.message.contains(text);
-        is_start_error && (says("context canceled") || (says("failed to start shim") && says("signal: killed")))
+        // At its end: the container's own words, as in a command that is not found, stand before it.
+        let message = self.message.trim_end().trim_end_matches(": unknown");
+        let launch_killed = message.contains("failed to start shim") && message.ends_with("signal: killed");
+        is_start_error && (message.ends_with("context canceled") || launch_killed)
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Accepted {
 }
 
 impl Accepted {
-    /// By its headers.
+    /// As the headers of the request say.
     pub(super) fn by(request: &Request) -> Self {
         let headers = request.headers();
         Self { protobuf: wants_protobuf(headers), gzip: reads_gzip(headers) }
@@ -139,7 +139,7 @@ fn reads_gzip(headers: &HeaderMap) -> bool {
     members(headers, header::ACCEPT_ENCODING).iter().any(reads)
 }
 
-/// The body by gzip.
+/// The body, compressed by gzip; `None` if that fails.
 fn compressed(body: &[u8]) -> Option<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 8), Compression::fast());
     encoder.write_all(body).ok()?;

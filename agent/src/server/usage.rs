@@ -55,8 +55,9 @@ async fn summary(State(usage): State<Usage>, request: Request) -> Response {
 
 async fn resource(State(usage): State<Usage>, request: Request) -> Response {
     let accepted = Accepted::by(&request);
+    let turn = usage.turns.next().await;
     let (families, metrics) = (usage.stats.resource_metrics().await, usage.metrics.clone());
-    usage.turns.encoded(move || exposition::strict(&metrics, accepted, families)).await
+    turn.encoded(move || exposition::strict(&metrics, accepted, families)).await
 }
 
 async fn cadvisor(State(usage): State<Usage>, request: Request) -> Response {

@@ -12,7 +12,7 @@ use crate::model::one_per_family;
 use crate::model::spec;
 
 /// Sets `hostIP(s)` and `podIP(s)`. Host-network pods have the node's addresses, also when those change: probes and services
-/// would use one that nobody has. Upstream follows with the next change of a container, or its next start.
+/// would use one that the node no longer has. Upstream follows with the next change of a container, or its next start.
 pub(super) fn set(input: &StatusInput<'_>, status: &mut PodStatus) {
     let node = input.node.ips.as_slice();
     let mut ips = one_per_family(&input.snapshot.ips, input.node.prefers_v6);

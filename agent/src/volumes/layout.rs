@@ -143,7 +143,10 @@ pub(super) fn resolved(path: &Path) -> PathBuf {
     dir.zip(path.file_name()).map_or_else(|| path.to_owned(), |(dir, name)| dir.join(name))
 }
 
-/// What is in a directory; nothing if there is none. A part of it would be taken for all that is in use.
+/// What is in a directory; nothing if there is none.
+///
+/// # Errors
+/// It cannot be listed to its end: the caller would take a part of it for all that is in use.
 pub(super) fn entries(dir: &Path) -> Result<Vec<PathBuf>, VolumeError> {
     let paths = |list: fs::ReadDir| list.map(|entry| entry.map(|entry| entry.path())).collect();
     let listed: io::Result<Vec<PathBuf>> = fs::read_dir(dir).and_then(paths);

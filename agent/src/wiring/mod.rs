@@ -154,7 +154,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     // Aborted when the agent ends.
     let mut tasks = JoinSet::new();
     lock_file::watch_contention(&settings, &mut tasks, &shutdown)?;
-    // Before anything is changed: an agent that is started beside another one would change the node and the pods of that.
+    // Before the rest: an agent that is started beside another one must not change the pods and the Node of that one.
     let bound = shutdown.run_until_cancelled(server::bind(&settings)).await;
     let Some(listener) = bound.transpose()? else { return Ok(()) };
     let (bootstrap, mut connection) = Bootstrap::prepare(settings, &mut tasks, shutdown.clone()).await?;

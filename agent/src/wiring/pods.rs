@@ -239,8 +239,8 @@ struct RefreshLock {
 }
 
 impl RefreshLock {
-    /// Runs `work` after that which runs, unless one that has begun since this call is done by then. Returns at the latest
-    /// after [`REFRESH_TIMEOUT`].
+    /// Runs `work` once no other refresh runs, and not at all if one that began after this call has ended by then. Returns
+    /// after [`REFRESH_TIMEOUT`] at the latest.
     async fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
         let request = self.requests.fetch_add(1, SeqCst) + 1;
         let locked = async {

@@ -162,8 +162,8 @@ impl Worker {
         }
     }
 
-    /// The containers do not show that the pod's cgroup was changed for a resize that another one has replaced, as one that an
-    /// earlier agent has begun.
+    /// The pod's cgroup may have been changed for a resize that another one has replaced, such as one that an earlier agent
+    /// began. Its containers do not show that.
     pub(super) fn note_replaced_resize(&mut self) {
         if self.context.act.allocations.take_replaced(self.uid()) {
             self.status.pod_cgroup = PodCgroup::Behind;

@@ -160,10 +160,10 @@ impl Worker {
         }
     }
 
-    /// Executes a plan that stops containers. When the pod's termination is `requested` meanwhile, all containers are stopped
-    /// with its grace period at the same time, since that of the plan may be longer. It may also be shorter (that of a probe),
-    /// so the plan is not abandoned: the runtime ends a container with the first of its stops. When the plan is executed the
-    /// terminating phase takes over those of the other containers.
+    /// Executes a plan that stops containers. When the pod's termination is `requested` meanwhile, all containers are
+    /// stopped with its grace period at the same time, since that of the plan may be longer. It may also be shorter (that of
+    /// a probe), so the plan is not abandoned: the runtime ends a container with the first of its stops. When the plan is
+    /// executed the terminating phase stops the other containers anew.
     pub(super) async fn with_termination<T>(
         &self,
         pass: &PassContext,

@@ -17,7 +17,7 @@ use crate::system;
 const CONTAINERD_SUITE: &str = "trixie";
 /// The suite of containerd 2, whose programs run with the libraries of older suites.
 const CONTAINERD_2_SUITE: &str = "sid";
-/// Taken from the suite of the system, so that they match its libraries. The last four are for a test of chains.
+/// Taken from the suite of the system, so that they match its libraries. The last four are for the test of iptables.
 const OWN_SUITE: [&str; 8] = [
     "runc",
     "containernetworking-plugins",

@@ -21,7 +21,7 @@ const PARTIAL: &str = ".tmp";
 /// Longest file that is read, bytes; upstream's records have at most 100 secrets for each name.
 const MAX_FILE: usize = 4 << 20;
 
-/// Both folders, and how many files each has: there may be thousands.
+/// Both folders, and how many files each has: to list them for their number takes long if there are thousands.
 #[derive(Clone, Debug)]
 pub(super) struct Files {
     intents: PathBuf,

@@ -63,7 +63,8 @@ pub(super) struct Inputs {
 pub(super) struct Task {
     options: CollectOptions,
     v2: bool,
-    /// Its follower reports the kills that it does not contain too, and those while it cannot be read.
+    /// The kernel log is followed: its follower also reports kills that it does not contain, and those while it cannot be
+    /// read.
     log_is_followed: bool,
     pleg: PlegHandle,
     sensor_states: SensorStates,
