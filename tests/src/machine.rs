@@ -29,12 +29,20 @@ impl Machine {
     /// # Errors
     /// cgroup v2 is not mounted, or systemd does not start in time.
     pub fn start(node: &mut StandaloneNode, program: &str) -> Result<Self> {
+        Self::start_through(node, program, &[])
+    }
+
+    /// As [`Machine::start`]; `wrapper` executes the agent, whose command line follows it.
+    ///
+    /// # Errors
+    /// As [`Machine::start`].
+    pub fn start_through(node: &mut StandaloneNode, program: &str, wrapper: &[&str]) -> Result<Self> {
         let ready = node.containerd.ready().clone();
         let folder = ready.dir.join("machine");
         // Below the runtime's cgroup, which is removed with it.
         let cgroup = unified()?.join(ready.cgroup_root.trim_start_matches('/')).join("machine");
         let shown = [&folder, &cgroup, &node.layout.log].map(|path| path.display().to_string());
-        node.start_under(&[program, &shown[0], &shown[1], &shown[2]])?;
+        node.start_under(&[&[program, &shown[0], &shown[1], &shown[2]], wrapper].concat())?;
         let children = format!("/proc/{0}/task/{0}/children", node.agent_pid()?);
         let init = node.until("the machine's first process", |_| {
             let children = fs::read_to_string(&children).unwrap_or_default();

@@ -35,6 +35,7 @@ mod requested;
 mod resize;
 mod signals;
 mod systemd;
+mod systemd_socket;
 #[cfg(test)]
 mod tests;
 pub mod usage;

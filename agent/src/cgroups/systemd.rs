@@ -8,23 +8,25 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::stream;
 use tokio::sync::Mutex;
 use zbus::Connection;
+use zbus::Message;
 use zbus::MessageStream;
 use zbus::OwnedObjectPath;
 use zbus::Variant;
-use zbus::connection::Builder;
 use zbus::message::Type;
 
 use super::CgroupError;
 use super::CgroupValues;
 use super::arithmetic;
+use super::systemd_socket;
 
 const SERVICE: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
-/// systemd's own socket, which only root can connect to.
-const PRIVATE_BUS: &str = "unix:path=/run/systemd/private";
+/// systemd's own socket.
+const SOCKET: &str = "/run/systemd/private";
 /// How long a job or another call of systemd may take.
 const JOB_LIMIT: Duration = Duration::from_secs(30);
 
@@ -45,16 +47,16 @@ pub(super) struct Systemd {
 }
 
 fn open() -> BoxFuture<'static, zbus::Result<Connection>> {
-    Box::pin(async { or_private(Connection::system().await, PRIVATE_BUS).await })
+    Box::pin(async { or_socket(Connection::system().await, Path::new(SOCKET)).await })
 }
 
 /// The system bus; without one, systemd's own socket, which takes the same calls and sends its signals to every client.
 ///
 /// # Errors
 /// That of the bus if neither accepts the connection.
-pub(super) async fn or_private(bus: zbus::Result<Connection>, private: &str) -> zbus::Result<Connection> {
+pub(super) async fn or_socket(bus: zbus::Result<Connection>, socket: &Path) -> zbus::Result<Connection> {
     match bus {
-        Err(error) => Builder::address(private).p2p().build().await.map_err(|_| error),
+        Err(error) => systemd_socket::connect(socket).await.map_err(|_| error),
         bus => bus,
     }
 }
@@ -167,7 +169,8 @@ impl Systemd {
         B: serde::Serialize + zbus::wire::DynamicType,
     {
         let connection = self.connection().await?;
-        let rule = zbus::MatchRule::builder().msg_type(Type::Signal).interface(MANAGER).member("JobRemoved").build()?;
+        let rule = zbus::MatchRule::builder().msg_type(Type::Signal).sender(SERVICE).interface(MANAGER);
+        let rule = rule.member("JobRemoved").build()?;
         let mut removed = MessageStream::for_match_rule(rule, &connection, None).await?;
         let mut asked = std::pin::pin!(call(&connection, method, body));
         // The answer may be behind more signals than their queue takes, and a full queue keeps the connection from being
@@ -176,39 +179,30 @@ impl Systemd {
         let answer = loop {
             tokio::select! {
                 answer = &mut asked => break answer?,
-                Some(signal) = removed.next() => ended.push(Removed::read(&signal?)?),
+                Some(signal) = removed.next() => ended.push(signal?),
             }
         };
         let job: OwnedObjectPath = answer.body().deserialize()?;
-        if let Some(removed) = ended.into_iter().find(|removed| removed.job == job) {
-            return removed.into_result();
-        }
-        while let Some(signal) = removed.next().await {
-            let removed = Removed::read(&signal?)?;
-            if removed.job == job {
-                return removed.into_result();
+        let mut signals = stream::iter(ended.into_iter().map(Ok)).chain(removed);
+        while let Some(signal) = signals.next().await {
+            match outcome_of(&job, &answer, &signal?)? {
+                Some(outcome) if outcome == "done" => return Ok(()),
+                Some(outcome) => return Err(Failure::Job(outcome)),
+                None => {}
             }
         }
         Err(Failure::Job("connection closed".to_owned()))
     }
 }
 
-/// A job that has ended, as the signal JobRemoved reports it.
-struct Removed {
-    job: OwnedObjectPath,
-    /// `done` if it succeeded.
-    outcome: String,
-}
-
-impl Removed {
-    fn read(signal: &zbus::Message) -> Result<Self, Failure> {
-        let (_, job, _, outcome): (u32, OwnedObjectPath, String, String) = signal.body().deserialize()?;
-        Ok(Self { job, outcome })
+/// How `job` has ended, if the signal JobRemoved reports that. Any user of the bus can send a signal of this name: that of
+/// the sender of `answer` counts. On systemd's own socket all messages have the same one.
+fn outcome_of(job: &OwnedObjectPath, answer: &Message, signal: &Message) -> Result<Option<String>, Failure> {
+    if signal.header().sender() != answer.header().sender() {
+        return Ok(None);
     }
-
-    fn into_result(self) -> Result<(), Failure> {
-        if self.outcome == "done" { Ok(()) } else { Err(Failure::Job(self.outcome)) }
-    }
+    let (_, removed, _, outcome): (u32, OwnedObjectPath, String, String) = signal.body().deserialize()?;
+    Ok((removed == *job).then_some(outcome))
 }
 
 /// Fails a call that systemd does not answer within [`JOB_LIMIT`].
@@ -216,7 +210,7 @@ async fn within_limit<T>(work: impl Future<Output = Result<T, Failure>>) -> Resu
     tokio::time::timeout(JOB_LIMIT, work).await.unwrap_or(Err(Failure::Timeout))
 }
 
-async fn call<B>(connection: &Connection, method: &'static str, body: &B) -> Result<zbus::Message, Failure>
+async fn call<B>(connection: &Connection, method: &'static str, body: &B) -> Result<Message, Failure>
 where
     B: serde::Serialize + zbus::wire::DynamicType,
 {

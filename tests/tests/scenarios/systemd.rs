@@ -94,13 +94,24 @@ fn systemd_powers_off_after_pod_termination() -> Result<()> {
 #[test]
 #[ignore = "real runtime"]
 fn systemd_slice_exists_per_pod() -> Result<()> {
+    slice_exists_per_pod(&[])
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn systemd_slice_exists_per_pod_without_a_bus() -> Result<()> {
+    slice_exists_per_pod(&["/usr/bin/env", "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/none"])
+}
+
+/// The agent is executed by `wrapper`.
+fn slice_exists_per_pod(wrapper: &[&str]) -> Result<()> {
     let mut node = StandaloneNode::with(json!({
         "cgroupDriver": "systemd",
         "cgroupRoot": "",
         "singleProcessOOMKill": true,
         "podPidsLimit": 77,
     }))?;
-    let machine = Machine::start(&mut node, PROGRAM)?;
+    let machine = Machine::start_through(&mut node, PROGRAM, wrapper)?;
     node.until_true("an active service", |_| Ok(is_up(&machine)))?;
     for class in ["burstable", "besteffort"] {
         let slice = format!("kubepods-{class}.slice");

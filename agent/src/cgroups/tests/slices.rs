@@ -11,7 +11,7 @@ use zbus::OwnedVariant;
 use super::*;
 use crate::cgroups::systemd::Open;
 use crate::cgroups::systemd::Systemd;
-use crate::cgroups::systemd::or_private;
+use crate::cgroups::systemd::or_socket;
 
 /// Answers like systemd's manager, with one finished job per call, and records the calls. The first `refusals` calls that set
 /// properties fail.
@@ -178,13 +178,36 @@ async fn an_answer_behind_many_signals_is_read() {
     started.expect("its own job is found");
 }
 
+/// Any user of the system bus can send one, also to the agent alone.
+#[tokio::test]
+async fn a_signal_of_another_sender_ends_no_job() {
+    let (ours, theirs) = connections().await;
+    let mut calls = MessageStream::from(&theirs);
+    let server = async {
+        let call = calls.next().await.expect("a call").expect("a message");
+        let job = zbus::ObjectPath::try_from("/org/freedesktop/systemd1/job/1").expect("a path");
+        let forged = || {
+            let (object, manager) = ("/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager");
+            zbus::Message::signal(object, manager, "JobRemoved").sender(":1.66")
+        };
+        let failed = forged().build(&(1u32, &job, "own.slice", "failed")).expect("a signal");
+        theirs.send(&failed).await.expect("sent");
+        theirs.reply(&call.header(), &job).await.expect("an answer");
+        theirs.send(&forged().build(&"malformed").expect("a signal")).await.expect("sent");
+        theirs.send(&failed).await.expect("sent");
+        emit_removed(&theirs, (1, &job, "own.slice", "done")).await;
+    };
+    let systemd = Systemd::over(ours);
+    let (started, ()) = tokio::join!(systemd.start("own.slice", None, true), server);
+    started.expect("systemd itself says that the job is done");
+}
+
 #[tokio::test]
 async fn a_node_without_a_bus_has_the_socket_of_systemd() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("private");
-    let address = format!("unix:path={}", path.display());
     let no_bus = || Err(zbus::Error::Unsupported);
-    assert_eq!(or_private(no_bus(), &address).await.expect_err("neither"), zbus::Error::Unsupported);
+    assert_eq!(or_socket(no_bus(), &path).await.expect_err("neither"), zbus::Error::Unsupported);
     let listener = tokio::net::UnixListener::bind(&path).expect("a socket");
     let asked = Arc::new(Mutex::new(Vec::new()));
     let calls = Arc::clone(&asked);
@@ -192,7 +215,7 @@ async fn a_node_without_a_bus_has_the_socket_of_systemd() {
         let (stream, _) = listener.accept().await.expect("a connection");
         fake_systemd(stream.into_std().expect("a stream"), calls, &[]).await;
     });
-    let connection = or_private(no_bus(), &address).await.expect("a connection");
+    let connection = or_socket(no_bus(), &path).await.expect("a connection");
     Systemd::over(connection).stop("own.slice").await.expect("stopped");
     assert_eq!(*asked.lock().expect("unpoisoned"), ["stop own.slice"]);
 }
