@@ -3,6 +3,8 @@
 //! Loads the probes, watches the cgroups of pods (the probes watch those created below), maps cgroups to containers, and
 //! forwards what concerns a container. If the probes cannot be loaded, their sensors are down with a reason.
 
+use std::collections::HashSet;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +18,10 @@ use super::Expect;
 use super::Hint;
 use super::RelistReason;
 use super::oom::OomSource;
+use super::oom::kills_of;
 use super::oom_fallback;
+use super::readings::Readings;
+use super::readings::Step;
 use super::sensors::Sensor;
 use super::sensors::SensorState;
 use super::sensors::SensorStates;
@@ -32,8 +37,10 @@ use crate::kernel::bpf::ProbeOutput;
 use crate::kernel::bpf::ProbeStatus;
 use crate::kernel::bpf::Probes;
 use crate::kernel::bpf::Records;
+use crate::kernel::bpf::WatchError;
 use crate::kernel::clock::BootTime;
 use crate::kernel::index::ContainerIndex;
+use crate::kernel::index::place_of;
 use crate::kernel::kmsg::KernelLog;
 use crate::kernel::oom_log::OomLogParser;
 use crate::metrics::Metrics;
@@ -57,8 +64,8 @@ pub struct KernelOptions {
     pub metrics: Arc<Metrics>,
 }
 
-/// After a loss the counters are compared when all records written before have been read: the kernel counts a kill before
-/// the probe records it.
+/// Counters that were read after a loss are compared when all records written before have been read: the kernel counts a
+/// kill before the probe records it.
 const SETTLE: Duration = Duration::from_millis(20);
 /// How often cgroups of pods that could not be watched are tried again: for want of memory, or as there were too many.
 const WATCH_AGAIN: Duration = Duration::from_secs(60);
@@ -95,12 +102,16 @@ pub async fn start(
         log: KernelLog::open(&options.log).ok(),
         lost: None,
         watch_again: None,
+        readings: Readings::new(),
+        known: HashSet::new(),
+        removed: Vec::new(),
         hierarchy,
         hints,
         sensor_states,
         options,
     };
-    follower.watch_pods();
+    let walked = probes.watch_tree(&follower.hierarchy, &follower.options.cgroup_root);
+    follower.walked(walked);
     follower.ooms.begin(&follower.index);
     let forwarding = async move {
         tokio::select! {
@@ -136,6 +147,39 @@ fn state(programs: &[&ProbeStatus]) -> SensorState {
     }
 }
 
+/// What is to be read of the cgroups of pods.
+#[derive(Clone, Copy, Debug, Default)]
+struct Request {
+    /// Watch all of them.
+    walk: bool,
+    /// Counters of OOM kills in containers.
+    counters: bool,
+}
+
+/// What was read.
+struct Reading {
+    /// The cgroups of pods.
+    walked: Option<Result<CgroupPaths, WatchError>>,
+    counters: Option<Vec<(CgroupId, u64)>>,
+}
+
+/// Cgroups with their paths.
+type CgroupPaths = Vec<(CgroupId, String)>;
+
+/// Reads what is requested; `containers` are the known ones. Blocks.
+fn read(probes: &Probes, hierarchy: &Hierarchy, root: &str, request: Request, containers: CgroupPaths) -> Reading {
+    let walked = request.walk.then(|| probes.watch_tree(hierarchy, root));
+    let counters = request.counters.then(|| {
+        let found = walked.as_ref().and_then(|walked| walked.as_ref().ok());
+        let of_containers = |found: &CgroupPaths| -> CgroupPaths {
+            found.iter().filter(|(_, path)| place_of(path).container.is_some()).cloned().collect()
+        };
+        let containers = found.map_or(containers, of_containers).into_iter();
+        containers.filter_map(|(id, path)| Some((id, kills_of(hierarchy, &path)?))).collect()
+    });
+    Reading { walked, counters }
+}
+
 struct Follower {
     records: Records,
     probes: Probes,
@@ -146,6 +190,11 @@ struct Follower {
     lost: Option<(Instant, Vec<(CgroupId, u64)>)>,
     /// Not all cgroups of pods are watched: when that is tried again.
     watch_again: Option<Instant>,
+    readings: Readings<Request, Reading>,
+    /// The cgroups that were known when a walk began.
+    known: HashSet<CgroupId>,
+    /// Those whose removal was recorded since.
+    removed: Vec<CgroupId>,
     hierarchy: Hierarchy,
     hints: mpsc::Sender<Hint>,
     sensor_states: SensorStates,
@@ -159,34 +208,27 @@ impl Follower {
         loop {
             let due = self.lost.as_ref().map(|(due, _)| *due);
             let again = self.watch_again;
-            let next = tokio::select! {
+            let hints = tokio::select! {
                 biased;
-                next = self.records.next() => next,
-                () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    let hints = self.unrecorded_kills();
-                    if send(&self.hints, hints).await.is_err() {
+                step = self.readings.next() => self.on_step(step),
+                // Before the counters are compared, which contain the kills of these records.
+                next = self.records.next() => match next {
+                    Ok(ProbeOutput::Record(record)) => self.hints(record),
+                    Ok(ProbeOutput::Lost(lost)) => vec![self.on_loss(&lost)],
+                    Err(error) => {
+                        let reason = format!("reading the ring buffers: {error}");
+                        self.sensor_states.set(Sensor::Exits, SensorState::Down(reason.clone()));
+                        self.sensor_states.set(Sensor::Oom, SensorState::Down(reason));
                         return;
                     }
-                    continue;
+                },
+                () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    self.unrecorded_kills()
                 }
                 () = tokio::time::sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => {
-                    self.watch_pods();
-                    // Exits in cgroups that were not watched have no record.
-                    let hints = if self.watch_again.is_none() { vec![Hint::Gap(RelistReason::Dropped)] } else { vec![] };
-                    if send(&self.hints, hints).await.is_err() {
-                        return;
-                    }
-                    continue;
-                }
-            };
-            let hints = match next {
-                Ok(ProbeOutput::Record(record)) => self.hints(record),
-                Ok(ProbeOutput::Lost(lost)) => vec![self.on_loss(&lost)],
-                Err(error) => {
-                    let reason = format!("reading the ring buffers: {error}");
-                    self.sensor_states.set(Sensor::Exits, SensorState::Down(reason.clone()));
-                    self.sensor_states.set(Sensor::Oom, SensorState::Down(reason));
-                    return;
+                    self.watch_again = None;
+                    self.readings.request(|request| request.walk = true);
+                    Vec::new()
                 }
             };
             if send(&self.hints, hints).await.is_err() {
@@ -195,19 +237,51 @@ impl Follower {
         }
     }
 
-    /// Watches the cgroups of all pods, adds them to the index, and notes as removed those whose removal was not recorded.
-    fn watch_pods(&mut self) {
+    fn on_step(&mut self, step: Step<Request, Reading>) -> Vec<Hint> {
+        match step {
+            Step::Begin(request) => self.begin(request),
+            Step::Ended(Ok(Reading { walked, counters })) => {
+                if let Some(counters) = counters {
+                    self.lost = Some((Instant::now() + SETTLE, counters));
+                }
+                if walked.is_some_and(|walked| self.walked(walked)) {
+                    // Exits in cgroups that were not watched have no record.
+                    return vec![Hint::Gap(RelistReason::Dropped)];
+                }
+            }
+            Step::Ended(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
+            // The agent is shutting down.
+            Step::Ended(Err(_)) => {}
+        }
+        Vec::new()
+    }
+
+    fn begin(&mut self, request: Request) {
         // From before the walk: what is created meanwhile has a record.
-        let known = self.index.existing();
-        self.watch_again = None;
-        match self.probes.watch_tree(&self.hierarchy, &self.options.cgroup_root) {
+        self.known = if request.walk { self.index.existing() } else { HashSet::new() };
+        self.removed.clear();
+        let containers = self.index.containers().map(|(id, place)| (id, place.path.clone())).collect();
+        let (probes, hierarchy) = (self.probes.clone(), self.hierarchy.clone());
+        let root = self.options.cgroup_root.clone();
+        self.readings.begin(move || read(&probes, &hierarchy, &root, request, containers));
+    }
+
+    /// Adds the cgroups of all pods to the index, and notes as removed those whose removal was not recorded. False if not
+    /// all are watched.
+    fn walked(&mut self, walked: Result<CgroupPaths, WatchError>) -> bool {
+        match walked {
             Ok(found) => {
-                self.index.found(&known, &found);
+                self.index.found(&std::mem::take(&mut self.known), &found);
+                // They may have been found before.
+                self.removed.drain(..).for_each(|id| self.index.cgroup_removed(id));
+                self.watch_again = None;
                 self.sensor_states.set(Sensor::Exits, self.exits.clone());
+                true
             }
             Err(error) => {
                 self.watch_again = Some(Instant::now() + WATCH_AGAIN);
                 self.sensor_states.set(Sensor::Exits, SensorState::Degraded(error.to_string()));
+                false
             }
         }
     }
@@ -220,10 +294,10 @@ impl Follower {
             }
         }
         tracing::warn!(exits, cgroups, watches, "kernel records lost");
-        if cgroups > 0 || watches > 0 {
-            self.watch_pods();
-        }
-        self.lost = Some((Instant::now() + SETTLE, self.ooms.counters(&self.index)));
+        self.readings.request(|request| {
+            request.walk |= cgroups > 0 || watches > 0;
+            request.counters = true;
+        });
         Hint::Gap(RelistReason::Dropped)
     }
 
@@ -255,8 +329,10 @@ impl Follower {
             }
             KernelRecord::CgroupRemoved(event) => {
                 self.index.cgroup_removed(event.id);
-                // Counters that were read for a comparison are those of cgroups that may be gone by now.
-                if self.lost.is_none() {
+                // Counters that are read for a comparison are those of cgroups that may be gone by now.
+                if self.readings.is_running() {
+                    self.removed.push(event.id);
+                } else if self.lost.is_none() {
                     self.ooms.removed(event.id);
                 }
                 self.announcement(event.id, Expect::Stopped).into_iter().collect()

@@ -15,6 +15,7 @@ pub mod pidfd;
 pub mod pods_memory;
 pub mod pressure;
 pub mod process;
+mod readings;
 pub mod sensors;
 
 use keblet_proto::cri::v1::ContainerStatus;

@@ -245,8 +245,7 @@ fn counter_records(count: u64, place: Option<CgroupPlace>) -> Vec<OomRecord> {
     (0..count.min(MAX_UNREPORTED)).map(|_| record.clone()).collect()
 }
 
-/// OOM kills that the cgroup at `path` has counted for its own processes; `None` if it is gone, or has no counter. Of a
-/// group (`memory.oom.group`), the kernel counts the process that it chose twice.
+/// OOM kills that the cgroup at `path` has counted for its own processes; `None` if it is gone, or has no counter.
 pub(super) fn kills_of(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     let file = match hierarchy.kind {
         HierarchyKind::Unified => "memory.events.local",
@@ -255,7 +254,13 @@ pub(super) fn kills_of(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     };
     let text = read::text(&hierarchy.directory(path)?.join(file), COUNTER_FILE_LIMIT).ok()?;
     let count = |name| text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
-    Some(count("oom_kill ")?.saturating_sub(count("oom_group_kill ").unwrap_or_default()))
+    Some(kills_counted(count("oom_kill ")?, count("oom_group_kill ").unwrap_or_default()))
+}
+
+/// Kills at least, if the kernel has killed `groups` as a whole (`memory.oom.group`). It counts the process that it chose
+/// twice, except if that has ended before it comes to it again; one process of each group is counted in any case.
+fn kills_counted(kills: u64, groups: u64) -> u64 {
+    kills.saturating_sub(groups).max(groups.min(kills))
 }
 
 fn push<T>(queue: &mut VecDeque<T>, item: T) {

@@ -119,8 +119,10 @@ struct Fallback {
     source: OomSource,
     index: ContainerIndex,
     known: HashSet<CgroupId>,
-    /// Those in the log that were created after the last reading.
+    /// Those in the log that no reading has found, and that are younger than the beginning of the last reading.
     young: HashSet<CgroupId>,
+    /// Those that were young when it began: it finds them, unless they are gone.
+    awaited: HashSet<CgroupId>,
     parser: OomLogParser,
     /// When the kill that the parser holds is reported without a further line.
     release: Option<Instant>,
@@ -135,6 +137,7 @@ impl Fallback {
             index: ContainerIndex::new(),
             known: HashSet::new(),
             young: HashSet::new(),
+            awaited: HashSet::new(),
             parser: OomLogParser::default(),
             release: None,
             hierarchy,
@@ -178,6 +181,7 @@ impl Fallback {
                     // It may have failed for want of memory or descriptors. Kills since then are counted.
                     log.open = log.open.or_else(|| open(&log.path, &sensor_states));
                     reading.get_or_insert_with(|| {
+                        self.reading_begins();
                         let (hierarchy, root) = (self.hierarchy.clone(), self.root.clone());
                         tokio::task::spawn_blocking(move || read(&hierarchy, &root))
                     });
@@ -221,6 +225,11 @@ impl Fallback {
         self.source.on_log(entry, moment)
     }
 
+    /// What the log names from now on may be younger than what the reading finds.
+    fn reading_begins(&mut self) {
+        self.awaited.extend(self.young.drain());
+    }
+
     /// Kills that the log does not contain.
     fn on_reading(&mut self, reading: Reading) -> Vec<OomRecord> {
         // The counters contain the last one of the log, which must not be reported twice.
@@ -228,7 +237,7 @@ impl Fallback {
         for id in self.found(reading.found) {
             self.source.created(id);
         }
-        for gone in self.young.drain().filter(|id| !self.known.contains(id)) {
+        for gone in self.awaited.drain().filter(|id| !self.known.contains(id)) {
             self.source.removed(gone);
         }
         records.extend(self.source.reconcile(&self.index, reading.counters));
@@ -355,6 +364,37 @@ mod tests {
             let records = fallback.on_reading(reading).into_iter().map(|record| record.pid);
             assert_eq!(records.collect::<Vec<_>>(), expected, "{kills}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_kill_in_a_container_that_starts_during_a_reading_is_reported_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (known, count) = node(folder.path());
+        let mut fallback = Fallback::new(known.hierarchy, known.root);
+        count(1);
+        fallback.reading_begins();
+        let earlier = || Reading { found: Vec::new(), counters: Vec::new() };
+        assert!(lines(41).iter().all(|line| fallback.on_line(line).is_none()));
+        assert_eq!(fallback.on_reading(earlier()).len(), 1, "of the log");
+        fallback.reading_begins();
+        let reading = read(&fallback.hierarchy, &fallback.root);
+        assert_eq!(fallback.on_reading(reading), [], "its counter contains that kill");
+        assert!(fallback.young.is_empty() && fallback.awaited.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_container_that_is_gone_before_it_is_found_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (known, _) = node(folder.path());
+        let mut fallback = Fallback::new(known.hierarchy, known.root);
+        assert!(lines(41).iter().all(|line| fallback.on_line(line).is_none()));
+        assert!(fallback.release().is_some());
+        assert_eq!(fallback.young.len(), 1);
+        std::fs::remove_dir_all(folder.path().join("kubepods")).unwrap();
+        fallback.reading_begins();
+        let reading = read(&fallback.hierarchy, &fallback.root);
+        assert_eq!(fallback.on_reading(reading), []);
+        assert!(fallback.young.is_empty() && fallback.awaited.is_empty());
     }
 
     #[test]

@@ -29,9 +29,9 @@ pub(super) fn of(verdict: &OomVerdict) -> String {
 
 /// The message of upstream's event `SystemOOM` on the node.
 pub(super) fn of_node(verdict: &OomVerdict) -> String {
-    match verdict.pid {
-        Some(pid) => format!("System OOM encountered, victim process: {}, pid: {pid}", verdict.comm),
-        None => "System OOM encountered".to_owned(),
+    match (verdict.comm.as_str(), verdict.pid) {
+        ("", _) | (_, None) => "System OOM encountered".to_owned(),
+        (comm, Some(pid)) => format!("System OOM encountered, victim process: {comm}, pid: {pid}"),
     }
 }
 
@@ -138,6 +138,13 @@ mod tests {
         let text = "A process in container 0123456789abc was killed: a memory limit was reached, or the node was out of \
                     memory (unknown: process, container)";
         assert_eq!(of(&verdict), text);
+    }
+
+    #[test]
+    fn the_event_on_the_node_names_a_process_only_with_its_pid() {
+        let of = |comm: &str, pid| of_node(&OomVerdict { comm: comm.to_owned(), pid, ..verdict() });
+        assert_eq!(of("hungry", Some(7)), "System OOM encountered, victim process: hungry, pid: 7");
+        assert_eq!([of("", Some(7)), of("hungry", None), of("", None)], ["System OOM encountered"; 3]);
     }
 
     #[test]

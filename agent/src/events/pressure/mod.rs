@@ -4,12 +4,14 @@
 mod open;
 
 use std::io;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -80,7 +82,7 @@ pub fn start(
     opening.open_by(open, parts, Some(&wake), tasks);
     tracing::debug!(followed = opening.followed, count, "registered triggers of pressure");
     if !opening.waiting.is_empty() {
-        let opening = opening.open_later_by(open, parts.clone(), wake.downgrade());
+        let opening = opening.open_later_by(open, parts.clone(), wake.downgrade(), JoinSet::new());
         tasks.spawn(named("opening triggers of pressure", until(parts.shutdown.clone(), opening)));
     }
 }
@@ -125,15 +127,35 @@ impl Opening {
         parts.sensor_states.set(Sensor::Pressure, state);
     }
 
-    /// Tries again until none waits. If no trigger of memory has been followed until then, `wake` is closed and stays so:
-    /// what it wakes reads at intervals instead.
-    async fn open_later_by(mut self, open: Open, parts: Parts, wake: mpsc::WeakSender<Instant>) {
-        let mut following = JoinSet::new();
-        while !self.waiting.is_empty() {
-            tokio::time::sleep(OPEN_AGAIN).await;
-            self.open_by(open, &parts, wake.upgrade().as_ref(), &mut following);
+    /// Tries again until none waits, and ends with those in `following`, to which it adds. If no trigger of memory has been
+    /// followed until then, `wake` is closed and stays so: what it wakes reads at intervals instead.
+    async fn open_later_by(
+        mut self,
+        open: Open,
+        parts: Parts,
+        wake: mpsc::WeakSender<Instant>,
+        mut following: JoinSet<()>,
+    ) {
+        let mut due = Instant::now() + OPEN_AGAIN;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(due), if !self.waiting.is_empty() => {
+                    self.open_by(open, &parts, wake.upgrade().as_ref(), &mut following);
+                    due = Instant::now() + OPEN_AGAIN;
+                }
+                Some(ended) = following.join_next() => rethrow(ended),
+                else => return,
+            }
         }
-        while following.join_next().await.is_some() {}
+    }
+}
+
+/// The panic of a follower, which ends the agent like that of one that was started at once.
+fn rethrow(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        resume_unwind(error.into_panic());
     }
 }
 
@@ -285,17 +307,29 @@ mod tests {
         let (wake, mut woken) = mpsc::channel(1);
         opening.open_by(open, &parts, Some(&wake), &mut JoinSet::new());
         assert!(down(&parts.sensor_states).contains("(os error 24)"), "{}", down(&parts.sensor_states));
-        let again = opening.open_later_by(open, parts.clone(), wake.downgrade());
+        let again = opening.open_later_by(open, parts.clone(), wake.downgrade(), JoinSet::new());
         drop(wake);
         assert_eq!(woken.recv().await, None, "nothing is followed");
         assert!(tokio::time::timeout(3 * OPEN_AGAIN, again).await.is_err(), "it waits as long as there is none");
         let mut opening = Opening::default();
         opening.waiting.push((PressureSettings::default().triggers()[0], file.clone()));
-        let again = opening.open_later_by(open, parts.clone(), mpsc::channel(1).0.downgrade());
+        let again = opening.open_later_by(open, parts.clone(), mpsc::channel(1).0.downgrade(), JoinSet::new());
         // A regular file cannot be waited for, which no later attempt changes.
         std::fs::write(&file, "").expect("written");
         tokio::time::timeout(2 * OPEN_AGAIN, again).await.expect("it was tried again");
         assert!(!down(&parts.sensor_states).contains("(os error 24)"), "{}", down(&parts.sensor_states));
+    }
+
+    /// The agent watches the task that registers triggers, and ends with its panic.
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "trigger of pressure: no level")]
+    async fn a_panic_of_a_trigger_that_was_registered_later_is_not_swallowed() {
+        let open: Open = |_, _| Err(nix::errno::Errno::EMFILE.into());
+        let mut opening = Opening::default();
+        opening.waiting.push((PressureSettings::default().triggers()[0], "/no/such/file".into()));
+        let mut following = JoinSet::new();
+        following.spawn(named("trigger of pressure", async { panic!("no level") }));
+        opening.open_later_by(open, parts(), mpsc::channel(1).0.downgrade(), following).await;
     }
 
     fn total(file: &std::path::Path, total: u64) {

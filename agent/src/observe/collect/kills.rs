@@ -12,13 +12,16 @@ use crate::observe::record::Victim;
 
 /// Pods whose kills are compared at most; a node runs far fewer.
 const PODS: usize = 4096;
+/// Measurements after which a pod that was in none of them is taken for gone, and what was recorded for it is dropped.
+const MEASUREMENTS: u32 = 300;
 
 /// Compares counters with those of the measurement before.
 #[derive(Debug, Default)]
 pub(super) struct KillCounts {
     pods: HashMap<String, Known>,
-    /// Kills of pods that were not measured yet and that the probe or the kernel log has reported, by UID.
-    recorded: HashMap<String, Recorded>,
+    /// Kills of pods that were not measured yet and that the probe or the kernel log has reported, by UID; and measurements
+    /// since the first of them.
+    recorded: HashMap<String, (Recorded, u32)>,
 }
 
 /// Kills by the container's id.
@@ -38,9 +41,13 @@ struct Known {
 pub(super) type Dead = (String, String);
 
 impl KillCounts {
-    /// Removes pods without a cgroup.
+    /// After a measurement: removes pods without a cgroup.
     pub(super) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
         self.pods.retain(|uid, _| exists(uid));
+        self.recorded.retain(|_, (_, measurements)| {
+            *measurements += 1;
+            *measurements < MEASUREMENTS
+        });
     }
 
     /// The runtime no longer has the pod.
@@ -52,7 +59,7 @@ impl KillCounts {
     pub(super) fn recorded(&mut self, record: &OomRecord) {
         let Some(pod) = record.pod.as_ref().filter(|pod| !self.pods.contains_key(&pod.uid)) else { return };
         if self.recorded.len() < PODS || self.recorded.contains_key(&pod.uid) {
-            let of_pod = self.recorded.entry(pod.uid.clone()).or_default();
+            let (of_pod, _) = self.recorded.entry(pod.uid.clone()).or_default();
             *of_pod.entry(record.container_id.clone()).or_default() += record.kills;
         }
     }
@@ -66,7 +73,7 @@ impl KillCounts {
         let known = self.pods.entry(counted.pod.uid.clone()).or_default();
         let is_first = !std::mem::replace(&mut known.measured, true);
         let new = known.grown(counted);
-        let recorded = self.recorded.remove(&counted.pod.uid).unwrap_or_default();
+        let (recorded, _) = self.recorded.remove(&counted.pod.uid).unwrap_or_default();
         if is_first && existed { earlier(counted, dead, &recorded) } else { new }
     }
 }
@@ -195,6 +202,18 @@ mod tests {
         let unmeasured = PodName { uid: "v".into(), ..counted.pod };
         kills.recorded(&record(&unmeasured, None, Victim::Child, 1, false));
         kills.removed("v");
+        assert!(kills.recorded.is_empty());
+    }
+
+    /// The verdict on a kill may come after the runtime has removed the pod.
+    #[test]
+    fn kills_that_are_recorded_in_a_pod_that_is_gone_are_forgotten() {
+        let (mut kills, pod) = (KillCounts::default(), kills_of(None, &[]).pod);
+        kills.removed(&pod.uid);
+        kills.recorded(&record(&pod, None, Victim::Child, 1, false));
+        (1..MEASUREMENTS).for_each(|_| kills.retain(|_| false));
+        assert_eq!(kills.recorded.len(), 1, "it may be measured late");
+        kills.retain(|_| false);
         assert!(kills.recorded.is_empty());
     }
 

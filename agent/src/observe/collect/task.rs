@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::mpsc;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -52,9 +53,12 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// A request is answered with the last measurement if it is younger than this, so that requests without pause cost no more.
 const FRESH: Duration = Duration::from_secs(1);
 
+/// Verdicts on OOM kills.
+type Verdicts = broadcast::Receiver<Arc<OomVerdict>>;
+
 /// What the loop waits for.
 pub(super) struct Inputs {
-    pub(super) verdicts: broadcast::Receiver<Arc<OomVerdict>>,
+    pub(super) verdicts: Verdicts,
     pub(super) measures: mpsc::Receiver<oneshot::Sender<()>>,
     pub(super) versions: oneshot::Receiver<(String, String)>,
 }
@@ -147,15 +151,15 @@ impl Task {
                     }
                 }
                 // So soon after a measurement there would be no rates, and the stalls of that one would be over.
-                _ = ticks.tick(), if self.ready => self.measure_after(LEAST_WINDOW).await?,
+                _ = ticks.tick(), if self.ready => self.measure_after(LEAST_WINDOW, &mut verdicts).await?,
                 Some(done) = measures.recv(), if self.ready => {
-                    self.measure_after(FRESH).await?;
+                    self.measure_after(FRESH, &mut verdicts).await?;
                     self.message(Message::Measured(done)).await?;
                 }
                 () = tokio::time::sleep_until(quiet), if !self.ready => {
                     quiet = Instant::now() + QUIET;
                     if self.listed() || Instant::now() >= deadline {
-                        self.become_ready().await?;
+                        self.become_ready(&mut verdicts).await?;
                         // The first rates are over a whole interval, however long the start has taken.
                         ticks.reset();
                     }
@@ -202,9 +206,9 @@ impl Task {
     }
 
     /// The first measurement contains what was counted before; what comes later is new.
-    async fn become_ready(&mut self) -> Result<(), Closed> {
+    async fn become_ready(&mut self, verdicts: &mut Verdicts) -> Result<(), Closed> {
         self.ready = true;
-        self.measure().await?;
+        self.measure(verdicts).await?;
         // What only the start has needed: the loader of BPF programs, the lists of all pods.
         memory::return_all();
         memory::unmap_program();
@@ -281,15 +285,27 @@ impl Task {
     }
 
     /// Measures, unless the last measurement is younger than `age`.
-    async fn measure_after(&mut self, age: Duration) -> Result<(), Closed> {
+    async fn measure_after(&mut self, age: Duration, verdicts: &mut Verdicts) -> Result<(), Closed> {
         match self.measured {
             Some(measured) if measured.elapsed() < age => Ok(()),
-            _ => self.measure().await,
+            _ => self.measure(verdicts).await,
         }
     }
 
+    /// Takes the verdicts that wait.
+    async fn take_decided(&mut self, verdicts: &mut Verdicts) -> Result<(), Closed> {
+        for _ in 0..verdicts.len() {
+            match verdicts.try_recv() {
+                Ok(verdict) => self.decided(Ok(verdict)).await?,
+                Err(TryRecvError::Lagged(missed)) => self.decided(Err(RecvError::Lagged(missed))).await?,
+                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+            }
+        }
+        Ok(())
+    }
+
     /// Measures on a blocking thread.
-    async fn measure(&mut self) -> Result<(), Closed> {
+    async fn measure(&mut self, verdicts: &mut Verdicts) -> Result<(), Closed> {
         let Some(mut sampler) = self.sampler.take() else { return Ok(()) };
         let targets: Vec<Target> = self.pods.values().map(target).collect();
         let measured = tokio::task::spawn_blocking(move || {
@@ -299,6 +315,8 @@ impl Task {
         match measured.await {
             Ok((sampler, measurement)) => {
                 (self.sampler, self.measured) = (Some(sampler), Some(Instant::now()));
+                // Their kills are counted: they are not to be reported as earlier ones as well.
+                self.take_decided(verdicts).await?;
                 self.report(measurement).await
             }
             Err(error) => {

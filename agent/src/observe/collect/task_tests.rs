@@ -4,12 +4,20 @@ use std::path::Path;
 
 use super::*;
 use crate::cgroups::Hierarchies;
+use crate::cgroups::Hierarchy;
+use crate::cgroups::HierarchyKind;
 use crate::cgroups::Layout;
+use crate::kernel::index::place_of;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
+use crate::model::KernelMoment;
+use crate::model::OomConfidence;
+use crate::model::OomRecord;
+use crate::model::OomTime;
 use crate::observe::collect::sample::CountedKills;
 use crate::observe::metrics::ends_measurement;
 use crate::observe::record::Confidence;
+use crate::oom::verdict::decide;
 use crate::pleg::DirtyPods;
 use crate::pleg::testing::changing_handle;
 use crate::pleg::testing::container;
@@ -167,6 +175,42 @@ async fn kills_are_reported_once_while_the_log_that_is_followed_cannot_be_read()
             |message: &Message| matches!(message, Message::Line(line) if matches!(line.record, Record::Oom(_)));
         assert_eq!(sent.filter(is_kill).count(), expected, "{log_is_followed}");
     }
+}
+
+/// It is counted before its verdict is taken.
+#[tokio::test(start_paused = true)]
+async fn a_kill_during_the_first_measurement_is_reported_once() {
+    let tree = tempfile::tempdir().unwrap();
+    let cgroup = tree.path().join("kubepods/podp");
+    std::fs::create_dir_all(&cgroup).unwrap();
+    std::fs::write(cgroup.join("memory.events"), "oom_kill 1\n").unwrap();
+    let (out, mut messages) = mpsc::channel(64);
+    let mut task = task(idle_handle(), INTERVAL, SensorStates::default(), tree.path(), out);
+    let (mount, layout) = (tree.path().to_owned(), Layout::V2 { mount: tree.path().to_owned() });
+    let containers = Some(Hierarchy { kind: HierarchyKind::Unified, number: 0, mount, root: "/".to_owned() });
+    let hierarchies = Hierarchies { layout, containers, limits_swap: false };
+    task.sampler = Some(Sampler::new(hierarchies, "/".to_owned(), None));
+    task.pods.entry(PodUid::from("p")).or_default().update(&snapshot(Instant::now(), vec![]), 0);
+    task.dead.entry("p".to_owned()).or_default();
+    let decided = broadcast::Sender::new(1);
+    let mut verdicts = decided.subscribe();
+    let record = OomRecord { place: Some(place_of("/kubepods/podp")), ..evidence() };
+    decided.send(Arc::new(decide(&record, None, false, OomTime(1)))).unwrap();
+    assert!(task.measure(&mut verdicts).await.is_ok());
+    let mut kills = Vec::new();
+    while let Ok(message) = messages.try_recv() {
+        if let Message::Line(line) = message
+            && let Record::Oom(kill) = line.record
+        {
+            kills.push((kill.pod.map(|pod| pod.uid), kill.confidence, kill.earlier));
+        }
+    }
+    assert_eq!(kills, [(Some("p".to_owned()), Confidence::Kernel, false)]);
+}
+
+/// A kill that the probe has reported.
+fn evidence() -> OomRecord {
+    OomRecord { pid: Some(7), ..OomRecord::new(OomConfidence::Kernel, KernelMoment(Instant::now())) }
 }
 
 #[tokio::test(start_paused = true)]
