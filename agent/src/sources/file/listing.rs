@@ -62,6 +62,10 @@ impl Stamp {
     }
 }
 
+/// Errors that a file may have whatever it holds.
+const UNREAD: [Errno; 7] =
+    [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::EIO, Errno::ESTALE, Errno::EACCES, Errno::EPERM];
+
 /// What a scan found in one file.
 #[derive(Debug)]
 pub(super) enum Reading {
@@ -212,11 +216,11 @@ impl View {
     }
 }
 
-/// A file with which `attempt` failed. A shortage, and a disk that fails, say nothing of what it defines.
+/// A file with which `attempt` failed. A shortage, a disk that fails, and a server or a security module that refuses, say
+/// nothing of what it defines.
 fn unread(attempt: &str, error: &io::Error) -> Reading {
     let message = format!("cannot {attempt}: {error}");
-    let passing = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::EIO, Errno::ESTALE];
-    match error.raw_os_error().is_some_and(|code| passing.contains(&Errno::from_raw(code))) {
+    match error.raw_os_error().is_some_and(|code| UNREAD.contains(&Errno::from_raw(code))) {
         true => Reading::Unreadable(message),
         false => Reading::Bad(None, message),
     }
@@ -250,11 +254,9 @@ mod tests {
     #[test]
     fn a_shortage_says_nothing_of_a_file() {
         let of = |errno: Errno| unread("read", &io::Error::from(errno));
-        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::EIO, Errno::ESTALE] {
+        for errno in UNREAD {
             assert!(matches!(of(errno), Reading::Unreadable(_)), "{errno}");
         }
-        for errno in [Errno::EACCES, Errno::ELOOP] {
-            assert!(matches!(of(errno), Reading::Bad(None, _)), "{errno}");
-        }
+        assert!(matches!(of(Errno::ELOOP), Reading::Bad(None, _)));
     }
 }

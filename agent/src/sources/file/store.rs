@@ -19,7 +19,8 @@ use crate::model::Pod;
 pub(super) const REMOVAL_DELAY: Duration = Duration::from_millis(50);
 
 /// How long running static pods without a manifest are taken to be of a manifest that the agent cannot use at its start: as
-/// long as a file that becomes bad later keeps its pods with the default `fileCheckFrequency`.
+/// long as a file that becomes bad later keeps its pods with the default `fileCheckFrequency`. It begins when all manifests
+/// can be read: one that becomes unreadable later keeps its pods, too.
 pub(super) const INCOMPLETE_LIMIT: Duration = Duration::from_secs(20);
 
 /// A log record; at most one for each state of a file.
@@ -59,8 +60,20 @@ struct ManifestFile {
     stamp: Option<Stamp>,
     pods: Vec<Pod>,
     error: Option<String>,
+    /// The error says nothing of what the file holds.
+    is_unreadable: bool,
     ignores_documents: bool,
     missing_since: Option<Instant>,
+}
+
+impl ManifestFile {
+    fn unusable(&self) -> Unusable {
+        match (&self.error, self.is_unreadable) {
+            (None, _) => Unusable::Nothing,
+            (Some(_), false) => Unusable::Content,
+            (Some(_), true) => Unusable::Unreadable,
+        }
+    }
 }
 
 /// namespace/name.
@@ -84,8 +97,18 @@ pub(super) struct Store {
 struct FirstSet {
     /// The static pods that run when the agent starts; none once the set was complete.
     running: BTreeSet<Key>,
-    /// When the first scan found an incomplete set.
+    /// When the first scan found an incomplete set, or the last one a manifest that cannot be read.
     incomplete_since: Option<Instant>,
+}
+
+/// Manifests of which a set lacks the pods.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Unusable {
+    Nothing,
+    /// Some are being written, or are invalid.
+    Content,
+    /// Some cannot be read.
+    Unreadable,
 }
 
 impl FirstSet {
@@ -94,11 +117,15 @@ impl FirstSet {
         self.incomplete_since.is_some() && !self.running.is_empty()
     }
 
-    /// When the set is complete at the latest, `None` if it is. `has_unusable`: not all manifests can be used.
-    fn incomplete_until(&mut self, set: &[Pod], has_unusable: bool, now: Instant) -> Option<Instant> {
+    /// When the set is complete at the latest, `None` if it is.
+    fn incomplete_until(&mut self, set: &[Pod], unusable: Unusable, now: Instant) -> Option<Instant> {
         let defined: BTreeSet<Key> = set.iter().map(key).collect();
-        let end = *self.incomplete_since.get_or_insert(now) + INCOMPLETE_LIMIT;
-        let is_incomplete = has_unusable && now < end && !self.running.is_subset(&defined);
+        let since = match unusable {
+            Unusable::Unreadable => self.incomplete_since.insert(now),
+            Unusable::Nothing | Unusable::Content => self.incomplete_since.get_or_insert(now),
+        };
+        let end = *since + INCOMPLETE_LIMIT;
+        let is_incomplete = unusable != Unusable::Nothing && now < end && !self.running.is_subset(&defined);
         if !is_incomplete {
             self.running.clear();
         }
@@ -165,8 +192,9 @@ impl Store {
         }
         if usable {
             let set = self.set(periodic, &mut result.reports);
-            let has_unusable = is_any_held || self.entries.values().any(|entry| entry.error.is_some());
-            let incomplete_until = self.first.incomplete_until(&set, has_unusable, now);
+            let of_entries = self.entries.values().map(ManifestFile::unusable).max().unwrap_or(Unusable::Nothing);
+            let of_held = if is_any_held { Unusable::Content } else { Unusable::Nothing };
+            let incomplete_until = self.first.incomplete_until(&set, of_entries.max(of_held), now);
             result.is_incomplete = incomplete_until.is_some();
             result.rescan_at = [result.rescan_at, incomplete_until].into_iter().flatten().min();
             let is_completed = was_incomplete && !result.is_incomplete;
@@ -235,8 +263,8 @@ impl Store {
                 }
                 entry.stamp = stamp;
             }
-            Reading::Bad(stamp, message) => self.bad(name, stamp, message, giving_up, reports),
-            Reading::Unreadable(message) => self.bad(name, None, message, false, reports),
+            Reading::Bad(stamp, message) => self.bad(name, stamp, message, giving_up, reports).is_unreadable = false,
+            Reading::Unreadable(message) => self.bad(name, None, message, false, reports).is_unreadable = true,
         }
     }
 
@@ -247,7 +275,7 @@ impl Store {
         message: String,
         giving_up: bool,
         reports: &mut Vec<Report>,
-    ) {
+    ) -> &mut ManifestFile {
         let entry = self.entries.entry(name.clone()).or_default();
         let same_as_before = entry.error.as_ref() == Some(&message);
         if same_as_before && giving_up {
@@ -258,6 +286,7 @@ impl Store {
         }
         entry.error = Some(message);
         entry.stamp = stamp;
+        entry
     }
 
     /// All pods in the order of their files, each once.

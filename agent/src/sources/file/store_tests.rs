@@ -108,6 +108,31 @@ fn a_file_that_is_bad_at_the_first_scan_may_be_that_of_a_running_pod() {
     assert_eq!(outcome(&files.periodic(both())), (set(["b"]), false), "nothing runs that it could define");
 }
 
+/// A shortage of descriptors may last longer than a manifest takes to be written.
+#[test]
+fn a_file_that_cannot_be_read_from_the_start_ends_no_running_pod() {
+    let unreadable = || Reading::Unreadable("input/output error".to_owned());
+    let both = |a: Reading| folder([("a", a), ("b", good(vec![pod("b")]))]);
+    let outcome = |result: &ListingResult| (marks(result), result.is_incomplete);
+    let started = || {
+        let running = ["d/a", "d/b"].map(str::to_owned).into();
+        let mut files = Folder { store: Store::new(running), now: Instant::now() };
+        assert_eq!(outcome(&files.periodic(both(unreadable()))), (set(["b"]), true));
+        for _ in 0..5 {
+            let result = files.after(INCOMPLETE_LIMIT).periodic(both(unreadable()));
+            assert_eq!((outcome(&result), result.rescan_at), ((None, true), Some(files.now + INCOMPLETE_LIMIT)));
+            assert_eq!(result.reports, [], "reported once");
+        }
+        files
+    };
+    assert_eq!(outcome(&started().periodic(both(good(vec![pod("a")])))), (set(["a", "b"]), false), "it is read");
+    let gone = folder([("b", Reading::Unchanged)]);
+    assert_eq!(outcome(&started().periodic(gone)), (set(["b"]), false), "it is gone");
+    let mut files = started();
+    assert_eq!(outcome(&files.event(both(bad()))), (None, true), "it is being written");
+    assert_eq!(outcome(&files.after(INCOMPLETE_LIMIT).event(both(bad()))), (set(["b"]), false), "it is invalid");
+}
+
 #[test]
 fn a_vanished_file_keeps_its_pods_for_a_moment() {
     let mut files = Folder::new();

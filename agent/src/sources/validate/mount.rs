@@ -107,8 +107,8 @@ fn check(mount: &VolumeMount, kind: Option<VolumeKind>, privileged: bool, path: 
         let path = path.child("subPathExpr");
         findings.invalid(&path, expression, "subPathExpr and subPath are mutually exclusive");
     }
-    let propagation = text(&mount.mount_propagation);
-    if !propagation.is_empty() {
+    let propagation = mount.mount_propagation.as_deref();
+    if let Some(propagation) = propagation {
         let path = path.child("mountPropagation");
         findings.one_of(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
         if propagation == "Bidirectional" && !privileged {
@@ -118,14 +118,13 @@ fn check(mount: &VolumeMount, kind: Option<VolumeKind>, privileged: bool, path: 
             findings.invalid(&path, propagation, "cannot be set for image volumes");
         }
     }
-    let recursive = text(&mount.recursive_read_only);
-    if !recursive.is_empty() {
+    if let Some(recursive) = mount.recursive_read_only.as_deref() {
         let path = path.child("recursiveReadOnly");
         findings.one_of(&path, recursive, &["Disabled", "Enabled", "IfPossible"]);
         if recursive != "Disabled" && mount.read_only != Some(true) {
             findings.forbidden(&path, "may only be specified when readOnly is true");
         }
-        if recursive != "Disabled" && !matches!(propagation, "" | "None") {
+        if recursive != "Disabled" && !matches!(propagation, None | Some("None")) {
             findings.forbidden(&path, "may only be specified when mountPropagation is None or not specified");
         }
     }

@@ -241,10 +241,9 @@ fn check_projected(projected: &ProjectedVolumeSource, path: &Path, findings: &mu
     for (i, source) in projected.sources.iter().flatten().enumerate() {
         let path = path.child("sources").index(i);
         let value = serde_json::to_value(source).unwrap_or_default();
-        match value.as_object().map_or(0, serde_json::Map::len) {
-            0 => findings.required(&path, "source type must be specified"),
-            1 => {}
-            _ => findings.forbidden(&path, "may not specify more than 1 volume type per source"),
+        // One without a type is valid, and has no files.
+        if value.as_object().map_or(0, serde_json::Map::len) > 1 {
+            findings.forbidden(&path, "may not specify more than 1 volume type per source");
         }
         if let Some(downward) = &source.downward_api {
             for (j, file) in downward.items.iter().flatten().enumerate() {

@@ -67,6 +67,21 @@ fn a_volume_is_used_as_one_device_or_as_files() {
 }
 
 #[test]
+fn an_empty_mode_of_a_mount_is_none_of_those_that_there_are() {
+    let mount = json!([{"name": "a", "mountPath": "/m", "readOnly": true,
+        "mountPropagation": "None", "recursiveReadOnly": "Enabled"}]);
+    assert_eq!(using(mount.clone(), json!([])), [""; 0]);
+    for field in ["mountPropagation", "recursiveReadOnly"] {
+        let mut mount = mount.clone();
+        mount[0][field] = json!("");
+        let found = using(mount, json!([]));
+        let expected =
+            format!("spec.containers[0].volumeMounts[0].{field}: Unsupported value: \"\": supported values: ");
+        assert!(found[0].starts_with(&expected), "{found:?}");
+    }
+}
+
+#[test]
 fn a_pod_with_users_of_its_own_has_no_devices() {
     let mut pod = base();
     pod["spec"]["hostUsers"] = json!(false);
