@@ -74,7 +74,7 @@ fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     tracing::debug!(flags = ?settings.flag_values(), "effective flags");
     settings.check_supported()?;
     settings.check_host(&host::facts())?;
-    host::apply_tunables(&settings)?;
+    host::check_tunables(&settings)?;
     for notice in settings.notices() {
         tracing::warn!("{notice}");
     }

@@ -31,24 +31,18 @@ pub fn facts() -> HostFacts {
     }
 }
 
-/// Sets the kernel tunables a kubelet relies on; with `protectKernelDefaults` checks them instead. A tunable that cannot
-/// be set is a warning: the agent runs without privileges too.
-///
-/// # Errors
-/// With `protectKernelDefaults`, [`ConfigError::Invalid`] with each tunable that differs.
-pub fn apply_tunables(settings: &Settings) -> Result<(), ConfigError> {
-    let protect = settings.kubelet.protect_kernel_defaults;
-    let errors = sysctl::apply(Path::new(PROC_SYS), protect);
-    if protect {
-        return reject_start(settings, &errors);
+/// Sets the kernel tunables a kubelet relies on, unless `protectKernelDefaults` forbids it. A tunable that cannot be set is
+/// a warning: the agent runs without privileges too.
+pub fn set_tunables(settings: &Settings) {
+    if settings.kubelet.protect_kernel_defaults {
+        return;
     }
-    for error in errors {
+    for error in sysctl::apply(Path::new(PROC_SYS), false) {
         tracing::warn!("{error}");
     }
-    Ok(())
 }
 
-/// As [`apply_tunables`], without changing any.
+/// Compares the tunables that [`set_tunables`] may not set.
 ///
 /// # Errors
 /// With `protectKernelDefaults`, [`ConfigError::Invalid`] with each tunable that differs.

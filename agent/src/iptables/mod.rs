@@ -51,6 +51,8 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// Exit codes of iptables: the chain exists, or the rule or chain does not; it could not look, mostly for want of the lock.
 const REFUSED: i32 = 1;
 const RESOURCE_PROBLEM: i32 = 4;
+/// In its message if it did not get the lock. For want of permission it ends with the same code.
+const LOCKED: &str = "holding the xtables lock";
 
 /// An IP family. Shown as upstream's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +92,11 @@ pub async fn keep(programs: &dyn Programs) {
     for family in [Family::Ipv4, Family::Ipv6] {
         match host_program::succeed(programs, &family.call("-S", "nat", "POSTROUTING", &[])).await {
             Ok(_) => found.push(Chains { programs, family, made: None }),
-            Err(error) => lacks.push(error.to_string()),
+            Err(error) => match error.to_string() {
+                // It is supported, as far as is known: the regular check tries again.
+                text if text.contains(LOCKED) => found.push(Chains { programs, family, made: None }),
+                text => lacks.push(text),
+            },
         }
     }
     if found.is_empty() {

@@ -23,7 +23,8 @@ fn iptables(tables: &Tables, broken: &Arc<Mutex<Option<(&'static str, i32)>>>) -
         if let Some((part, code)) = *broken.lock().expect("unpoisoned")
             && call.contains(part)
         {
-            return Some((code, "broken".to_owned()));
+            let lock = "Another app is currently holding the xtables lock. Stopped waiting after 5s.";
+            return Some((code, if code == RESOURCE_PROBLEM { lock } else { "broken" }.to_owned()));
         }
         let words: Vec<&str> = call.splitn(8, ' ').collect();
         let [program, "-w", "5", operation, chain, "-t", table, ref rule @ ..] = words[..] else { panic!("{call}") };
@@ -133,6 +134,22 @@ async fn a_lock_that_another_program_holds_is_no_flush_and_a_failure_is_tried_ag
         assert!(calls.len() == 4 && calls.iter().all(|call| call.contains(" -S ")), "{calls:?}");
     };
     meanwhile(&programs, faults).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_held_at_the_start_is_waited_for() {
+    let tables = Tables::default();
+    let broken = Arc::new(Mutex::new(Some(("tables", RESOURCE_PROBLEM))));
+    let programs = iptables(&tables, &broken);
+    let unlocking = async {
+        seconds(1).await;
+        *broken.lock().expect("unpoisoned") = None;
+        seconds(60).await;
+        for made in ["iptables mangle KUBE-IPTABLES-HINT ", "ip6tables mangle KUBE-IPTABLES-HINT "] {
+            assert!(tables.lock().expect("unpoisoned").contains(made), "{made}");
+        }
+    };
+    meanwhile(&programs, unlocking).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::time::Instant;
 
 use super::addresses;
+use super::addresses::AddressError;
 use super::addresses::AddressUpdate;
 use super::addresses::Network;
 use super::conditions;
@@ -73,6 +74,12 @@ pub(super) fn apply(node: &mut Node, node_info: &NodeInfo<'_>) -> Vec<String> {
 
 fn set_addresses(node: &mut Node, node_info: &NodeInfo<'_>) -> Result<(), String> {
     let config = &node_info.config.addresses;
+    let known = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+    let update = addresses::addresses(config, node_info.network, known);
+    // The cloud controller manager takes the annotation for addresses of this node.
+    if let Err(error @ (AddressError::First(_) | AddressError::Second(_))) = &update {
+        return Err(error.to_string());
+    }
     match config.provided_node_ip() {
         Some(ips) => {
             node.metadata.annotations.get_or_insert_default().insert(PROVIDED_NODE_IP.to_owned(), ips);
@@ -81,11 +88,9 @@ fn set_addresses(node: &mut Node, node_info: &NodeInfo<'_>) -> Result<(), String
             node.metadata.annotations.as_mut().and_then(|annotations| annotations.remove(PROVIDED_NODE_IP));
         }
     }
-    let status = node.status.get_or_insert_default();
-    let known = status.addresses.as_deref().unwrap_or_default();
-    match addresses::addresses(config, node_info.network, known).map_err(|error| error.to_string())? {
+    match update.map_err(|error| error.to_string())? {
         AddressUpdate::Keep => {}
-        AddressUpdate::Replace(list) => status.addresses = Some(list),
+        AddressUpdate::Replace(list) => node.status.get_or_insert_default().addresses = Some(list),
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ pub struct Machine {
     pub boot_id: String,
     /// As `uname -r` prints it.
     pub kernel_version: String,
-    /// `PRETTY_NAME` of os-release.
+    /// `PRETTY_NAME` of os-release; `Unknown` without that file.
     pub os_image: String,
     /// Bytes of swap.
     pub swap: i64,
@@ -73,7 +73,9 @@ impl Machine {
             machine_id,
             boot_id: text("proc/sys/kernel/random/boot_id"),
             kernel_version: text("proc/sys/kernel/osrelease"),
-            os_image: first(&["etc/os-release", "usr/lib/os-release"]).as_deref().map(os_image).unwrap_or_default(),
+            os_image: first(&["etc/os-release", "usr/lib/os-release"])
+                .as_deref()
+                .map_or_else(|| "Unknown".to_owned(), os_image),
             swap: kibibytes(&meminfo, "SwapTotal:").unwrap_or(0),
             sizes: sizes(root, root_fs.size(root_dir), &meminfo),
         }
@@ -193,7 +195,7 @@ mod tests {
         let machine = machine(&[("etc/machine-id", "0123")]);
         assert_eq!(machine.sizes, None);
         assert_eq!(machine.system_uuid, "0123");
-        assert_eq!(machine.os_image, "");
+        assert_eq!(machine.os_image, "Unknown", "as with a kubelet");
         assert_eq!(os_image("NAME=x\n"), "Linux");
     }
 }

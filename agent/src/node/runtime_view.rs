@@ -9,7 +9,8 @@ use tokio::time::Instant;
 use crate::runtime::RuntimeOffer;
 use crate::runtime::RuntimeState;
 
-/// For how long a runtime that was ready may be unreachable (`maxWaitForContainerRuntime` of the kubelet).
+/// For how long a runtime that was ready may be unreachable, or not ready, until it counts as down
+/// (`maxWaitForContainerRuntime` of the kubelet).
 const DOWN_THRESHOLD: Duration = Duration::from_secs(30);
 
 /// State of the runtime at the last status update.
@@ -19,22 +20,24 @@ pub(super) struct RuntimeView {
     network_error: Option<String>,
     /// The last offer of a ready runtime.
     offer: Option<Arc<RuntimeOffer>>,
-    unreachable_since: Option<Instant>,
+    /// Since when it does not answer, or answers that it is not ready.
+    unready_since: Option<Instant>,
 }
 
 impl RuntimeView {
     /// Updates with the newest state.
     pub(super) fn observe(&mut self, state: &RuntimeState, now: Instant) {
-        if !matches!(state, RuntimeState::Unreachable(_)) {
-            self.unreachable_since = None;
-        }
         match state {
             RuntimeState::Unknown => {}
             RuntimeState::Unreachable(_) => {
-                self.unreachable_since.get_or_insert(now);
+                self.unready_since.get_or_insert(now);
             }
-            RuntimeState::NotReady(reason) => self.error = Some(reason.clone()),
+            RuntimeState::NotReady(reason) => {
+                self.unready_since.get_or_insert(now);
+                self.error = Some(reason.clone());
+            }
             RuntimeState::Ready { network_error, offer } => {
+                self.unready_since = None;
                 self.error = None;
                 self.network_error.clone_from(network_error);
                 self.offer = Some(Arc::clone(offer));
@@ -42,7 +45,7 @@ impl RuntimeView {
         }
     }
 
-    /// The error of a runtime that was never ready or is unreachable.
+    /// The error of a runtime that was never ready, or has not been ready for too long.
     pub(super) fn unreachable_error(&self, now: Instant) -> Option<&'static str> {
         if self.offer.is_none() {
             return Some("container runtime status check may not have completed yet");
@@ -65,13 +68,13 @@ impl RuntimeView {
         self.offer.as_deref()
     }
 
-    /// When an unreachable runtime will make the node NotReady.
+    /// When the runtime will count as down.
     pub(super) fn down_at(&self, now: Instant) -> Option<Instant> {
-        self.unreachable_since.map(|since| since + DOWN_THRESHOLD).filter(|at| *at > now)
+        self.unready_since.map(|since| since + DOWN_THRESHOLD).filter(|at| *at > now)
     }
 
     fn is_down(&self, now: Instant) -> bool {
-        self.unreachable_since.is_some_and(|since| now >= since + DOWN_THRESHOLD)
+        self.unready_since.is_some_and(|since| now >= since + DOWN_THRESHOLD)
     }
 }
 
@@ -110,5 +113,19 @@ mod tests {
         view.observe(&RuntimeState::NotReady("container runtime not ready: x".to_owned()), now);
         assert_eq!((view.error(), view.unreachable_error(now)), (Some("container runtime not ready: x"), None));
         assert!(view.offer().is_some(), "the last good offer is kept");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_stays_unready_counts_as_down() {
+        let (mut view, start) = (RuntimeView::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        view.observe(&ready(None), start);
+        view.observe(&RuntimeState::Unreachable("refused".to_owned()), at(5));
+        view.observe(&RuntimeState::NotReady("container runtime not ready: x".to_owned()), at(20));
+        assert_eq!((view.unreachable_error(at(34)), view.down_at(at(34))), (None, Some(at(35))));
+        assert_eq!(view.unreachable_error(at(35)), Some("container runtime is down"));
+        assert_eq!(view.error(), Some("container runtime not ready: x"));
+        view.observe(&ready(None), at(40));
+        assert_eq!((view.unreachable_error(at(100)), view.error()), (None, None));
     }
 }

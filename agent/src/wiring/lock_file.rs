@@ -2,6 +2,7 @@
 //! as soon as another process opens the file.
 
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -54,7 +55,8 @@ pub(super) fn watch_contention(
 
 async fn lock(path: PathBuf) -> std::io::Result<File> {
     filesystem::blocking(move || {
-        let file = File::options().create(true).append(true).open(&path)?;
+        // Whoever opens it could hold the lock, or end an agent with --exit-on-lock-contention.
+        let file = File::options().create(true).append(true).mode(0o600).open(&path)?;
         if file.try_lock().is_err() {
             tracing::info!(file = %path.display(), "waiting for the lock file");
             file.lock()?;
@@ -101,6 +103,15 @@ mod tests {
         assert!(tokio::time::timeout(Duration::from_millis(50), &mut second).await.is_err(), "two agents hold it");
         drop(first);
         assert!(second.await.expect("a lock").is_some());
+    }
+
+    #[tokio::test]
+    async fn other_users_cannot_open_the_file() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let locked = hold(&settings(&folder.path().join("lock"), true)).await.expect("a lock").expect("a file");
+        assert_eq!(locked.metadata().expect("its mode").permissions().mode() & 0o777, 0o600);
     }
 
     #[tokio::test]

@@ -154,7 +154,7 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     // Aborted when the agent ends.
     let mut tasks = JoinSet::new();
     lock_file::watch_contention(&settings, &mut tasks, &shutdown)?;
-    // Before the rest: an agent that is started beside another one must not change the pods and the Node of that one.
+    // Before the rest: an agent that is started beside another one must not change its pods, its Node or kernel flags.
     let bound = shutdown.run_until_cancelled(server::bind(&settings)).await;
     let Some(listener) = bound.transpose()? else { return Ok(()) };
     let (bootstrap, mut connection) = Bootstrap::prepare(settings, &mut tasks, shutdown.clone()).await?;
@@ -243,6 +243,7 @@ impl Bootstrap {
         let observers = Arc::new(Observers(metrics.clone()));
         let node = node::describe(&settings, &hierarchies.layout)?;
         host::check_reservations(&settings)?;
+        host::set_tunables(&settings);
         secure::check_tls(&settings)?;
         let allocations = resizes::open(&settings)?;
         oom_score::keep(settings.kubelet.oom_score_adj, tasks, &shutdown);

@@ -18,6 +18,7 @@ use crate::node::shutdown::Group;
 use crate::node::shutdown::Logind;
 use crate::node::shutdown::PodTerminator;
 use crate::node::shutdown::Shutdown;
+use crate::node::shutdown::StateFile;
 use crate::node::shutdown::groups;
 use crate::recorder::Recorder;
 use crate::status::Statuses;
@@ -47,7 +48,7 @@ pub(super) struct Parts<'a> {
     pub down: watch::Sender<bool>,
 }
 
-/// Starts waiting for shutdowns, if the configuration gives pods a grace period for it.
+/// Starts waiting for shutdowns, if grace periods for it are configured.
 pub(super) fn start(parts: Parts<'_>, tasks: &mut JoinSet<()>, shutdown: CancellationToken) {
     let groups = configured(parts.settings);
     if groups.is_empty() {
@@ -58,7 +59,7 @@ pub(super) fn start(parts: Parts<'_>, tasks: &mut JoinSet<()>, shutdown: Cancell
         groups,
         pods: ShutdownPodTerminator { pods: parts.pods, statuses: parts.statuses, kills: parts.kills },
         down: parts.down,
-        state_file_dir: by_priority.then(|| parts.settings.flags.root_dir.clone()),
+        state_file: by_priority.then(|| StateFile::new(&parts.settings.flags.root_dir)),
         recorder: parts.recorder,
         metrics: parts.metrics,
         clock: Clock::System,
@@ -93,7 +94,7 @@ impl PodTerminator for ShutdownPodTerminator {
         self.pods.all().into_iter().filter(|pod| !is_over(pod)).collect()
     }
 
-    async fn terminate(&self, pod: &Pod, grace: i64) {
+    async fn terminate(&self, pod: &Pod, grace: i64) -> CancellationToken {
         let finished = CancellationToken::new();
         let ending =
             TerminationReason { reason: REASON, message: MESSAGE.to_owned(), disruption: Some(MESSAGE.to_owned()) };
@@ -104,8 +105,10 @@ impl PodTerminator for ShutdownPodTerminator {
             ..KillOptions::default()
         };
         let request = KillRequest { uid: pod_ref(pod).uid, options };
-        if self.kills.send(request).await.is_ok() {
-            finished.cancelled().await;
+        if self.kills.send(request).await.is_err() {
+            // The sync loop has ended: nothing to wait for.
+            finished.cancel();
         }
+        finished
     }
 }

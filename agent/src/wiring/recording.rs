@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -79,7 +80,8 @@ impl Recording {
 /// Records the start of the agent, and warnings about the node.
 pub(super) fn announce(recorder: &Recorder, settings: &Settings, cgroup_version: i64) {
     recorder.node_event(EventType::Normal, "Starting", "Starting kubelet.");
-    if let Some(problem) = resolver_problem(settings) {
+    let kubelet = &settings.kubelet;
+    if let Some(problem) = resolver_problem(&kubelet.resolv_conf, !kubelet.cluster_domain.is_empty()) {
         recorder.node_event(EventType::Warning, "CheckLimitsForResolvConf", &problem);
     }
     if cgroup_version == 1 {
@@ -96,15 +98,18 @@ pub(super) fn announce_volumes(recorder: &Recorder, volumes: &Volumes) {
     }
 }
 
-/// The limits of the resolver that the node's resolver file exceeds.
-fn resolver_problem(settings: &Settings) -> Option<String> {
-    let path = Some(&settings.kubelet.resolv_conf).filter(|path| !path.is_empty())?;
+/// The limits of the resolver that the node's resolver file exceeds, or why it cannot be read.
+fn resolver_problem(path: &str, has_cluster_domain: bool) -> Option<String> {
+    if path.is_empty() {
+        return None;
+    }
     match std::fs::read(path) {
-        Ok(bytes) => {
-            let text = String::from_utf8_lossy(&bytes);
-            dns::exceeded_limit(&text, path, !settings.kubelet.cluster_domain.is_empty())
+        Ok(bytes) => dns::exceeded_limit(&String::from_utf8_lossy(&bytes), path, has_cluster_domain),
+        Err(error) => {
+            // As Go shows it: without its number.
+            let reason = error.raw_os_error().map(|number| Errno::from_raw(number).desc().to_lowercase());
+            Some(format!("open {path}: {}", reason.unwrap_or_else(|| error.to_string())))
         }
-        Err(error) => Some(format!("open {path}: {error}")),
     }
 }
 
@@ -142,6 +147,16 @@ mod tests {
         let event: serde_json::Value = serde_json::from_str(&recorded.try_recv().expect("an event")).expect("JSON");
         assert_eq!((&event["type"], &event["reason"]), (&"Warning".into(), &"KubeletSetupFailed".into()));
         assert_eq!(event["message"], "making the cgroups of pods: no such controller");
+    }
+
+    #[test]
+    fn a_resolver_file_that_cannot_be_read_is_a_problem() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("resolv.conf").to_string_lossy().into_owned();
+        assert_eq!(resolver_problem(&path, true), Some(format!("open {path}: no such file or directory")));
+        std::fs::write(&path, "nameserver 192.0.2.1\n").expect("written");
+        assert_eq!(resolver_problem(&path, true), None);
+        assert_eq!(resolver_problem("", true), None);
     }
 
     #[tokio::test(start_paused = true)]

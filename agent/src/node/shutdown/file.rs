@@ -1,12 +1,17 @@
 //! Start and end of the last graceful shutdown, in the file `graceful_node_shutdown_state`, for metrics.
 
+use std::io;
+use std::path::Path;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 use std::time::SystemTime;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Deserialize;
 use serde::Serialize;
 use tokio::fs;
+use tokio::sync::Mutex;
 
 use crate::filesystem;
 use crate::node::time;
@@ -14,10 +19,15 @@ use crate::node::time;
 const NAME: &str = "graceful_node_shutdown_state";
 const PARTIAL: &str = "graceful_node_shutdown_state.partial";
 
+/// How long a read or a write is waited for. One that takes longer goes on.
+const LIMIT: Duration = Duration::from_secs(2);
+
 /// The file.
 #[derive(Debug)]
-pub(super) struct StateFile {
+pub struct StateFile {
     path: PathBuf,
+    /// Held by the thread that writes it.
+    writing: Arc<Mutex<()>>,
 }
 
 /// Start and end, if they have happened.
@@ -47,21 +57,31 @@ impl Times {
 
 impl StateFile {
     /// The file below the agent's root directory.
-    pub(super) fn new(root_dir: PathBuf) -> Self {
-        Self { path: root_dir.join(NAME) }
+    pub fn new(root_dir: &Path) -> Self {
+        Self { path: root_dir.join(NAME), writing: Arc::default() }
     }
 
-    /// The stored times; none if the file is missing or invalid.
+    /// The stored times; none if the file is missing or invalid, or its disk hangs.
     pub(super) async fn read(&self) -> Times {
-        let text = fs::read(&self.path).await.unwrap_or_default();
+        let text = tokio::time::timeout(LIMIT, fs::read(&self.path)).await;
+        let text = text.ok().and_then(Result::ok).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// Replaces the file, and waits until it is on the disk, since the machine is shutting down.
+    /// Replaces the file, and waits until it is on the disk, since the machine is shutting down; for a moment only: a disk
+    /// that hangs must not keep it from that.
     pub(super) async fn write(&self, times: &Times) {
         let (path, content) = (self.path.clone(), serde_json::to_vec(times));
-        let written = filesystem::blocking(move || filesystem::replace(&path, PARTIAL, &content?, 0o644));
-        if let Err(error) = written.await {
+        let written = async {
+            let turn = self.writing.clone().lock_owned().await;
+            let write = move || {
+                let _turn = turn;
+                filesystem::replace(&path, PARTIAL, &content?, 0o644)
+            };
+            filesystem::blocking(write).await
+        };
+        let late = || Err(io::Error::new(io::ErrorKind::TimedOut, format!("not written within {LIMIT:?}")));
+        if let Err(error) = tokio::time::timeout(LIMIT, written).await.unwrap_or_else(|_| late()) {
             tracing::warn!(file = %self.path.display(), %error, "cannot store the times of the shutdown");
         }
     }

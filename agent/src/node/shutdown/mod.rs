@@ -16,6 +16,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 
+pub use file::StateFile;
 pub use logind::Logind;
 pub use logind::LogindError;
 pub use plan::Group;

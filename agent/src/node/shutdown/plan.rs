@@ -15,7 +15,7 @@ pub struct Group {
 }
 
 /// The groups in order of termination: `by_priority` (`priority`, seconds) if not empty, else `total`, of which `critical`
-/// is reserved for critical pods. Empty if all periods are zero.
+/// is reserved for critical pods. Empty if none of them is configured.
 pub fn groups(total: Duration, critical: Duration, by_priority: &[(i32, i64)]) -> Vec<Group> {
     let mut groups: Vec<Group> = by_priority
         .iter()
@@ -31,7 +31,7 @@ pub fn groups(total: Duration, critical: Duration, by_priority: &[(i32, i64)]) -
         groups.push(Group { priority: CRITICAL, period: seconds(critical) });
     }
     groups.sort_by_key(|group| group.priority);
-    if needed(&groups).is_zero() { Vec::new() } else { groups }
+    groups
 }
 
 /// Maximum delay of the shutdown. Periods may be of any length.
@@ -91,7 +91,7 @@ mod tests {
             (30, 0, &[], &[(0, 30), (CRITICAL, 0)]),
             (10, 30, &[], &[]),
             (0, 0, &[(100, 5), (0, 60), (CRITICAL, 10)], &[(0, 60), (100, 5), (CRITICAL, 10)]),
-            (0, 0, &[(0, 0)], &[]),
+            (0, 0, &[(0, 0)], &[(0, 0)]),
         ];
         for (total, critical, by_priority, expected) in table {
             assert_eq!(shown(&groups(secs(total), secs(critical), by_priority)), expected, "{total} {critical}");

@@ -1,6 +1,5 @@
 //! Waits for shutdowns, terminates the pods, releases the inhibitor lock.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,8 +28,9 @@ const RECONNECT: Duration = Duration::from_secs(1);
 pub trait PodTerminator: Send + Sync + 'static {
     /// The pods that have not terminated.
     fn pods(&self) -> Vec<Pod>;
-    /// Terminates a pod within `grace` seconds; returns when nothing of it is running or mounted. Cancel-safe.
-    fn terminate(&self, pod: &Pod, grace: i64) -> impl Future<Output = ()> + Send;
+    /// Requests the termination of a pod within `grace` seconds. The token is cancelled when nothing of it is running or
+    /// mounted.
+    fn terminate(&self, pod: &Pod, grace: i64) -> impl Future<Output = CancellationToken> + Send;
 }
 
 /// True from the begin of a shutdown until it is cancelled.
@@ -44,8 +44,8 @@ pub struct Shutdown<P> {
     pub pods: P,
     /// Published for readiness and admission.
     pub down: Down,
-    /// Folder of the state file, if times are stored (KEP-2712).
-    pub state_file_dir: Option<PathBuf>,
+    /// The state file, if times are stored (KEP-2712).
+    pub state_file: Option<StateFile>,
     /// Events of the node.
     pub recorder: Recorder,
     /// Times of the last shutdown.
@@ -70,7 +70,7 @@ impl<P: PodTerminator> Shutdown<P> {
         C: Fn() -> F + Send,
         F: Future<Output = Result<Logind, LogindError>> + Send,
     {
-        if let Some(file) = self.file() {
+        if let Some(file) = &self.state_file {
             let (start, end) = file.read().await.unix();
             self.metrics.node.graceful_shutdown(start, end);
         }
@@ -169,19 +169,20 @@ impl<P: PodTerminator> Shutdown<P> {
         for (group, pods) in plan::order(&self.groups, self.pods.pods()) {
             let (priority, count) = (group.priority, pods.len());
             tracing::info!(priority, pods = count, limit = ?group.period, "terminating pods for a node shutdown");
-            let ends = join_all(pods.iter().map(|pod| self.pods.terminate(pod, plan::grace(&group, pod))));
+            // A period of zero limits the wait alone: every pod is terminated.
+            let mut ends = Vec::with_capacity(count);
+            for pod in &pods {
+                ends.push(self.pods.terminate(pod, plan::grace(&group, pod)).await);
+            }
+            let ends = join_all(ends.iter().map(CancellationToken::cancelled));
             if tokio::time::timeout(group.period, ends).await.is_err() {
                 tracing::warn!(priority, limit = ?group.period, "some pods did not terminate in time");
             }
         }
     }
 
-    fn file(&self) -> Option<StateFile> {
-        self.state_file_dir.clone().map(StateFile::new)
-    }
-
     async fn store_times(&self, times: &Times) {
-        if let Some(file) = self.file() {
+        if let Some(file) = &self.state_file {
             let (start, end) = times.unix();
             self.metrics.node.graceful_shutdown(start, end);
             file.write(times).await;

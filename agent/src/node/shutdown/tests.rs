@@ -137,7 +137,7 @@ const INHIBIT: &str = "inhibit shutdown kubelet delay: Kubelet needs time to han
 struct Pods {
     all: Vec<Pod>,
     asked: mpsc::UnboundedSender<(String, i64)>,
-    ended: watch::Receiver<bool>,
+    ended: CancellationToken,
 }
 
 impl PodTerminator for Pods {
@@ -145,17 +145,19 @@ impl PodTerminator for Pods {
         self.all.clone()
     }
 
-    async fn terminate(&self, pod: &Pod, grace: i64) {
+    async fn terminate(&self, pod: &Pod, grace: i64) -> CancellationToken {
+        // As a full channel: the request waits for a moment.
+        tokio::task::yield_now().await;
         let name = pod.metadata.name.clone().unwrap_or_default();
         self.asked.send((name, grace)).expect("the test listens");
-        drop(self.ended.clone().wait_for(|ended| *ended).await);
+        self.ended.clone()
     }
 }
 
 struct Bench {
     imitation: Imitation,
     asked: mpsc::UnboundedReceiver<(String, i64)>,
-    ended: watch::Sender<bool>,
+    ended: CancellationToken,
     down: watch::Receiver<bool>,
     events: Mutex<RecordedEvents>,
     metrics: Arc<Metrics>,
@@ -170,7 +172,7 @@ impl Bench {
         let secs = Duration::from_secs;
         let (imitation, client) = Imitation::start(secs(delay), secs(after_reload)).await;
         let (asked_sender, asked) = mpsc::unbounded_channel();
-        let (ended, ended_receiver) = watch::channel(false);
+        let ended = CancellationToken::new();
         let (down_sender, down) = watch::channel(false);
         let pod = |(name, priority): &(&str, i32)| {
             let spec = json!({ "containers": [], "priority": priority, "terminationGracePeriodSeconds": 30 });
@@ -180,9 +182,9 @@ impl Bench {
         let root = tempfile::tempdir().expect("a folder");
         let shutdown = Shutdown {
             groups,
-            pods: Pods { all: pods.iter().map(pod).collect(), asked: asked_sender, ended: ended_receiver },
+            pods: Pods { all: pods.iter().map(pod).collect(), asked: asked_sender, ended: ended.clone() },
             down: down_sender,
-            state_file_dir: Some(root.path().to_owned()),
+            state_file: Some(StateFile::new(root.path())),
             recorder,
             metrics: metrics.clone(),
             clock: Clock::Derived { origin: SystemTime::UNIX_EPOCH + secs(ROOT_UNIX), start: Instant::now() },
@@ -236,7 +238,7 @@ async fn pods_are_terminated_before_the_lock_is_released() {
     assert_eq!(normal, BTreeMap::from([("first".to_owned(), 20), ("second".to_owned(), 20)]));
     assert!(bench.asked.try_recv().is_err(), "critical pods wait for the others");
     assert!(*bench.down.borrow() && bench.imitation.holds_lock());
-    bench.ended.send_replace(true);
+    bench.ended.cancel();
     assert_eq!(bench.next_asked().await, ("critical".to_owned(), 10));
     bench.until(|| !bench.imitation.holds_lock(), "the lock is given back").await;
     assert_eq!(
@@ -264,11 +266,56 @@ fn pods_are_terminated_while_the_disk_hangs() {
         let busy = tokio::task::spawn_blocking(move || released.recv());
         bench.imitation.signal(true).await;
         assert_eq!(bench.next_asked().await, ("first".to_owned(), 20));
-        bench.ended.send_replace(true);
+        bench.ended.cancel();
         drop(release);
         busy.await.expect("ended").expect_err("nothing was sent");
         bench.until(|| !bench.imitation.holds_lock(), "the lock is given back").await;
         assert!(bench.root.path().join("graceful_node_shutdown_state").exists());
+    });
+}
+
+#[test]
+fn the_lock_is_taken_while_the_disk_hangs() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.max_blocking_threads(1).enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let bench = Bench::start(60, 60, two_groups(), &[]).await;
+        // Before the first read, which begins when this test waits.
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || released.recv());
+        tokio::time::pause();
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while !bench.imitation.holds_lock() {
+            assert!(std::time::Instant::now() < deadline, "never: the lock is held");
+            tokio::time::advance(Duration::from_millis(100)).await;
+        }
+        drop(release);
+        busy.await.expect("ended").expect_err("nothing was sent");
+    });
+}
+
+#[test]
+fn the_lock_is_released_while_the_disk_hangs() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.max_blocking_threads(1).enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut bench = Bench::start(60, 60, two_groups(), &[("first", 0)]).await;
+        bench.until_locked().await;
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || released.recv());
+        bench.imitation.signal(true).await;
+        bench.next_asked().await;
+        bench.ended.cancel();
+        tokio::time::pause();
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while bench.imitation.holds_lock() {
+            assert!(std::time::Instant::now() < deadline, "never: the lock is given back");
+            tokio::time::advance(Duration::from_millis(100)).await;
+        }
+        drop(release);
+        busy.await.expect("ended").expect_err("nothing was sent");
+        let file = bench.root.path().join("graceful_node_shutdown_state");
+        bench.until(|| file.exists(), "what was begun is written").await;
     });
 }
 
@@ -281,6 +328,18 @@ async fn a_group_is_limited_by_its_period() {
     assert_eq!(bench.next_asked().await, ("stuck".to_owned(), 1));
     assert_eq!(bench.next_asked().await, ("next".to_owned(), 1), "although nothing has ended");
     bench.until(|| !bench.imitation.holds_lock(), "the lock is given back").await;
+}
+
+#[tokio::test]
+async fn every_pod_of_a_group_without_a_period_is_terminated() {
+    let groups = groups(Duration::ZERO, Duration::ZERO, &[(0, 0), (10, 0)]);
+    let mut bench = Bench::start(60, 60, groups, &[("first", 0), ("second", 5), ("next", 10)]).await;
+    bench.until_locked().await;
+    bench.imitation.signal(true).await;
+    for name in ["first", "second", "next"] {
+        assert_eq!(bench.next_asked().await, (name.to_owned(), 0));
+    }
+    bench.until(|| !bench.imitation.holds_lock(), "the lock is given back, although nothing has ended").await;
 }
 
 #[tokio::test]
@@ -302,12 +361,12 @@ async fn a_cancelled_shutdown_takes_the_lock_again() {
 async fn a_shutdown_that_is_cancelled_without_a_connection_is_noticed() {
     let ((recorder, _events), (down, downs)) = (listening(), watch::channel(false));
     let (asked, _asked) = mpsc::unbounded_channel();
-    let (_ended, ended) = watch::channel(true);
+    let ended = CancellationToken::new();
     let shutdown = Shutdown {
         groups: two_groups(),
         pods: Pods { all: Vec::new(), asked, ended },
         down,
-        state_file_dir: None,
+        state_file: None,
         recorder,
         metrics: Metrics::new(),
         clock: Clock::System,

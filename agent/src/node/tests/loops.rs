@@ -440,6 +440,23 @@ async fn a_missing_node_is_requested_as_often_as_the_status_is_computed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_address_that_the_machine_does_not_have_is_not_passed_to_the_cloud_controller_manager() {
+    let mut bench = Bench::new(|config| config.addresses.external_cloud = true);
+    bench.host.with(|script| script.is_offline = true);
+    bench.runtime.send_replace(ready());
+    bench.start();
+    pass(seconds(1)).await;
+    let provided = || bench.server.get(NODE)["metadata"]["annotations"]["alpha.kubernetes.io/provided-node-ip"].clone();
+    assert_eq!((bench.ready().0.as_str(), provided()), ("True", json!(null)));
+    bench.host.with(|script| script.is_offline = false);
+    pass(seconds(11)).await;
+    assert_eq!(provided(), "192.0.2.7");
+    bench.host.with(|script| script.is_offline = true);
+    pass(seconds(3600)).await;
+    assert_eq!(provided(), "192.0.2.7", "as it was when it was valid");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_standalone_node_waits_for_network_and_runtime() {
     let host = TestHost::default();
     host.with(|script| (script.is_offline, script.cidr_failures) = (true, 3));
