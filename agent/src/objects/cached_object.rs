@@ -182,8 +182,9 @@ impl<K: Kind> CachedObject<K> {
         };
         let good_until = fetched.map(|at| at + self.reading.time_to_live());
         let keeps = self.reading.strategy != Strategy::Get && !failed && good_until.is_some_and(|until| now < until);
-        if let (Some(object), true) = (&object, keeps) {
-            return self.shared.found(object.clone());
+        // One that did not exist is read each time, as upstream: pods wait for it, and try again sooner.
+        if let (Some(Some(object)), true) = (&object, keeps) {
+            return Ok(object.clone());
         }
         // The API server's watch cache is sufficient for an object that was read since the last registration, as what is older
         // is recognised; a pod that is new or changed must not get a stale one.

@@ -85,10 +85,10 @@ pub enum ObjectError {
     #[error("credential bundle is not issued yet")]
     NotIssued,
     /// The signer does not issue a certificate.
-    #[error("PodCertificateRequest {verb}, reason={reason:?}, message={message:?}")]
+    #[error("PodCertificateRequest was permanently {verdict}: reason={reason:?} message={message:?}")]
     CertificateRefused {
-        /// `was denied` or `failed`.
-        verb: &'static str,
+        /// `denied` or `failed`.
+        verdict: &'static str,
         /// The signer's reason.
         reason: String,
         /// Its explanation.

@@ -71,9 +71,14 @@ impl Reading {
     /// How long the result of a GET is cached.
     pub(super) fn time_to_live(&self) -> Duration {
         let node = self.node.as_ref().and_then(|node| node.borrow().clone());
-        let stated = node.and_then(|node| node.metadata.annotations.as_ref()?.get(TTL_ANNOTATION)?.parse().ok());
-        stated.map_or(TIME_TO_LIVE, |seconds| Duration::from_secs(seconds).min(MAX_TIME_TO_LIVE))
+        node.and_then(|node| stated_time_to_live(&node)).unwrap_or(TIME_TO_LIVE)
     }
+}
+
+/// The time to live that a Node states. With a negative one every object is read again, as upstream.
+fn stated_time_to_live(node: &Node) -> Option<Duration> {
+    let seconds: i64 = node.metadata.annotations.as_ref()?.get(TTL_ANNOTATION)?.parse().ok()?;
+    Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).min(MAX_TIME_TO_LIVE))
 }
 
 /// The objects of one kind.
@@ -192,4 +197,31 @@ pub(super) fn is_name(text: &str) -> bool {
         && text.chars().all(fits)
         && !text.starts_with(['.', '-'])
         && !text.ends_with(['.', '-'])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_time_to_live_is_the_nodes() {
+        let stated = |value: &str| {
+            let node = json!({ "metadata": { "annotations": { TTL_ANNOTATION: value } } });
+            stated_time_to_live(&serde_json::from_value(node).expect("a Node"))
+        };
+        let table = [
+            ("30", Some(30)),
+            ("+15", Some(15)),
+            ("0", Some(0)),
+            ("-1", Some(0)),
+            ("999999", Some(86_400)),
+            ("1s", None),
+        ];
+        for (value, seconds) in table {
+            assert_eq!(stated(value), seconds.map(Duration::from_secs), "{value}");
+        }
+        assert_eq!(stated_time_to_live(&Node::default()), None);
+    }
 }

@@ -216,7 +216,7 @@ pub enum VolumeError {
     #[error("the Node object was not received yet")]
     NodeUnknown,
     /// A persistent volume with mount options that is not mounted.
-    #[error("Mount options are not supported")]
+    #[error("mount options are not supported for this volume type")]
     MountOptions,
     /// A CSI driver that is not registered at this agent.
     #[error(
@@ -234,6 +234,9 @@ pub enum VolumeError {
         /// What is wrong with it.
         problem: String,
     },
+    /// A local persistent volume whose path does not exist, or is neither a directory nor a device. Text as upstream.
+    #[error("{0}")]
+    LocalType(String),
     /// mount(8) failed.
     #[error("mount failed: {status}\nMounting command: mount\nMounting arguments: {arguments}\nOutput: {output}\n")]
     MountProgram {
@@ -262,9 +265,6 @@ pub enum VolumeError {
         /// Its name in the spec.
         volume: String,
     },
-    /// A source of a projected volume this agent cannot provide.
-    #[error("a source of the volume is of a kind that is not supported yet")]
-    UnsupportedSource,
     /// An object that cannot be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
@@ -349,6 +349,12 @@ impl FailedVolume {
         matches!(self.error, VolumeError::Claim(_))
     }
 
+    /// True if the control plane has not attached it: nothing was tried on this node.
+    pub fn is_unattached(&self) -> bool {
+        let VolumeError::Step { source, .. } = &self.error else { return false };
+        matches!(**source, VolumeError::NotAttached { .. })
+    }
+
     /// Reason of its event.
     pub fn reason(&self) -> &'static str {
         match &self.error {
@@ -378,6 +384,8 @@ pub enum Step {
     Mount(&'static str),
     /// Such as `MapPodDevice`.
     Map(&'static str),
+    /// The check whether a raw device is one of this node. As upstream, its event has the reason of mounts.
+    MapAffinity,
     /// The expansion of a volume with files that was just mounted for the pod.
     MountExpanded,
     /// That of a raw device.
@@ -392,6 +400,7 @@ impl fmt::Display for Step {
         match self {
             Self::Mount(step) => write!(f, "MountVolume.{step} failed"),
             Self::Map(step) => write!(f, "MapVolume.{step} failed"),
+            Self::MapAffinity => f.write_str("MapVolume.NodeAffinity check failed"),
             Self::MountExpanded => f.write_str("MountVolume.Setup failed while expanding volume"),
             Self::MapExpanded => f.write_str("MapVolume.MarkVolumeAsMounted failed while expanding volume"),
             Self::Expand => f.write_str("NodeExpandVolume.NodeExpandVolume failed"),
@@ -454,6 +463,7 @@ mod tests {
         };
         assert_eq!(reason(Step::Mount("MountDevice")), "FailedMount");
         assert_eq!(reason(Step::Map("SetUpDevice")), "FailedMapVolume");
+        assert_eq!(reason(Step::MapAffinity), "FailedMount");
         assert_eq!(reason(Step::MountExpanded), "FailedMount");
         assert_eq!(reason(Step::MapExpanded), "FailedMapVolume");
         assert_eq!(reason(Step::Expand), "VolumeResizeFailed");

@@ -130,7 +130,7 @@ fn must_be(target: &Path, wanted: &str, expected: &'static str) -> Result<(), Vo
 }
 
 /// The type that a path has, as a hostPath names it; else why it has none.
-fn type_of(target: &Path) -> Result<&'static str, String> {
+pub(super) fn type_of(target: &Path) -> Result<&'static str, String> {
     let found = match fs::metadata(target) {
         Ok(found) => found.file_type(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(format!("path {target:?} does not exist")),

@@ -95,8 +95,8 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
         false
     }
 
-    /// True if the capacity of the volume may grow while it is set up: it is set up again from time to time, which
-    /// expands it.
+    /// True if the capacity of the volume may grow while it is set up: it is refreshed from time to time, which expands it
+    /// and does nothing else, beside other set-ups of it.
     fn can_grow(&self, _uid: &str, _volume: &Volume) -> bool {
         false
     }

@@ -48,10 +48,10 @@ impl Volumes {
         let file = self.dirs.pod(uid)?.join(layout::HOSTS);
         blocking(move || {
             // Containers can write the file: it may have any length.
-            if filesystem::holds_exactly(&file, content.as_bytes()) {
-                return Ok(file);
+            if !filesystem::holds_exactly(&file, content.as_bytes()) {
+                fs::write(&file, content).on("write", &file)?;
             }
-            fs::write(&file, content).on("write", &file)?;
+            // They can change its mode, too, so that other users in the pod could not read it.
             set_mode(&file, 0o644)?;
             Ok(file)
         })

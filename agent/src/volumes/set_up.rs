@@ -106,6 +106,12 @@ impl Volumes {
         })
     }
 
+    /// True if a refresh of the volume expands it, and does nothing else.
+    fn only_grows(&self, pod: &Pod, volume: &Volume) -> bool {
+        let plugin = self.plugins.of(volume);
+        plugin.is_some_and(|plugin| plugin.can_grow(uid_of(pod), volume) && self.is_set_up(pod, volume, plugin))
+    }
+
     /// Time until the next check for changes without a notification: of objects that are not watched, and of capacities.
     fn refresh_after(&self, pod: &Pod) -> Option<Duration> {
         let grows = |volume| self.plugins.of(volume).is_some_and(|plugin| plugin.can_grow(uid_of(pod), volume));
@@ -153,8 +159,8 @@ impl Volumes {
         join_all(attempts).await
     }
 
-    /// Sets a volume up in a task, once none does so, nor another volume of the same claim. A future that is dropped before
-    /// that has begun nothing.
+    /// Sets a volume up in a task, once none does so, nor another volume of the same claim. One that may grow is refreshed
+    /// beside that. A future that is dropped before has begun nothing.
     async fn set_up_in_task(
         &self,
         setting_up: &SettingUp,
@@ -162,7 +168,11 @@ impl Volumes {
         volume: &Volume,
     ) -> Result<Ready, VolumeError> {
         let requested = Instant::now();
-        let alone = setting_up.lock(lock_name(volume)).await;
+        // An expansion locks the place of the device, and may take long: the restart of a container does not wait for it.
+        let alone = match of_pod.is_refresh && self.only_grows(&of_pod.pod, volume) {
+            true => None,
+            false => Some(setting_up.lock(lock_name(volume)).await),
+        };
         let (own, setting_up, of_pod, volume) = (self.clone(), setting_up.clone(), of_pod.clone(), volume.clone());
         let task = async move {
             let _alone = alone;
@@ -188,8 +198,8 @@ impl Volumes {
         let (dirs, actual, memory, is_refresh) = (&self.dirs, &self.actual, *memory, *is_refresh);
         let target = Target { dirs, actual, pod, uid, volume, uses, fs_group, memory, is_refresh, over };
         let done = plugin.set_up(target).await;
-        if matches!(done, Err(VolumeError::Step { step: Step::Expand, .. })) {
-            // It is set up.
+        // It is set up; or, as upstream, there is no volume yet of which an attempt could be counted or timed.
+        if matches!(done, Err(VolumeError::Step { step: Step::Expand, .. } | VolumeError::Claim(_))) {
             return done;
         }
         let (name, backing) = plugin.backing(uid, volume);

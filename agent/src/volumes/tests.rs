@@ -323,6 +323,9 @@ async fn the_hosts_file_changes_in_place() {
     assert_eq!(std::fs::read_to_string(&file).expect("text"), "two\n");
     assert_eq!(std::fs::metadata(&file).expect("it exists").ino(), inode);
     assert_eq!(mode(&file), 0o644);
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+    volumes.write_hosts_file("u-1", "two\n".to_owned()).await.expect("written");
+    assert_eq!(mode(&file), 0o644, "a container has changed the mode alone");
 }
 
 #[tokio::test]

@@ -269,7 +269,7 @@ mod tests {
         held.refused(refusal());
         assert!(!held.is_due(at(99)));
         let error = shown(&held, 0).expect_err("refused").to_string();
-        assert_eq!(error, "PodCertificateRequest was denied, reason=\"No\", message=\"never\"");
+        assert_eq!(error, "PodCertificateRequest was permanently denied: reason=\"No\" message=\"never\"");
 
         let mut held = ProjectedCertificate::default();
         held.requested(pending("one"));

@@ -77,8 +77,8 @@ impl Refusal {
 
 impl From<Refusal> for ObjectError {
     fn from(refusal: Refusal) -> Self {
-        let verb = refusal.verb();
-        Self::CertificateRefused { verb, reason: refusal.reason, message: refusal.message }
+        let verdict = refusal.state();
+        Self::CertificateRefused { verdict, reason: refusal.reason, message: refusal.message }
     }
 }
 

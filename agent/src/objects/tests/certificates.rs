@@ -188,12 +188,15 @@ async fn a_refused_certificate_is_not_requested_again() {
         it.fixture.api.answer_certificate_request("req-0", json!({"conditions": [condition(verdict)]}));
         assert!(is_notified(&mut it.registration).await);
         let text = it.get().await.expect_err("refused").to_string();
-        assert_eq!(text, format!("PodCertificateRequest {verb}, reason=\"Because\", message=\"it is so\""));
+        let state = if verdict == "Denied" { "denied" } else { "failed" };
+        let expected =
+            format!("PodCertificateRequest was permanently {state}: reason=\"Because\" message=\"it is so\"");
+        assert_eq!(text, expected);
         it.get().await.expect_err("refused");
         let event =
             format!("{verdict}: PodCertificateRequest ns/req-0 {verb}, reason=\"Because\", message=\"it is so\"");
         assert_eq!((it.events(), it.requests()), (vec![event], 1));
-        assert_eq!(it.states(), states(if verdict == "Denied" { "denied" } else { "failed" }));
+        assert_eq!(it.states(), states(state));
     }
 }
 

@@ -48,6 +48,19 @@ async fn an_object_without_a_watch_is_read_again_from_the_watch_cache() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_object_that_did_not_exist_is_read_at_its_next_use() {
+    for strategy in [Strategy::Watch, Strategy::Cache] {
+        let fixture = Fixture::new(strategy);
+        let _all = use_all_watches(&fixture).await;
+        let _one = fixture.register("one", &["a"], &[]);
+        assert_eq!(fixture.value("a").await, "configmap \"a\" not found");
+        fixture.put("a", "1");
+        assert_eq!((fixture.value("a").await, fixture.value("a").await), ("1".into(), "1".into()), "{strategy:?}");
+        assert_eq!(fixture.api.take_requests(), [LATEST, LATEST], "{strategy:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_changed_pod_sees_the_newest() {
     for strategy in [Strategy::Watch, Strategy::Cache] {
         let fixture = Fixture::new(strategy);

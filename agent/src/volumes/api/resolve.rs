@@ -136,7 +136,8 @@ impl Resolver<'_> {
         } else if let Some(source) = &source.pod_certificate {
             return self.certificate(place, source, default_mode).await;
         } else {
-            return Err(VolumeError::UnsupportedSource);
+            // The API permits a source without a type. It has no files.
+            Payload::default()
         };
         Ok(Resolved { payload, refresh_at: None })
     }

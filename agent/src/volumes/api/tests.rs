@@ -388,6 +388,9 @@ async fn sources_of_a_projected_volume_share_an_object_and_are_counted_together(
     assert!(payload.files().all(|(_, file)| file.data.as_ptr() == first), "no copies are made");
     let error = resolved(&sources[..]).await.expect_err("one byte more").to_string();
     assert!(error.contains("must have at most 67108864 bytes together"), "{error}");
+    let some = [json!({}), source("small", 0..1)];
+    let payload = resolved(&some[..]).await.expect("a source without a type has no files").payload;
+    assert_eq!(payload.files().map(|(path, _)| path).collect::<Vec<_>>(), ["0"]);
 }
 
 #[tokio::test]

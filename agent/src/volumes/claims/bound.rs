@@ -41,7 +41,7 @@ pub enum ClaimProblem {
     UnreadableVolume { name: String, error: ObjectError },
     #[error("found PV object {0} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim")]
     NoClaimRef(String),
-    #[error("found PV object {name} but its pv.Spec.ClaimRef.UID {found:?} does not point to claim.UID {wanted:?}")]
+    #[error("found PV object {name} but its pv.Spec.ClaimRef.UID {found} does not point to claim.UID {wanted}")]
     OtherClaim { name: String, found: String, wanted: String },
     #[error("volume {volume} has volumeMode {mode}, but is specified in {list}")]
     Mode { volume: String, mode: String, list: &'static str },
@@ -232,7 +232,7 @@ mod tests {
     fn volumes_that_are_bound_to_the_claim() {
         let volume: Volume = serde_json::from_value(json!({"name": "v"})).expect("a volume");
         let nil = "found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim";
-        let other = "found PV object pv but its pv.Spec.ClaimRef.UID \"c-2\" does not point to claim.UID \"c-1\"";
+        let other = "found PV object pv but its pv.Spec.ClaimRef.UID c-2 does not point to claim.UID c-1";
         let block = "volume v has volumeMode Block, but is specified in volumeMounts";
         let files = "volume v has volumeMode Filesystem, but is specified in volumeDevices";
         let (mounted, device) = (Uses { mounted: true, as_device: false }, Uses { mounted: false, as_device: true });

@@ -2,7 +2,6 @@
 //! file system, which is mounted for the node first.
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Component;
 use std::path::Path;
@@ -25,6 +24,7 @@ use crate::volumes::format::DeviceMount;
 use crate::volumes::fs_group;
 use crate::volumes::fs_group::ChangePolicy;
 use crate::volumes::global_mounts::GlobalMounts;
+use crate::volumes::host_path;
 use crate::volumes::layout;
 use crate::volumes::layout::make_dirs;
 use crate::volumes::mount_program::MountCall;
@@ -75,7 +75,7 @@ impl LocalMount {
     ) -> Result<(), VolumeError> {
         let failed = |step| move |error: VolumeError| error.in_step(&self.name, Step::Mount(step));
         let own = self.clone();
-        let Found::Absent { device } = blocking(move || own.inspect()).await.map_err(failed("SetUp"))? else {
+        let Found::Absent { device } = blocking(move || own.inspect()).await? else {
             return Ok(());
         };
         let mut source = self.source.clone();
@@ -139,20 +139,23 @@ impl LocalMount {
     }
 
     fn inspect(&self) -> Result<Found, VolumeError> {
+        let failed = |step| move |error: VolumeError| error.in_step(&self.name, Step::Mount(step));
         match filesystem::is_mount_point(&self.target) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             result if result.as_ref().is_ok_and(|is| !is) => {}
-            result => return result.on("inspect", &self.target).map(|_| Found::Mounted),
+            result => return result.on("inspect", &self.target).map(|_| Found::Mounted).map_err(failed("SetUp")),
         }
-        let wrong = |problem: &str| VolumeError::LocalPath { path: self.source.clone(), problem: problem.to_owned() };
         if self.source.components().any(|component| component == Component::ParentDir) {
-            return Err(wrong("must not contain '..'"));
+            let problem = "must not contain '..'".to_owned();
+            return Err(failed("SetUp")(VolumeError::LocalPath { path: self.source.clone(), problem }));
         }
-        let found = fs::metadata(&self.source).on("inspect", &self.source)?.file_type();
-        match found.is_dir() || found.is_block_device() {
-            true => Ok(Found::Absent { device: found.is_block_device() }),
-            false => Err(wrong("only directory and block device are supported")),
-        }
+        let found = match host_path::type_of(&self.source) {
+            Ok("Directory") => Ok(Found::Absent { device: false }),
+            Ok("BlockDevice") => Ok(Found::Absent { device: true }),
+            Ok(_) => Err("only directory and block device are supported".to_owned()),
+            Err(problem) => Err(problem),
+        };
+        found.map_err(VolumeError::LocalType).map_err(failed("NewMounter initialization"))
     }
 
     /// Mounts the device for the node, unless it is.

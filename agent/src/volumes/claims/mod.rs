@@ -108,7 +108,8 @@ impl Claims {
             problem,
         })?;
         let name = volume.metadata.name.clone().unwrap_or_default();
-        self.check_affinity(&volume).map_err(|error| failed(&name, "NodeAffinity check", error))?;
+        let affinity = if bound::is_block(&volume) { Step::MapAffinity } else { Step::Mount("NodeAffinity check") };
+        self.check_affinity(&volume).map_err(|error| error.in_step(&name, affinity))?;
         let source = Source::of(&volume);
         let is_directory = match &source {
             Source::Local(source) => local::is_directory(source).await,
@@ -373,9 +374,11 @@ impl VolumePlugin for Claims {
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         Box::pin(async move {
             let used = target.unless_over(self.resolve(target)).await?;
-            let mounted = self.mount(target, &used).await;
-            mounted.inspect_err(|error| self.report_format(&used, error))?;
             let is_new = !target.actual.is_set_up(target.uid, &self.backing(target.uid, target.volume));
+            if is_new || !target.is_refresh {
+                let mounted = self.mount(target, &used).await;
+                mounted.inspect_err(|error| self.report_format(&used, error))?;
+            }
             let is_due = if is_new { used.is_larger } else { target.is_refresh };
             if is_due && used.is_expandable() {
                 self.expand(target, &used, is_new).await?;

@@ -433,11 +433,11 @@ fn a_failed_mount_reports_the_cause_and_leaves_no_files() {
         (json!({"csi": {"driver": "d.example", "volumeHandle": "h"}}), csi),
         (
             json!({"hostPath": {"path": "/"}, "mountOptions": ["ro"]}),
-            "MountVolume.MountOptionSupport check failed for volume \"pv\" : Mount options are not supported",
+            "MountVolume.MountOptionSupport check failed for volume \"pv\" : mount options are not supported for this volume type",
         ),
         (
             json!({"local": {"path": "/no/such"}}),
-            "MountVolume.SetUp failed for volume \"pv\" : cannot inspect /no/such: No such file or directory (os error 2)",
+            "MountVolume.NewMounter initialization failed for volume \"pv\" : path \"/no/such\" does not exist",
         ),
         (
             json!({"local": {"path": "/a/../b"}}),
@@ -445,7 +445,7 @@ fn a_failed_mount_reports_the_cause_and_leaves_no_files() {
         ),
         (
             json!({"local": {"path": "/dev/null"}}),
-            "MountVolume.SetUp failed for volume \"pv\" : local volume /dev/null: only directory and block device are \
+            "MountVolume.NewMounter initialization failed for volume \"pv\" : only directory and block device are \
              supported",
         ),
         (

@@ -12,6 +12,8 @@ use crate::host_program::Ended;
 const NO_SESSION: i32 = 2;
 const IS_PRESENT: i32 = 15;
 const NO_RECORD: i32 = 21;
+/// The setting of an interface that names its transport.
+const TRANSPORT: &str = "iface.transport_name";
 
 /// A call, and what a failure of it means.
 #[derive(Debug)]
@@ -63,11 +65,13 @@ pub(super) fn show_interface(name: &str) -> Call {
 pub(super) struct Interface(BTreeMap<String, String>);
 
 impl Interface {
-    /// Reads lines as `iface.transport_name = tcp`. Settings without a value are left out.
+    /// Reads lines as `iface.transport_name = tcp`. Settings without a value are left out; a transport without one is the
+    /// kernel's, as upstream.
     pub(super) fn parse(text: &str) -> Self {
         let line = |line: &str| {
             let (name, value) = line.split_once('=')?;
             let (name, value) = (name.trim(), value.trim());
+            let value = if (name, value) == (TRANSPORT, "<empty>") { "tcp" } else { value };
             let is_set = name.starts_with("iface.") && !value.is_empty() && value != "<empty>";
             is_set.then(|| (name.to_owned(), value.to_owned()))
         };
@@ -76,7 +80,7 @@ impl Interface {
 
     /// The transport, `tcp` for that of the kernel.
     pub(super) fn transport(&self) -> Option<&str> {
-        self.0.get("iface.transport_name").map(String::as_str)
+        self.0.get(TRANSPORT).map(String::as_str)
     }
 }
 
@@ -226,7 +230,8 @@ mod tests {
     fn an_own_interface_is_the_named_one_with_another_initiator() {
         let base = Interface::parse(SHOWN);
         assert_eq!(base.transport(), Some("tcp"));
-        assert_eq!(Interface::parse("iface.transport_name = <empty>\n").transport(), None);
+        assert_eq!(Interface::parse("iface.transport_name = <empty>\n").transport(), Some("tcp"));
+        assert_eq!(Interface::parse("iface.transport_name =\niface.mtu = 0\n").transport(), None);
         let record = record("iqn.2001-04.com.example:me");
         let own = "-m iface -I 192.0.2.1:3260:v";
         let undo = format!("| {own} -o delete");

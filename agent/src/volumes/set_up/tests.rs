@@ -194,6 +194,22 @@ fn counted(root: &Path, replies: &Replies) -> (Volumes, Arc<Metrics>) {
     (volumes, metrics)
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_cannot_be_used_yet_counts_as_no_mount() {
+    let (root, replies) = (tempfile::tempdir().expect("a folder"), Replies::default());
+    let (volumes, metrics) = counted(root.path(), &replies);
+    let pod = with_claim(&["v"]);
+    volumes.set_up(&pod, None).await.expect_err("there is no claim");
+    assert_eq!(samples(&metrics, "storage_operation"), [""; 0]);
+    tokio::time::advance(Duration::from_secs(70)).await;
+    binds(&replies, json!({"hostPath": {"path": root.path()}}));
+    volumes.set_up(&pod, None).await.expect("mounted");
+    assert_eq!(samples(&metrics, "storage_operation"), [operation("volume_mount", "host-path", "success", 1)]);
+    let labels = r#"operation_name="overall_volume_mount",plugin_name="kubernetes.io/host-path",le="50""#;
+    let timed = format!("volume_operation_total_seconds_bucket{{{labels}}} 1\n");
+    assert!(metrics.render().expect("metrics").contains(&timed), "the wait for the claim is no part of it");
+}
+
 /// A pod that uses the claim `data` as a device.
 fn with_device() -> Pod {
     let mut pod = with_claim(&["v"]);

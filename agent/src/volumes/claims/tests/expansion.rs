@@ -173,3 +173,32 @@ fn a_teardown_does_not_wait_for_the_api_server_during_an_expansion() {
         });
     });
 }
+
+#[test]
+fn a_container_restarts_while_the_size_of_its_volume_is_read() {
+    in_private_mounts(|| {
+        let fixture = Fixture::new();
+        sized(&fixture, &fixture.local_dir(), "2Gi", "2Gi");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.expect("a runtime").block_on(async {
+            let (objects, asked) = slow_objects(&fixture.replies, Duration::from_secs(3));
+            let volumes = Volumes::new(fixture.root.path()).with_objects(objects, BTreeMap::new());
+            volumes.make_pod_dirs_here("u-1");
+            let pod = pod("u-1", None, false);
+            volumes.set_up(&pod, None).await.expect("mounted");
+            // As if it were a device: a directory in use is not expanded.
+            let known = volumes.node.claims.get("u-1", "v").expect("it is mounted");
+            let used = BoundVolume { is_directory: false, ..(*known).clone() };
+            volumes.node.claims.put("u-1", "v", used).expect("not exclusive");
+            let mut refresh = Box::pin(volumes.refresh(&pod, None));
+            tokio::time::timeout(Duration::from_secs(1), &mut refresh).await.expect_err("the claim is read");
+            assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 3);
+            let began = tokio::time::Instant::now();
+            volumes.set_up(&pod, None).await.expect("it is mounted");
+            assert_eq!(began.elapsed().as_secs(), 0);
+            refresh.await.expect("it has its size");
+            assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 4);
+            volumes.tear_down("u-1").await.expect("unmounted");
+        });
+    });
+}

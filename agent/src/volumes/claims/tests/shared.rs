@@ -78,3 +78,16 @@ fn another_group_of_a_pod_that_only_reads_is_reported() {
         }
     });
 }
+
+/// As upstream: the text is that of devices, the reason of the event that of mounts.
+#[test]
+fn a_raw_device_of_other_nodes_is_not_mapped() {
+    let fixture = Fixture::new();
+    let elsewhere = json!({"required": {"nodeSelectorTerms":
+        [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]}});
+    fixture.binds(json!({"local": {"path": "/dev/null"}, "volumeMode": "Block", "nodeAffinity": elsewhere}));
+    let pod = using_device(pod("u-1", None, false));
+    let failed = fixture.runtime.block_on(fixture.volumes.set_up(&pod, None)).expect_err("of other nodes");
+    let expected = "MapVolume.NodeAffinity check failed for volume \"pv\" : no matching NodeSelectorTerms";
+    assert_eq!((failed[0].to_string().as_str(), failed[0].reason()), (expected, "FailedMount"));
+}
