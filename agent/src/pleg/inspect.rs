@@ -28,6 +28,9 @@ use crate::runtime::ContainerInspection;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
+/// Sandboxes of a pod that are listed each by a call of its own.
+const MAX_UNLABELLED: usize = 16;
+
 /// Listed objects of one pod.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Listing {
@@ -35,7 +38,8 @@ pub(super) struct Listing {
     pub containers: Vec<v1::Container>,
 }
 
-/// Lists all pods of the runtime, by UID. Objects without a pod UID are ignored.
+/// Lists all pods of the runtime, by UID. Objects without a pod UID are ignored; so are, as in the status of a pod upstream,
+/// sandboxes without it as a label if the pod has others: it would be restarted because it has several.
 pub(super) async fn list_all(runtime: &Runtime) -> Result<(Instant, HashMap<PodUid, Listing>), RuntimeError> {
     let sampled_at = Instant::now();
     let (sandboxes, containers) = futures_util::try_join!(
@@ -49,6 +53,11 @@ pub(super) async fn list_all(runtime: &Runtime) -> Result<(Instant, HashMap<PodU
             pods.entry(PodUid::from(uid)).or_default().sandboxes.push(sandbox);
         }
     }
+    for (uid, listing) in &mut pods {
+        if listing.sandboxes.iter().any(|sandbox| is_labelled(uid, sandbox)) {
+            listing.sandboxes.retain(|sandbox| is_labelled(uid, sandbox));
+        }
+    }
     for container in containers {
         let uid = container.labels.get(runtime_keys::POD_UID).filter(|uid| !uid.is_empty());
         if let Some(uid) = uid {
@@ -58,15 +67,38 @@ pub(super) async fn list_all(runtime: &Runtime) -> Result<(Instant, HashMap<PodU
     Ok((sampled_at, pods))
 }
 
-/// Lists one pod.
-pub(super) async fn list_one(runtime: &Runtime, uid: &PodUid) -> Result<(Instant, Listing), RuntimeError> {
+/// Lists one pod. `unlabelled`: its sandboxes if a list by label has none.
+pub(super) async fn list_one(
+    runtime: &Runtime,
+    uid: &PodUid,
+    unlabelled: &[String],
+) -> Result<(Instant, Listing), RuntimeError> {
     let sampled_at = Instant::now();
     let labels = BTreeMap::from([(runtime_keys::POD_UID.to_owned(), uid.as_str().to_owned())]);
     let of_sandboxes = v1::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() };
     let of_containers = v1::ContainerFilter { label_selector: labels, ..Default::default() };
-    let (sandboxes, containers) =
-        futures_util::try_join!(runtime.list_pod_sandboxes(of_sandboxes), runtime.list_containers(of_containers))?;
+    let with_id = |id: &String| v1::PodSandboxFilter { id: id.clone(), ..Default::default() };
+    let by_ids = try_join_all(unlabelled.iter().map(|id| runtime.list_pod_sandboxes(with_id(id))));
+    let (mut sandboxes, containers, others) = futures_util::try_join!(
+        runtime.list_pod_sandboxes(of_sandboxes),
+        runtime.list_containers(of_containers),
+        by_ids
+    )?;
+    if sandboxes.is_empty() {
+        sandboxes.extend(others.into_iter().flatten().filter(|other| unlabelled.contains(&other.id)));
+    }
     Ok((sampled_at, Listing { sandboxes, containers }))
+}
+
+/// Sandboxes in a list of all pods that have the pod's UID in their metadata alone and not as a label, as those that an
+/// operator makes with `crictl runp`. What is beyond a number is found once these are removed.
+pub(super) fn unlabelled(uid: &PodUid, listing: &Listing) -> Vec<String> {
+    let unlabelled = listing.sandboxes.iter().filter(|sandbox| !is_labelled(uid, sandbox));
+    unlabelled.take(MAX_UNLABELLED).map(|sandbox| sandbox.id.clone()).collect()
+}
+
+fn is_labelled(uid: &PodUid, sandbox: &v1::PodSandbox) -> bool {
+    sandbox.labels.get(runtime_keys::POD_UID).is_some_and(|label| label == uid.as_str())
 }
 
 /// True if `listing` contains nothing new compared to `known`.

@@ -66,6 +66,8 @@ pub(super) struct PodRecord {
     pub exit_waiters: Vec<(ContainerId, oneshot::Sender<()>)>,
     /// Containers that the worker has just started: the next inspection needs their statuses.
     pub fresh: Vec<ContainerId>,
+    /// Sandboxes without the pod's UID as a label, as of the last relist: inspections list them by their ids.
+    pub unlabelled: Vec<String>,
     pub hints: Vec<PendingHint>,
     /// The worker has been acting since then; its own inspection will follow.
     pub acting_since: Option<Instant>,

@@ -165,6 +165,7 @@ impl PlegTask {
 
     fn listed(&mut self, uid: &PodUid, sampled_at: Instant, listing: Listing) {
         let record = self.records.entry(uid.clone()).or_default();
+        record.unlabelled = inspect::unlabelled(uid, &listing);
         let newer = record.snapshot.as_ref().is_some_and(|known| known.sampled_at > sampled_at);
         let agrees = record.snapshot.as_ref().is_some_and(|known| inspect::agrees(&listing, known));
         // A listing that agrees costs no call. Installing its snapshot tries to watch the processes that are not watched.

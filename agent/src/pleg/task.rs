@@ -281,12 +281,12 @@ impl PlegTask {
             return;
         }
         let previous = record.snapshot.clone();
-        let fresh = std::mem::take(&mut record.fresh);
+        let (fresh, unlabelled) = (std::mem::take(&mut record.fresh), record.unlabelled.clone());
         let (runtime, messages) = (self.runtime.clone(), self.messages.clone());
         let target = uid.clone();
         self.spawn_inspection(uid, Instant::now(), async move {
-            let (listed, early) =
-                tokio::join!(inspect::list_one(&runtime, &target), inspect::prefetch_statuses(&runtime, fresh));
+            let listing = inspect::list_one(&runtime, &target, &unlabelled);
+            let (listed, early) = tokio::join!(listing, inspect::prefetch_statuses(&runtime, fresh));
             let (sampled_at, listing) = listed?;
             inspect::complete(&runtime, &messages, &target, sampled_at, listing, previous, &early).await
         });

@@ -122,6 +122,7 @@ impl Node {
             id: "s".into(),
             metadata: Self::metadata(),
             state: v1::PodSandboxState::SandboxReady.into(),
+            labels: BTreeMap::from([(runtime_keys::POD_UID.to_owned(), "p".to_owned())]),
             runtime_handler: self.handler.clone(),
             ..Default::default()
         }

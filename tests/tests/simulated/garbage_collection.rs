@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use keblet::images::GcPolicy;
 use keblet::model::DeadContainerPolicy;
+use keblet_proto::cri::v1;
+use keblet_tests::cri::client::Client;
+use keblet_tests::cri::client::sandbox;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
 use keblet_tests::node::Api;
@@ -65,6 +68,18 @@ async fn replaced_sandbox_is_removed_with_its_last_exited_container() {
     // Until the next relist, which comes every five minutes.
     sleep(secs(100)).await;
     assert_eq!(calls(), before, "no calls while there is nothing to remove");
+}
+
+/// As `crictl runp` makes one, of a pod that no source desires.
+#[tokio::test(start_paused = true)]
+async fn an_undesired_sandbox_without_labels_is_removed() {
+    let (sim, folder) = node();
+    let config = v1::PodSandboxConfig { labels: Default::default(), ..sandbox("bare", 0) };
+    Client::new(sim.memory().channel()).run_sandbox(config).await.expect("sandbox");
+    let _agent = start(&sim, folder.path(), vec![pod("web").running("main", "run").build()]);
+    until_attempt(&sim, 0).await;
+    sleep(secs(60)).await;
+    assert!(sim.sandboxes("bare").is_empty(), "{}", sim.trace(Trace::to_string));
 }
 
 #[tokio::test(start_paused = true)]

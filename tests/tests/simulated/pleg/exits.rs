@@ -4,9 +4,11 @@ use keblet::model::ContainerState;
 use keblet::model::LifecycleKind;
 use keblet::model::OomVictim;
 use keblet::model::Source;
+use keblet_proto::cri::v1;
 use keblet_tests::cri::client::container;
 use keblet_tests::cri::client::sandbox;
 use keblet_tests::cri::*;
+use keblet_tests::node::Seen;
 use keblet_tests::node::SensorSet;
 use tokio::time::Instant;
 use tokio::time::sleep;
@@ -266,4 +268,46 @@ async fn oom_kill_before_the_first_inspection_is_attributed() {
         "{:?}",
         harness.seen.oom_kills()
     );
+}
+
+/// As `crictl runp` makes one. Naive: a pod is listed by its label, which it lacks, so that its worker finds nothing to remove.
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_without_labels_is_inspected_until_it_is_removed() {
+    let (sim, mut client) = node();
+    let config = v1::PodSandboxConfig { labels: Default::default(), ..sandbox("bare", 0) };
+    let id = client.run_sandbox(config).await.expect("sandbox");
+    let harness = awake(&sim, SensorSet::LISTS).await;
+    assert!(harness.seen.until(secs(5), |_| harness.pleg.cached(&uid("bare")).is_some()).await);
+    let inspect = async || harness.pleg.inspect(&uid("bare")).await.expect("view").sandboxes.clone();
+    let found = inspect().await;
+    assert!(found.len() == 1 && found[0].id.as_str() == id && found[0].ready, "{found:?}");
+    client.stop_sandbox(&id).await.expect("stopped");
+    let stopped = inspect().await;
+    assert!(stopped.len() == 1 && !stopped[0].ready, "{stopped:?}");
+    client.remove_sandbox(&id).await.expect("removed");
+    let left = inspect().await;
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// Naive: the pod has two sandboxes that are ready, so that its worker restarts it.
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_without_labels_counts_for_nothing_beside_the_pods_own() {
+    let (sim, mut client) = node();
+    let (own, _) = run(&mut client, "web", "run").await;
+    let config = v1::PodSandboxConfig { labels: Default::default(), ..sandbox("web", 1) };
+    let other = client.run_sandbox(config).await.expect("sandbox");
+    let harness = awake(&sim, SensorSet::LISTS).await;
+    assert!(harness.seen.until(secs(5), |_| harness.pleg.cached(&uid("web")).is_some()).await);
+    let listed = harness.pleg.cached(&uid("web")).expect("cached");
+    let inspected = harness.pleg.inspect(&uid("web")).await.expect("view");
+    for found in [listed, inspected] {
+        assert!(found.sandboxes.len() == 1 && found.sandboxes[0].id.as_str() == own, "{found:?}");
+    }
+    client.stop_sandbox(&own).await.expect("stopped");
+    client.remove_sandbox(&own).await.expect("removed");
+    let is_found = |_: &Seen| {
+        let cached = harness.pleg.cached(&uid("web"));
+        cached.is_some_and(|found| found.sandboxes.iter().any(|sandbox| sandbox.id.as_str() == other))
+    };
+    assert!(harness.seen.until(secs(10), is_found).await, "it is removed once the pod is gone");
 }
