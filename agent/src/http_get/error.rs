@@ -31,6 +31,14 @@ pub enum HttpGetError {
     /// The action's port. The request is not sent: neither success nor failure of what it asks.
     #[error(transparent)]
     Port(#[from] PortError),
+    /// The action's host can be in no URL. The request is not sent, as with a port that is none.
+    #[error("parse \"{url}\": {reason}")]
+    Host {
+        /// The request.
+        url: String,
+        /// What is wrong with the host.
+        reason: String,
+    },
     /// The action's scheme, a header or the URL cannot be sent.
     #[error("Get \"{url}\": {reason}")]
     Invalid {

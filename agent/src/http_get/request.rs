@@ -14,6 +14,7 @@ use super::port::resolve_port;
 use super::target::PathParts;
 use super::target::Scheme;
 use super::target::Target;
+use super::target::host_problem;
 use super::target::parse_path;
 
 /// Headers that describe a body; a request without one ignores them.
@@ -70,7 +71,7 @@ impl HttpGet {
     /// this node.
     ///
     /// # Errors
-    /// The port cannot be resolved, the scheme or a header cannot be sent, or there are too many headers.
+    /// The port cannot be resolved, the host, the scheme or a header cannot be sent, or there are too many headers.
     pub fn new(
         action: &HTTPGetAction,
         ports: &[ContainerPort],
@@ -82,6 +83,9 @@ impl HttpGet {
         let PathParts { path, user_info } = parse_path(action.path.as_deref().unwrap_or_default());
         let scheme = action.scheme.as_deref().unwrap_or_default();
         let target = Target::new(Scheme::parse(scheme).unwrap_or(Scheme::Http), host, port, path);
+        if let Some(reason) = host_problem(host) {
+            return Err(HttpGetError::Host { url: target.to_string(), reason });
+        }
         let invalid = |reason| HttpGetError::Invalid { url: target.to_string(), reason };
         if Scheme::parse(scheme).is_none() {
             return Err(invalid(format!("unsupported protocol scheme \"{}\"", scheme.to_lowercase())));

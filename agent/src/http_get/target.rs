@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::fmt::Write as _;
+use std::net::Ipv6Addr;
 
 use url::Url;
 
@@ -113,6 +114,24 @@ pub(crate) fn join_host_port(host: &str, port: u16) -> String {
 /// A host as URLs have it: IPv6 addresses in brackets.
 fn bracketed(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
+}
+
+/// Why no URL can have this host; `None` if one can. What has a colon is an address of IPv6: `127.0.0.1:8080` is no host.
+pub(super) fn host_problem(host: &str) -> Option<String> {
+    let is_address = || match host.split_once('%') {
+        Some((address, zone)) => address.parse::<Ipv6Addr>().is_ok() && !zone.is_empty(),
+        None => host.parse::<Ipv6Addr>().is_ok(),
+    };
+    if host.contains(':') && !is_address() {
+        return Some(format!("invalid host: {host:?} is no IPv6 address"));
+    }
+    if host.contains('[') {
+        return Some("invalid IP-literal".to_owned());
+    }
+    let is_allowed =
+        |byte: u8| !byte.is_ascii() || byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=:]<>\"%".contains(&byte);
+    let other = host.bytes().find(|byte| !is_allowed(*byte));
+    other.map(|byte| format!("invalid URL escape \"%{byte:02X}\""))
 }
 
 /// The parts of an action's path.

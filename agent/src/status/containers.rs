@@ -255,7 +255,7 @@ impl<'a> PodView<'a> {
         state::with_former_reason(state, newest, former)
     }
 
-    /// `lastState`: the state of the second newest instance, else taken from the previous status.
+    /// `lastState`: the state of the second newest instance, else the last end of the previous status.
     fn last_state(&self, second: Option<&ContainerStatus>, id: &str, old: Option<&ApiStatus>) -> Option<ApiState> {
         let reported = second.and_then(|second| {
             let state = state::of_instance(second, self.input.runtime_type)?;
@@ -266,7 +266,9 @@ impl<'a> PodView<'a> {
         reported.or_else(|| {
             let old = old?;
             let replaced = state::terminated(old.state.as_ref()).is_some() && old.container_id.as_deref() != Some(id);
-            if replaced { old.state.clone() } else { old.last_state.clone() }
+            let kept = if replaced { &old.state } else { &old.last_state };
+            // An empty state is what the API server returns for none: without it the status would differ.
+            kept.clone().filter(|kept| kept.waiting.is_none() && kept.running.is_none())
         })
     }
 

@@ -62,13 +62,11 @@ fn is_given_up(input: &StatusInput<'_>) -> bool {
     !may_go_on && !restart::restart_all_pending(pod, snapshot, input.announced_restart_all(), input.gates)
 }
 
-/// Whether a regular container was ever created in the sandbox in use.
+/// Whether a regular container was ever created in the sandbox in use, whatever is known of its state.
 fn any_regular_created(pod: &Pod, snapshot: &PodSnapshot) -> bool {
     let regular: HashSet<&str> =
         spec::regular_containers(pod).iter().map(|container| container.name.as_str()).collect();
-    let is_created =
-        |state| matches!(state, ContainerState::Created | ContainerState::Running | ContainerState::Exited);
-    snapshot.active().any(|instance| is_created(instance.state) && regular.contains(instance.name.as_str()))
+    snapshot.active().any(|instance| regular.contains(instance.name.as_str()))
 }
 
 /// The state of a container status, in order of precedence.

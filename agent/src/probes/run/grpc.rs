@@ -91,10 +91,13 @@ async fn check(
 }
 
 fn of_answer(answer: &HealthCheckResponse) -> Outcome {
-    match answer.status() {
-        ServingStatus::Serving => Outcome::Success,
-        other => Outcome::Failure(format!("service unhealthy (responded with {:?})", other.as_str_name())),
-    }
+    let name = match ServingStatus::try_from(answer.status) {
+        Ok(ServingStatus::Serving) => return Outcome::Success,
+        Ok(other) => other.as_str_name().to_owned(),
+        // As Go shows a number without a name.
+        Err(_) => answer.status.to_string(),
+    };
+    Outcome::Failure(format!("service unhealthy (responded with {name:?})"))
 }
 
 fn of_status(status: &Status, limit: &str) -> Outcome {
@@ -106,4 +109,24 @@ fn of_status(status: &Status, limit: &str) -> Outcome {
         Code::DeadlineExceeded => format!("timeout: health rpc did not complete within {limit}"),
         code => format!("error: health rpc probe failed: rpc error: code = {} desc = {message}", go_name(code)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_shown_by_name_or_number() {
+        let unhealthy = |shown: &str| Outcome::Failure(format!("service unhealthy (responded with \"{shown}\")"));
+        let table = [
+            (1, Outcome::Success),
+            (0, unhealthy("UNKNOWN")),
+            (3, unhealthy("SERVICE_UNKNOWN")),
+            (7, unhealthy("7")),
+            (-1, unhealthy("-1")),
+        ];
+        for (status, expected) in table {
+            assert_eq!(of_answer(&HealthCheckResponse { status }), expected, "{status}");
+        }
+    }
 }

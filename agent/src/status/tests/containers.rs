@@ -211,6 +211,10 @@ fn last_state_is_kept_when_its_instance_is_gone() {
     assert_eq!(story(&renewed.generate(), "a"), "running after terminated 2 Error, 1");
     let later = renewed.then(vec![running("a", 1)]);
     assert_eq!(story(&later.generate(), "a"), "running after terminated 2 Error, 1");
+    let renewed = one("Always", vec![running("a", 1), status("a", 0, ContainerState::Created)]);
+    assert_eq!(story(&renewed.generate(), "a"), "running after waiting, 1");
+    let later = renewed.then(vec![running("a", 1)]);
+    assert_eq!(story(&later.generate(), "a"), "running after none, 1", "it has not ended");
 }
 
 #[test]

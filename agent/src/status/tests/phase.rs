@@ -1,6 +1,7 @@
 //! The phase table.
 
 use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::Probe;
 
 use super::Situation;
 use crate::model::ContainerState;
@@ -111,6 +112,19 @@ fn sidecars_alone_keep_a_pod_running() {
         let situation = Situation::new(pod("Never", &["side"], &["a"]), containers.clone());
         assert_eq!(situation.phase(), expected, "{containers:?}");
     }
+}
+
+/// As after a restart of the runtime that has lost a container, while a sidecar awaits its startup probe again.
+#[test]
+fn a_regular_container_of_unknown_state_was_created() {
+    let mut pod = pod("Always", &["side"], &["a"]);
+    let spec = pod.spec.as_mut().expect("a spec");
+    spec.init_containers.as_mut().expect("one")[0].startup_probe = Some(Probe::default());
+    let restarting = |containers| Situation::new(pod.clone(), vec![running("a", 0)]).then(containers);
+    let lost = restarting(vec![running("side", 1), status("a", 0, ContainerState::Unknown)]);
+    assert_eq!(lost.phase(), "Running");
+    let removed = restarting(vec![running("side", 1)]);
+    assert_eq!(removed.phase(), "Pending", "the pod is initialized anew");
 }
 
 #[test]

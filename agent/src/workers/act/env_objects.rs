@@ -181,13 +181,13 @@ mod tests {
         let container = &pod.spec.as_ref().expect("a spec").containers[0];
         let of_each = async || {
             let found = files(&Volumes::new(dir.path()), &pod, container).await;
-            ["0", "1", "2"].map(|path| found.value("v", path, "k").ok().flatten().map(str::to_owned))
+            ["0", "1", "2"].map(|path| found.value("v", path, "k").ok().flatten().map(<[u8]>::to_vec))
         };
         std::fs::write(volume.join("0"), "k='first'").expect("a file");
         std::fs::write(volume.join("2"), "k='last'").expect("a file");
-        assert_eq!(of_each().await, [Some("first".to_owned()), None, None]);
+        assert_eq!(of_each().await, [Some(b"first".to_vec()), None, None]);
         std::fs::write(volume.join("1"), "k='second'").expect("a file");
-        assert_eq!(of_each().await, ["first", "second", "last"].map(|value| Some(value.to_owned())));
+        assert_eq!(of_each().await, ["first", "second", "last"].map(|value| Some(value.as_bytes().to_vec())));
     }
 
     #[tokio::test]

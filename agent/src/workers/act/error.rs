@@ -400,8 +400,11 @@ fn unmounted(failed: &[FailedVolume]) -> String {
         Some(_) => in_order(unprocessed().map(|failure| failure.error.to_string()).collect(), "; "),
     };
     let all = in_order(failed.iter().map(name).collect(), " ");
+    let unattached = in_order(failed.iter().filter(|failure| failure.is_unattached()).map(name).collect(), " ");
     let unprocessed = in_order(unprocessed().map(name).collect(), " ");
-    format!("unmounted volumes=[{all}], unattached volumes=[], failed to process volumes=[{unprocessed}]: {cause}")
+    format!(
+        "unmounted volumes=[{all}], unattached volumes=[{unattached}], failed to process volumes=[{unprocessed}]: {cause}"
+    )
 }
 
 /// The texts of several errors, for one log line or event.
@@ -411,9 +414,12 @@ pub fn joined(errors: &[PodError]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::volumes::ClaimError;
     use crate::volumes::ClaimProblem;
+    use crate::volumes::Step;
 
     fn unknown(container: &str) -> PodError {
         PodError::KillContainer {
@@ -460,6 +466,17 @@ mod tests {
         let failed = vec![FailedVolume { volume: "o".to_owned(), error: VolumeError::NodeUnknown }];
         let expected = "unmounted volumes=[o], unattached volumes=[], failed to process volumes=[]: the Node object was not \
                         received yet";
+        assert_eq!(unmounted(&failed), expected);
+    }
+
+    #[test]
+    fn volumes_that_are_not_attached_are_named() {
+        let (name, waited, lack) = ("kubernetes.io/iscsi/d".to_owned(), Duration::from_secs(123), "it is not there");
+        let source = Box::new(VolumeError::NotAttached { name, waited, lack });
+        let error = VolumeError::Step { name: "pv".to_owned(), step: Step::Mount("WaitForAttach"), source };
+        let failed = [FailedVolume { volume: "v".to_owned(), error }];
+        let expected = "unmounted volumes=[v], unattached volumes=[v], failed to process volumes=[]: volume \
+                        kubernetes.io/iscsi/d was not attached to this node within 123s: it is not there";
         assert_eq!(unmounted(&failed), expected);
     }
 

@@ -187,6 +187,17 @@ impl ImageLookup<'_> {
         found
     }
 
+    /// Whether the runtime still has an image that was taken from the cache; if not, it is removed from the cache.
+    pub(super) async fn still_has(self, found: &FoundImage) -> bool {
+        let Self { ctx, pod, .. } = self;
+        let info = ctx.images.inspect(&found.name, pod.metadata.annotations.as_ref()).await.ok().flatten();
+        let still = info.is_some_and(|info| resolved(info) == found.image);
+        if !still {
+            ctx.images.remove_cached(names::pod_uid(pod), &found.name);
+        }
+        still
+    }
+
     /// Finds or pulls an image. A failure has its own event.
     ///
     /// # Errors

@@ -85,11 +85,13 @@ fn killed(failed: Vec<PodError>) -> Result<(), PodError> {
 /// Stops a pod that only the runtime has, so without its spec: two seconds for every container, in no order.
 ///
 /// # Errors
-/// The containers and sandboxes that could not be stopped.
+/// The containers and sandboxes that could not be stopped; the event of that is sent.
 pub async fn kill_orphan(ctx: &ActContext, latest: impl Fn() -> Arc<PodSnapshot>) -> Result<(), PodError> {
     let permit = ctx.pacing.stops.permit(false).await;
     let snapshot = latest();
-    killed(kill_with_permit(ctx, &pod_of_snapshot(&snapshot), &snapshot, Some(1), permit).await)
+    let pod = pod_of_snapshot(&snapshot);
+    let stopped = killed(kill_with_permit(ctx, &pod, &snapshot, Some(1), permit).await);
+    stopped.inspect_err(|error| ctx.report(&pod, error))
 }
 
 /// Stops containers, then sandboxes. Gives the permit back while processes use their grace period.

@@ -215,10 +215,11 @@ async fn in_sandbox(
         SandboxPlan::Keep(id) => sandbox::keep(ctx, pass, id).await,
         SandboxPlan::Create { attempt, .. } => {
             let created = sandbox::create(ctx, pass, *attempt).await;
+            // One whose status cannot be read is there.
+            let has_failed = matches!(created, Err(PodError::CreateSandbox { .. }));
             // The network may already know that the pod is gone.
-            let is_abandoned = matches!(created, Err(PodError::CreateSandbox { .. })) && terminated.is_cancelled();
-            let is_ok = created.is_ok() || is_abandoned;
-            outcome.sandbox = Some(is_ok);
+            let is_abandoned = has_failed && terminated.is_cancelled();
+            outcome.sandbox = Some(!has_failed || is_abandoned);
             if spec::has_user_namespace(&pass.pod) {
                 ctx.count(|metrics| metrics.pods.user_namespaced_started());
             }

@@ -143,14 +143,12 @@ impl StartContext<'_> {
         found: FoundImage,
         restarts: u32,
     ) -> Result<(FoundImage, ContainerId), PodError> {
-        let Self { ctx, pass, .. } = self;
         match self.create_from(spec, &found, restarts).await {
             Err(first @ PodError::CreateContainer { .. }) if matches!(found.origin, Origin::Cached { .. }) => {
-                ctx.images.remove_cached(pass.uid(), &found.name);
-                let fresh = self.images().container(spec).await?;
-                if fresh.origin == Origin::Present && fresh.image == found.image {
+                if self.images().still_has(&found).await {
                     return Err(self.failed(spec, first));
                 }
+                let fresh = self.images().container(spec).await?;
                 let id = self.create_from(spec, &fresh, restarts).await.map_err(|error| self.failed(spec, error))?;
                 Ok((fresh, id))
             }

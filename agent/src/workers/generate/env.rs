@@ -245,7 +245,7 @@ fn file_value(reference: &FileKeySelector, objects: &EnvObjects) -> Result<Optio
     let FileKeySelector { key, path, volume_name, optional } = reference;
     let Some(files) = &objects.files else { return Ok(Some(Vec::new())) };
     match files.value(volume_name, path, key)? {
-        Some(value) => Ok(Some(value.as_bytes().to_vec())),
+        Some(value) => Ok(Some(value.to_vec())),
         None if *optional == Some(true) => Ok(None),
         None => Err(GenerateError::NoSuchFileKey { key: key.clone(), path: path.clone() }),
     }

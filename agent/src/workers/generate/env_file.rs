@@ -6,13 +6,15 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
+use bytes::Bytes;
+
 use super::GenerateError;
 
 /// Characters that may stand before a name and after a value.
 const BLANKS: [char; 3] = [' ', '\t', '\r'];
 
 /// Values of one file by key; `None`: no line has the key.
-pub type FileValues = BTreeMap<String, Result<Option<String>, GenerateError>>;
+pub type FileValues = BTreeMap<String, Result<Option<Bytes>, GenerateError>>;
 
 /// A value in the text of its file; `None`: no line has the key.
 type Value<'a> = Result<Option<&'a str>, EnvFileError>;
@@ -25,17 +27,18 @@ struct EnvFileError {
     problem: &'static str,
 }
 
-/// The values of `keys` in a file with this content, which is walked once for all of them. All are errors if it is not
-/// UTF-8.
+/// The values of `keys` in a file with this content, which is walked once for all of them.
 pub fn file_values(content: &[u8], keys: BTreeSet<String>) -> FileValues {
-    let Ok(text) = std::str::from_utf8(content) else {
-        return keys.into_iter().map(|key| (key, Err(GenerateError::EnvFile))).collect();
+    // A character for each byte: the file may have any encoding, and what is looked for in it is ASCII.
+    let text: String = content.iter().copied().map(char::from).collect();
+    let bytes = |value: &str| -> Bytes {
+        value.replace("\r\n", "\n").chars().filter_map(|byte| u8::try_from(byte).ok()).collect()
     };
     let owned = |value: Value<'_>| match value {
-        Ok(value) => Ok(value.map(|value| value.replace("\r\n", "\n"))),
+        Ok(value) => Ok(value.map(bytes)),
         Err(_) => Err(GenerateError::EnvFile),
     };
-    values_of(Assignments::new(text), keys).into_iter().map(|(key, value)| (key, owned(value))).collect()
+    values_of(Assignments::new(&text), keys).into_iter().map(|(key, value)| (key, owned(value))).collect()
 }
 
 /// The value of each key in the first assignment to it. What follows the last of these is not parsed. Keys without an
@@ -155,8 +158,16 @@ mod tests {
     #[test]
     fn lines_of_a_value_end_with_a_line_feed() {
         let values = file_values(b"A='1\r\n2\r3\r\n'\r\nB='\r'\r\n", BTreeSet::from(["A".to_owned(), "B".to_owned()]));
-        assert_eq!(values["A"].as_ref().expect("valid").as_deref(), Some("1\n2\r3\n"));
-        assert_eq!(values["B"].as_ref().expect("valid").as_deref(), Some("\r"));
+        assert_eq!(values["A"].as_ref().expect("valid").as_deref(), Some(&b"1\n2\r3\n"[..]));
+        assert_eq!(values["B"].as_ref().expect("valid").as_deref(), Some(&b"\r"[..]));
+    }
+
+    #[test]
+    fn any_encoding_is_kept() {
+        let file = [&b"# gr\xf6\xdfer\nA='\xe4'\nB='"[..], "\u{e4}\u{20ac}".as_bytes(), &b"'\n"[..]].concat();
+        let values = file_values(&file, BTreeSet::from(["A".to_owned(), "B".to_owned()]));
+        assert_eq!(values["A"].as_ref().expect("valid").as_deref(), Some(&b"\xe4"[..]));
+        assert_eq!(values["B"].as_ref().expect("valid").as_deref(), Some("\u{e4}\u{20ac}".as_bytes()));
     }
 
     #[test]

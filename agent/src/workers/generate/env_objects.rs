@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::Secret;
 
@@ -40,10 +41,10 @@ impl EnvFiles {
         self.files.insert((volume.to_owned(), path.to_owned()), kept);
     }
 
-    fn keep(&mut self, value: Option<String>) -> Result<Option<String>, GenerateError> {
+    fn keep(&mut self, value: Option<Bytes>) -> Result<Option<Bytes>, GenerateError> {
         let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
         // Without the name of its variable: nothing is refused here that an environment has room for.
-        self.room.take("", value.as_bytes())?;
+        self.room.take("", &value)?;
         Ok(Some(value))
     }
 
@@ -51,7 +52,7 @@ impl EnvFiles {
     ///
     /// # Errors
     /// The file was not read or is malformed before the key; the values are more than a process can be given.
-    pub fn value(&self, volume: &str, path: &str, key: &str) -> Result<Option<&str>, GenerateError> {
+    pub fn value(&self, volume: &str, path: &str, key: &str) -> Result<Option<&[u8]>, GenerateError> {
         let file = self.files.get(&(volume.to_owned(), path.to_owned()));
         match file.and_then(|values| values.get(key)) {
             Some(Ok(value)) => Ok(value.as_deref()),

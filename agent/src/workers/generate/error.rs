@@ -65,6 +65,8 @@ pub enum GenerateError {
     AppArmorName,
     #[error("unsupported supplementalGroupsPolicy: {policy}")]
     GroupsPolicy { policy: String },
+    #[error("invalid MountPropagation mode: {mode:?}")]
+    MountPropagation { mode: String },
     #[error("failed to resolve recursive read-only mode: {0}")]
     RecursiveReadOnly(#[from] RecursiveReadOnlyError),
 }

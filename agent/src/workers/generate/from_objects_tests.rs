@@ -61,7 +61,8 @@ fn variables_from_files() {
     assert_eq!(of("env", "NONE", true), without);
     let missing = Err("environment variable key \"NONE\" not found in file \"env\"".to_owned());
     assert_eq!(of("env", "NONE", false), missing);
-    for path in ["malformed", "binary", "not read"] {
+    assert_eq!(of("binary", "KEY", false), with("\\xff"), "any encoding is passed on");
+    for path in ["malformed", "not read"] {
         assert_eq!(of(path, "KEY", true), unusable, "{path}");
     }
 }

@@ -28,18 +28,20 @@ pub struct MountSource {
 /// One `volumeMounts` entry. `supports_recursive_read_only`: the runtime handler has the feature (KEP-3857).
 ///
 /// # Errors
-/// A recursive read-only mode that contradicts the mount's other fields, or that the runtime handler lacks.
+/// An unknown propagation; a recursive read-only mode that contradicts the mount's other fields, or that the runtime handler
+/// lacks.
 pub fn volume_mount(
     mount: &VolumeMount,
     source: MountSource,
     supports_recursive_read_only: bool,
 ) -> Result<cri::Mount, GenerateError> {
-    let recursive_read_only = recursive_read_only(mount, supports_recursive_read_only)?;
     let propagation = match mount.mount_propagation.as_deref() {
+        None | Some("None") => cri::MountPropagation::PropagationPrivate,
         Some("HostToContainer") => cri::MountPropagation::PropagationHostToContainer,
         Some("Bidirectional") => cri::MountPropagation::PropagationBidirectional,
-        _ => cri::MountPropagation::PropagationPrivate,
+        Some(mode) => return Err(GenerateError::MountPropagation { mode: mode.to_owned() }),
     };
+    let recursive_read_only = recursive_read_only(mount, supports_recursive_read_only)?;
     let path = &mount.mount_path;
     Ok(cri::Mount {
         container_path: if path.starts_with('/') { path.clone() } else { spec::absolute_path(path) },
@@ -97,6 +99,11 @@ mod tests {
         assert!(relabelled.selinux_relabel);
         let slave = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "HostToContainer"}));
         assert_eq!(volume_mount(&slave, source(), false).expect("valid").propagation, 1);
+        let none = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "None"}));
+        assert_eq!(volume_mount(&none, source(), false).expect("valid").propagation, 0);
+        let newer = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "Newer"}));
+        let error = volume_mount(&newer, source(), false).expect_err("unknown").to_string();
+        assert_eq!(error, "invalid MountPropagation mode: \"Newer\"");
     }
 
     #[test]

@@ -133,8 +133,12 @@ fn verify_non_root(
         (Some(0), _) => "container's runAsUser breaks non-root policy".to_owned(),
         (Some(_), _) => return Ok(()),
         (None, ImageUser::Id(0)) => "container has runAsNonRoot and image will run as root".to_owned(),
-        (None, ImageUser::Id(uid)) if i32::try_from(*uid).is_err() => {
-            format!("container has runAsNonRoot and image has an invalid user id ({uid})")
+        (None, ImageUser::Id(uid)) if !(0..=i64::from(i32::MAX)).contains(uid) => {
+            let highest = i32::MAX;
+            format!(
+                "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-({highest})): must be \
+                 between 0 and {highest}, inclusive"
+            )
         }
         (None, ImageUser::Id(_)) => return Ok(()),
         (None, ImageUser::Name(name)) => {

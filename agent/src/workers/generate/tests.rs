@@ -219,7 +219,12 @@ fn non_root_is_verified() {
             Some("container has runAsNonRoot and image will run as root (pod: \"web-node1_ns(u-1)\", container: c)"),
         ),
         (strict(json!({})), ImageUser::Id(1000), None),
-        (strict(json!({})), ImageUser::Id(1 << 40), Some("image has an invalid user id (1099511627776)")),
+        (
+            strict(json!({})),
+            ImageUser::Id(1 << 40),
+            Some("user id (1099511627776). (Must be 1-(2147483647)): must be between 0 and 2147483647, inclusive ("),
+        ),
+        (strict(json!({})), ImageUser::Id(-1), Some("image has an invalid user id (-1). (Must be 1-(2147483647))")),
         (
             strict(json!({})),
             ImageUser::Name("app".into()),

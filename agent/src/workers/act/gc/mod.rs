@@ -12,6 +12,7 @@ mod plan;
 use std::collections::HashSet;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -146,12 +147,16 @@ async fn log_folders(logs: PathBuf) -> Vec<PathBuf> {
     listed.await.unwrap_or_default()
 }
 
-/// Links to logs that do not exist; none if they cannot be listed.
+/// Links called `*.log` to files that do not exist, as upstream looks for them: others may have links of their own here.
+/// None if they cannot be listed.
 async fn dangling_links(links: PathBuf) -> Vec<PathBuf> {
     let listed = filesystem::blocking(move || {
-        let entries = fs::read_dir(links)?.flatten();
-        let links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
-        Ok(links.map(|entry| entry.path()).filter(|path| !path.exists()).collect())
+        let is_link = |entry: &fs::DirEntry| {
+            entry.file_name().as_bytes().ends_with(b".log") && entry.file_type().is_ok_and(|kind| kind.is_symlink())
+        };
+        // A disk that fails says nothing of its files.
+        let dangles = |path: &PathBuf| path.try_exists().is_ok_and(|exists| !exists);
+        Ok(fs::read_dir(links)?.flatten().filter(is_link).map(|entry| entry.path()).filter(dangles).collect())
     });
     listed.await.unwrap_or_default()
 }

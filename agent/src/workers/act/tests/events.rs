@@ -203,6 +203,17 @@ async fn a_sandbox_that_fails_once_the_pod_is_terminated_is_no_failure() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sandbox_whose_status_cannot_be_read_was_created() {
+    let mut node = Node::new();
+    node.runtime.fail("PodSandboxStatus", Status::unknown("busy"));
+    let outcome = execute(&node.ctx, &pod(json!({})), &actions(create(), vec![regular(0, "c")]), &empty()).await;
+    assert!(!outcome.is_ok() && outcome.starts.is_empty(), "{outcome:?}");
+    assert_eq!(outcome.sandbox, Some(true), "counted as started, and not as failed");
+    let text = "Unable to get pod sandbox status: rpc error: code = Unknown desc = busy";
+    assert_eq!(node.events.take(), [format!("pod W FailedPodSandBoxStatus: {text}")]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_name_too_long_for_a_log_folder() {
     let mut node = Node::new();
     let mut pod = pod(json!({}));

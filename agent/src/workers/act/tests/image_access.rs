@@ -220,6 +220,7 @@ async fn a_pull_that_cannot_be_recorded_is_not_begun() {
     let node = Node::new();
     published(&node);
     std::fs::remove_dir_all(node.path("image_manager")).expect("removed");
+    std::fs::write(node.path("image_manager"), "").expect("written");
     let failure = started(&node, &with_secrets("uid", "Always", &[])).await.expect_err("failed");
     assert!(failure.token.starts_with("failed to record image pull intent: "), "{}", failure.token);
     let message = format!("Failed to record image pull intent for container image \"r.io/app:1\": {}", failure.token);

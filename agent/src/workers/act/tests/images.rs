@@ -174,6 +174,7 @@ async fn a_deleted_image_is_pulled_again() {
         [
             "CreateContainer c/0",
             "ImageStatus app:1",
+            "ImageStatus app:1",
             "PullImage app:1",
             "ImageStatus app:1",
             "CreateContainer c/0",
@@ -184,15 +185,18 @@ async fn a_deleted_image_is_pulled_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_container_that_cannot_be_created_is_not_tried_twice_with_the_same_image() {
-    let node = Node::new();
+    let mut node = Node::new();
     node.has_image("app:1", "sha256:1");
     let pod = pod(json!({}));
     started(&node, &pod).await.expect("started");
     node.runtime.take_calls();
+    node.events.take();
     node.runtime.fail("CreateContainer", Status::unknown("name c is reserved"));
     let failure = started(&node, &pod).await.expect_err("failed");
     assert_eq!((failure.token.as_str(), failure.message.as_str()), ("CreateContainerError", "name c is reserved"));
     assert_eq!(node.runtime.take_calls(), ["CreateContainer c/0", "ImageStatus app:1"]);
+    let pulled = node.events.take().iter().filter(|event| event.contains("Pulled")).count();
+    assert_eq!(pulled, 1, "one event of one attempt");
 }
 
 #[tokio::test(start_paused = true)]

@@ -115,11 +115,16 @@ async fn a_failed_stop_of_a_sandbox_is_retried_once() {
 
 #[tokio::test(start_paused = true)]
 async fn orphans_get_two_seconds() {
-    let node = Node::new();
+    let mut node = Node::new();
     kill_orphan(&node.ctx, || running(&["x", "y"]).into()).await.expect("stopped");
     let mut calls = node.runtime.take_calls();
     calls.sort();
     assert_eq!(calls, ["StopContainer x-0 2", "StopContainer y-0 2", "StopPodSandbox sandbox-0"]);
+    node.events.take();
+    node.runtime.fail("StopContainer", Status::unknown("stuck"));
+    let error = kill_orphan(&node.ctx, || running(&["x"]).into()).await.expect_err("x was stuck");
+    let failed = format!("pod W FailedKillPod: {error}");
+    assert_eq!(node.events.take(), ["pod spec.containers{x} N Killing: Stopping container x", failed.as_str()]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -411,9 +416,13 @@ async fn links_to_logs_that_no_longer_exist_are_removed() {
     let link = |name: &str, to: &str| std::os::unix::fs::symlink(to, node.path(name)).expect("a link");
     link("links/a_ns_c-ended.log", "/nowhere");
     link("links/a_ns_c-lives.log", "/");
+    link("links/a_ns_c-others", "/nowhere");
+    // The kernel gives up: whether the log exists is not known.
+    link("links/a_ns_c-loops.log", "a_ns_c-loops.log");
     gc::remove_dangling_links(&node.ctx).await;
-    let left = ["ended", "lives"].map(|id| node.path(&format!("links/a_ns_c-{id}.log")).is_symlink());
-    assert_eq!(left, [false, true]);
+    let names = ["ended.log", "lives.log", "others", "loops.log"];
+    let left = names.map(|name| node.path(&format!("links/a_ns_c-{name}")).is_symlink());
+    assert_eq!(left, [false, true, true, true]);
 }
 
 /// The agent was killed between the start and the link.
