@@ -7,7 +7,6 @@ use std::time::Duration;
 use std::time::SystemTime;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Request;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -16,6 +15,7 @@ use kube::api::PostParams;
 use rcgen::KeyPair;
 use rcgen::PublicKeyData as _;
 use secrecy::ExposeSecret as _;
+use secrecy::SecretString;
 use sha2::Digest as _;
 use sha2::Sha512_256;
 use x509_parser::prelude::FromDer as _;
@@ -110,7 +110,7 @@ pub async fn bootstrap(
     now: SystemTime,
 ) -> Result<(), BootstrapError> {
     let kept = cert_dir.join("kubelet-client.key.tmp");
-    let key = first_key(store, &kept)?;
+    let FirstKey { key, text: key_text } = first_key(store, &kept)?;
     let template = Template::client(node_name);
     let text = template.request(&key).map_err(RequestError::Make)?;
     let name = request_name(&key, &template);
@@ -130,7 +130,7 @@ pub async fn bootstrap(
     tracing::info!(csr = name, "first client certificate requested");
     // Nothing else is sent before there is a certificate: no other request would detect that the server has recovered.
     let chain = request::signed(&requests, &request, Recovered::default(), TIMEOUT).await?;
-    let pair = Pair::parse(&chain, &key.serialize_pem())?;
+    let pair = Pair::parse(&chain, key_text.expose_secret())?;
     store.replace(&pair, now)?;
     if let Err(error) = fs::remove_file(&kept)
         && error.kind() != std::io::ErrorKind::NotFound
@@ -140,23 +140,38 @@ pub async fn bootstrap(
     Ok(())
 }
 
-/// The key of an existing pair, or the one kept from a previous attempt, or a new one, which is kept.
-fn first_key(store: &Store, kept: &Path) -> Result<KeyPair, BootstrapError> {
-    if let Ok(Some(pair)) = store.load()
-        && let Ok(key) = KeyPair::from_pem(pair.key.expose_secret())
-    {
-        return Ok(key);
+/// A key with its PEM text. A key that a kubelet has written is encoded as `EC PRIVATE KEY`; serialized from [`KeyPair`] it
+/// would have the same content under another name, and could not be read.
+struct FirstKey {
+    key: KeyPair,
+    text: SecretString,
+}
+
+impl FirstKey {
+    fn parse(text: SecretString) -> Option<Self> {
+        let key = KeyPair::from_pem(text.expose_secret()).ok()?;
+        Some(Self { key, text })
     }
-    if let Ok(key) = fs::read_to_string(kept).map_err(drop).and_then(|text| KeyPair::from_pem(&text).map_err(drop)) {
-        return Ok(key);
+}
+
+/// The key of an existing pair, or the one kept from a previous attempt, or a new one, which is kept.
+fn first_key(store: &Store, kept: &Path) -> Result<FirstKey, BootstrapError> {
+    if let Ok(Some(pair)) = store.load()
+        && let Some(first) = FirstKey::parse(pair.key)
+    {
+        return Ok(first);
+    }
+    if let Some(first) = fs::read_to_string(kept).ok().and_then(|text| FirstKey::parse(text.into())) {
+        return Ok(first);
     }
     let key = KeyPair::generate().map_err(|source| BootstrapError::Key { path: kept.to_owned(), source })?;
     if let Some(folder) = kept.parent() {
         let made = fs::create_dir_all(folder);
         made.map_err(|source| StoreError::File { verb: "create", path: folder.to_owned(), source })?;
     }
-    store::write_private(kept, &key.serialize_pem())?;
-    Ok(key)
+    let text = key.serialize_pem();
+    store::write_private(kept, &text)?;
+    Ok(FirstKey { key, text: text.into() })
 }
 
 /// A name derived from key and subject, so that no second request is made for them.
@@ -167,7 +182,7 @@ fn request_name(key: &KeyPair, template: &Template) -> String {
         template.purpose.usages().into_iter().map(String::into_bytes).collect(),
     ];
     for field in fields.concat() {
-        digest.update(URL_SAFE.encode(field));
+        digest.update(URL_SAFE_NO_PAD.encode(field));
         digest.update(b"|");
     }
     format!("node-csr-{}", URL_SAFE_NO_PAD.encode(digest.finalize()))
@@ -243,13 +258,36 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::new(folder.path(), Purpose::Client, None);
         let kept = folder.path().join("kubelet-client.key.tmp");
-        let first = first_key(&store, &kept).expect("a key").serialize_pem();
-        assert_eq!(first_key(&store, &kept).expect("a key").serialize_pem(), first);
+        let text = || first_key(&store, &kept).expect("a key").text.expose_secret().to_owned();
+        let first = text();
+        assert_eq!(text(), first);
         std::fs::write(&kept, "nonsense").expect("written");
-        assert_ne!(first_key(&store, &kept).expect("a key").serialize_pem(), first);
+        assert_ne!(text(), first);
         let pair = super::super::testing::pair("system:node:n", 0, 100);
         store.replace(&pair, SystemTime::UNIX_EPOCH).expect("written");
-        assert_eq!(first_key(&store, &kept).expect("a key").serialize_pem(), pair.key.expose_secret());
+        assert_eq!(text(), pair.key.expose_secret());
+    }
+
+    /// Made for this test, in the encoding of Go's `x509.MarshalECPrivateKey`.
+    const KEY_OF_A_KUBELET: &str = "\
+        -----BEGIN EC PRIVATE KEY-----\n\
+        MHcCAQEEIGRkkV0JEw6wIaEtAcfZV2ghqZuY7dRjTNkvzERYKAFGoAoGCCqGSM49\n\
+        AwEHoUQDQgAEUsJCknXZ9gHeYh54hmN2M09Edppw8EVMEDrlIf1xcZxXdG+mggXw\n\
+        coN/r3OD9ByVsL7lnGZ7o3vzahbRvtomGA==\n\
+        -----END EC PRIVATE KEY-----\n";
+
+    #[test]
+    fn a_key_that_a_kubelet_has_kept_keeps_its_request_and_fits_the_certificate() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new(folder.path(), Purpose::Client, None);
+        let kept = folder.path().join("kubelet-client.key.tmp");
+        std::fs::write(&kept, KEY_OF_A_KUBELET).expect("written");
+        let first = first_key(&store, &kept).expect("a key");
+        // As upstream's digestedName derives it.
+        let name = "node-csr-hnye-dqJAsEU6_ZOW65-xn1y0QnWgtuMnuEmiIGBCzQ";
+        assert_eq!(request_name(&first.key, &Template::client("n")), name);
+        let issued = rcgen::CertificateParams::default().self_signed(&first.key).expect("a certificate");
+        Pair::parse(&issued.pem(), first.text.expose_secret()).expect("they belong together");
     }
 
     #[test]

@@ -67,9 +67,12 @@ impl Resizes {
         self.duration.with_label_values(&[success]).observe(took.as_secs_f64() * 1000.0);
     }
 
-    /// So many wait for this reason (`deferred`, `infeasible`).
+    /// So many wait for this reason (`deferred`, `infeasible`). A reason without any has no series, as upstream.
     pub fn set_pending(&self, reason: &str, count: i64) {
-        self.pending.with_label_values(&[reason]).set(count);
+        match count {
+            0 => _ = self.pending.remove_label_values(&[reason]),
+            _ => self.pending.with_label_values(&[reason]).set(count),
+        }
     }
 
     /// So many are being applied.

@@ -301,6 +301,21 @@ fn the_process_is_seen() {
     assert!(value("process_cpu_seconds_total ") >= 0.0);
 }
 
+#[test]
+fn a_reason_for_which_no_resize_waits_has_no_series() {
+    let metrics = Metrics::new();
+    metrics.resizes.set_pending("deferred", 0);
+    metrics.resizes.set_pending("infeasible", 2);
+    let shown = || {
+        let text = metrics.render().unwrap();
+        let series = text.lines().filter(|line| line.starts_with("kubelet_pod_pending_resizes"));
+        series.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(), [r#"kubelet_pod_pending_resizes{reason="infeasible"} 2"#]);
+    metrics.resizes.set_pending("infeasible", 0);
+    assert!(shown().is_empty());
+}
+
 /// Series of `/metrics` that the dashboards, alerts and rules of kubernetes-mixin query, with the labels they select or
 /// group by. Series that upstream has removed are not among them.
 #[test]

@@ -19,7 +19,11 @@ use crate::model::PodSnapshot;
 /// The response that lists these pods.
 pub(super) fn answer(pods: Vec<Arc<Pod>>) -> Response {
     match serde_json::to_vec(&PodList(pods)) {
-        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Ok(mut body) => {
+            // As Go's encoder ends a value.
+            body.push(b'\n');
+            ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+        }
         Err(error) => answer::error(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the pods: {error}")),
     }
 }

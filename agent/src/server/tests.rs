@@ -96,7 +96,7 @@ async fn read_only_health_follows_the_sync_loop() {
 async fn pods_are_a_list_of_plain_items() {
     assert_eq!(
         get(serve(Vec::new()).await.read_only, "/pods").await,
-        (200, r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#.to_owned())
+        (200, "{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{},\"items\":null}\n".to_owned())
     );
     let pod: Pod = serde_json::from_value(serde_json::json!({
         "apiVersion": "v1", "kind": "Pod",

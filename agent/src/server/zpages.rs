@@ -104,19 +104,28 @@ fn not_acceptable(kind: &str) -> Response {
     text((StatusCode::NOT_ACCEPTABLE, format!("only the following media types are accepted: text/plain, {wanted}\n")))
 }
 
-/// The first accepted form that exists. Objects must be requested with group, version and kind.
+/// The form that exists and is accepted with the highest quality; of those with the same, an exact type before a wildcard,
+/// and the first one. Objects must be requested with group, version and kind.
 fn form(headers: &HeaderMap, kind: &str) -> Option<Form> {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if accept.trim().is_empty() {
         return Some(Form::Text);
     }
-    accept.split(',').find_map(|one| {
+    let ranges = accept.split(',').map(|one| {
         let mut parts = one.split(';').map(str::trim);
         let media = parts.next().unwrap_or_default();
         let parameters: BTreeMap<&str, &str> = parts.filter_map(|part| part.split_once('=')).collect();
+        let quality: f64 = parameters.get("q").map_or(1.0, |quality| quality.parse().unwrap_or(0.0));
+        (quality, media, parameters)
+    });
+    let mut ranges: Vec<_> = ranges.collect();
+    ranges.sort_by(|(one, first, _), (other, second, _)| {
+        other.total_cmp(one).then_with(|| first.ends_with("/*").cmp(&second.ends_with("/*")))
+    });
+    ranges.into_iter().find_map(|(_, media, parameters)| {
         let is = |name: &str, wanted: &str| parameters.get(name) == Some(&wanted);
         let yaml = match media {
-            "text/plain" | "*/*" => return Some(Form::Text),
+            "text/plain" | "text/*" | "*/*" => return Some(Form::Text),
             "application/json" => false,
             "application/yaml" => true,
             _ => return None,
@@ -164,9 +173,15 @@ mod tests {
         let form = |accepted: &str| super::form(&accept(accepted), "Statusz");
         let object = |version, yaml| Some(Form::Object { version, yaml });
         assert_eq!(form("*/*"), Some(Form::Text));
+        assert_eq!(form("image/png, text/*"), Some(Form::Text));
         assert_eq!(form("text/html, text/plain;q=0.1"), Some(Form::Text));
         assert_eq!(form("application/yaml;v=v1beta1;g=config.k8s.io;as=Statusz"), object("v1beta1", true));
-        assert_eq!(form("application/json;v=v1alpha1;g=config.k8s.io;as=Statusz"), object("v1alpha1", false));
+        let json = "application/json;v=v1alpha1;g=config.k8s.io;as=Statusz";
+        assert_eq!(form(json), object("v1alpha1", false));
+        assert_eq!(form(&format!("text/plain;q=0.5, {json}")), object("v1alpha1", false));
+        assert_eq!(form(&format!("*/*, {json}")), object("v1alpha1", false));
+        assert_eq!(form(&format!("text/plain, {json}")), Some(Form::Text));
+        assert_eq!(form(&format!("{json};q=0.5, */*")), Some(Form::Text));
         for none in ["application/json", "text/html", "application/json;v=v1beta1;g=config.k8s.io;as=Flagz"] {
             assert_eq!(form(none), None, "{none}");
         }

@@ -121,7 +121,8 @@ fn of_container(sample: &ContainerSample, at: i64, of_pod: Option<&(&Extras, Pod
     let mut stats = container(&sample.name, sample.created_at, &sample.measured, at, of_pod.is_some());
     if let Some((extras, of_pod)) = of_pod {
         let writable = extras.writable.get(sample.id.as_str()).copied();
-        stats.rootfs = Some(fs(extras.at, extras.image_fs.disk.as_ref(), Some(writable.unwrap_or_default())));
+        let of_layers = extras.container_fs.as_ref().unwrap_or(&extras.image_fs);
+        stats.rootfs = Some(fs(extras.at, of_layers.disk.as_ref(), Some(writable.unwrap_or_default())));
         let logs = of_pod.files.logs.get(&sample.name).copied().unwrap_or_default();
         stats.logs = Some(fs(extras.at, Some(&extras.root_fs), Some(logs)));
     }
@@ -130,8 +131,10 @@ fn of_container(sample: &ContainerSample, at: i64, of_pod: Option<&(&Extras, Pod
 
 fn ephemeral_storage(pod: &PodSample, extras: &Extras, of_pod: &PodExtras) -> Fs {
     let writable = pod.containers.iter().filter_map(|container| extras.writable.get(container.id.as_str()));
+    // As upstream, and as the check of the pod's limit: without the logs of containers that have ended.
+    let logs = pod.containers.iter().filter_map(|container| of_pod.files.logs.get(&container.name));
     let local = of_pod.volumes.iter().flatten().filter(|volume| volume.is_local).map(|volume| &volume.used);
-    let used = writable.chain(of_pod.files.logs.values()).chain(local);
+    let used = writable.chain(logs).chain(local);
     let used = used.fold(of_pod.files.other, |sum, used| sum + *used);
     fs(extras.at, Some(&extras.root_fs), Some(used))
 }
@@ -295,7 +298,10 @@ mod tests {
         };
         let of_pod = PodExtras {
             interfaces: vec![eth0.clone()],
-            files: PodFiles { logs: [("main".to_owned(), used(20))].into(), other: used(3) },
+            files: PodFiles {
+                logs: [("main".to_owned(), used(20)), ("has-ended".to_owned(), used(7000))].into(),
+                other: used(3),
+            },
             processes: Some(2),
             volumes: Some(vec![volume("scratch", None, true), volume("data", Some("claim"), false)]),
         };
@@ -321,7 +327,8 @@ mod tests {
         let storage = &pod["ephemeral-storage"];
         assert_eq!(
             (&storage["usedBytes"], &storage["inodesUsed"], &storage["capacityBytes"]),
-            (&json!(1123), &json!(4), &json!(100))
+            (&json!(1123), &json!(4), &json!(100)),
+            "without the logs of a container that has ended"
         );
         assert_eq!(pod["process_stats"], json!({"process_count": 2}), "processes, without threads");
         let volume = json!({"time": "2026-01-01T00:01:40Z", "name": "data", "availableBytes": 50, "capacityBytes": 100,
@@ -339,6 +346,8 @@ mod tests {
         let sizes = |fs: Value| (fs["capacityBytes"].clone(), fs["usedBytes"].clone());
         assert_eq!(sizes(of("imageFs")), (json!(100), json!(77)));
         assert_eq!(sizes(of("containerFs")), (json!(300), json!(55)), "writable layers have a disk of their own");
+        let rootfs = shown["pods"][0]["containers"][0]["rootfs"].clone();
+        assert_eq!(sizes(rootfs), (json!(300), json!(100)), "a container's layer is on that disk");
         let invisible = Extras { image_fs: RuntimeFs { disk: None, used: used(77) }, ..extras };
         let shown = serde_json::to_value(summary(&identity(), &sample(Instant::now(), 5), Some(&invisible))).unwrap();
         let images = json!({"time": "2026-01-01T00:01:40Z", "usedBytes": 77, "inodesUsed": 1});

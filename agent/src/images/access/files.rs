@@ -86,7 +86,7 @@ impl Files {
         let (intents, records) = (folder.join("pulling"), folder.join("pulled"));
         let files = Self { intents, records, intent_count: Arc::default(), record_count: Arc::default() };
         for folder in [&files.intents, &files.records] {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            make(folder)?;
         }
         files.rewrite_old::<Intent>()?;
         files.rewrite_old::<PulledRecord>()?;
@@ -139,9 +139,15 @@ impl Files {
     }
 
     /// # Errors
-    /// As [`filesystem::replace`].
+    /// As [`filesystem::replace`]; the folder is gone and cannot be made.
     pub(super) fn write<T: Stored>(&self, stored: &T) -> io::Result<()> {
-        let path = T::folder(self).join(name(stored.key()));
+        let folder = T::folder(self);
+        if !folder.is_dir() {
+            // Removed with all that is recorded: without it no image could be pulled.
+            make(folder)?;
+            T::count(self).store(0, Relaxed);
+        }
+        let path = folder.join(name(stored.key()));
         let partial = name(stored.key()) + PARTIAL;
         let mut line = serde_json::to_vec(stored)?;
         line.push(b'\n');
@@ -166,6 +172,10 @@ impl Files {
             }
         }
     }
+}
+
+fn make(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 fn name(key: &str) -> String {
@@ -229,8 +239,21 @@ mod tests {
         let again = Files::open(dir.path()).expect("opened again");
         assert_eq!((again.count::<Intent>(), again.count::<PulledRecord>()), (1, 1));
         fs::remove_dir_all(&files.records).expect("removed");
+        fs::write(&files.records, "").expect("written");
         files.write(&PulledRecord::new("other")).expect_err("no folder");
         assert_eq!(files.count::<PulledRecord>(), 1, "as many as were written");
+    }
+
+    #[test]
+    fn folders_that_were_removed_are_made_again() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let files = Files::open(dir.path()).expect("opened");
+        files.write(&Intent::new("a")).expect("written");
+        fs::remove_dir_all(dir.path().join("image_manager")).expect("removed");
+        files.write(&Intent::new("b")).expect("written");
+        assert_eq!(fs::metadata(&files.intents).expect("there").permissions().mode() & 0o777, 0o700);
+        assert_eq!(files.all::<Intent>().expect("listed"), [Intent::new("b")]);
+        assert_eq!(files.count::<Intent>(), 1);
     }
 
     #[test]

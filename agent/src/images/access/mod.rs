@@ -179,8 +179,8 @@ impl AccessRecords {
         let (files, image, image_ref) = (self.files.clone(), image.to_owned(), image_ref.to_owned());
         filesystem::blocking(move || {
             let record = files.get::<PulledRecord>(&image_ref)?;
-            let intended = is_pulling || (files.get::<Intent>(&image)?.is_some() && !was_there);
-            let pulled = intended || record.is_some();
+            // A record says enough: an intent that cannot be read must not hide it.
+            let pulled = record.is_some() || is_pulling || (files.get::<Intent>(&image)?.is_some() && !was_there);
             Ok((record, pulled))
         })
         .await

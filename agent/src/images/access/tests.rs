@@ -108,9 +108,26 @@ async fn broken_files_permit_nothing_and_are_replaced() {
 }
 
 #[tokio::test]
+async fn a_broken_intent_does_not_hide_the_record() {
+    let fixture = Fixture::new(VerificationPolicy::default());
+    fixture.records.begin("a:1").await.expect("written");
+    let folder = fixture.dir.path().join("image_manager/pulling");
+    let path = fs::read_dir(folder).expect("listed").next().expect("an intent").expect("an entry").path();
+    fixture.records.not_pulled("a:1").await;
+    let break_intent = || fs::write(&path, "{").expect("written");
+    break_intent();
+    assert!(!fixture.may_use("a:1", &[]).await, "it may have been pulled");
+    fixture.pull("a:1", &CredentialSource::Node).await;
+    break_intent();
+    assert!(fixture.may_use("a:1", &[]).await);
+}
+
+#[tokio::test]
 async fn without_a_place_for_intents_nothing_is_pulled() {
     let fixture = Fixture::new(VerificationPolicy::default());
-    fs::remove_dir_all(fixture.dir.path().join("image_manager")).expect("removed");
+    let folder = fixture.dir.path().join("image_manager");
+    fs::remove_dir_all(&folder).expect("removed");
+    fs::write(&folder, "").expect("written");
     fixture.records.begin("a:1").await.expect_err("no folder");
     assert!(fixture.records.pulling.lock().await.is_empty());
 }
@@ -139,11 +156,14 @@ async fn a_record_that_cannot_be_written_leaves_the_intent() {
     let mut fixture = Fixture::new(VerificationPolicy::default());
     fixture.records.begin("a:1").await.expect("written");
     let folder = fixture.dir.path().join("image_manager/pulled");
-    fs::remove_dir_all(&folder).expect("removed");
+    let replace_folder =
+        || fs::remove_dir_all(&folder).and_then(|()| fs::write(&folder, "")).expect("replaced by a file");
+    replace_folder();
     fixture.records.pulled("a:1", "id", &CredentialSource::Node).await;
     assert_eq!(fixture.intents(), 1);
+    fs::remove_file(&folder).expect("removed");
     fixture.restart();
-    fs::remove_dir_all(&folder).expect("removed");
+    replace_folder();
     fixture.records.settle("a:1", Some("id")).await;
     fixture.records.begin("a:1").await.expect("written");
     fixture.records.not_pulled("a:1").await;

@@ -192,7 +192,7 @@ async fn responses_to_authorized_requests() {
     for (method, path, status, body) in [
         ("GET", "/healthz", 200, Some("ok")),
         ("DELETE", "/healthz/device-plugin", 200, Some("ok")),
-        ("GET", "/pods", 200, Some(r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#)),
+        ("GET", "/pods", 200, Some("{\"kind\":\"PodList\",\"apiVersion\":\"v1\",\"metadata\":{},\"items\":null}\n")),
         ("GET", "/pods/x", 404, Some("404: Page Not Found")),
         ("HEAD", "/pods", 405, Some("")),
         ("PUT", "/exec/a/b/c", 405, Some("405: Method Not Allowed")),

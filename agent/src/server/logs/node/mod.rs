@@ -32,6 +32,7 @@ use self::journal::LogSources;
 use self::query::BadQuery;
 use self::query::NodeLogQuery;
 use super::super::answer;
+use super::super::health;
 
 #[derive(Clone)]
 struct NodeLogs {
@@ -65,13 +66,13 @@ impl NodeLogs {
             return files::serve(&self.places.folder, path, request.uri().query(), headers).await;
         }
         match query::parse(&parameters, path) {
-            Err(BadQuery::Undecodable(text)) => answer::error(StatusCode::BAD_REQUEST, text),
-            Err(BadQuery::Invalid(text)) => answer::error(StatusCode::NOT_ACCEPTABLE, text),
+            Err(BadQuery::Undecodable(text)) => refusal(StatusCode::BAD_REQUEST, &text),
+            Err(BadQuery::Invalid(text)) => refusal(StatusCode::NOT_ACCEPTABLE, &text),
             Ok(NodeLogQuery::File(file)) => match files::find_below(&self.places.folder, &file).await {
                 Ok(()) => files::show(files::below(&self.places.folder, &file), headers).await,
                 Err(error) => {
                     let text = format!("query: Invalid value: {file:?}: {error}");
-                    answer::error(StatusCode::NOT_ACCEPTABLE, text)
+                    refusal(StatusCode::NOT_ACCEPTABLE, &text)
                 }
             },
             Ok(NodeLogQuery::Services(services, options)) => {
@@ -80,6 +81,11 @@ impl NodeLogs {
             }
         }
     }
+}
+
+/// The response to an invalid query.
+fn refusal(status: StatusCode, text: &str) -> Response {
+    health::text((status, format!("{text}\n")))
 }
 
 fn stream_text(pieces: impl Stream<Item = Bytes> + Send + 'static, headers: &HeaderMap) -> Response {
@@ -141,6 +147,8 @@ mod tests {
         for (target, status) in [("?query=./none", 406), ("?query=/x.log", 406), ("?query=a&tailLines=x", 400)] {
             assert_eq!(get(&router, &format!("/logs{target}")).await.0, status, "{target}");
         }
+        let refused = (406, "path not allowed in query mode\n".to_owned());
+        assert_eq!(get(&router, "/logs/syslog?query=a").await, refused);
         let files_only = super::router(dir.path().to_owned(), false);
         assert!(get(&files_only, "/logs?query=/x").await.1.contains("syslog"), "queries are off: a listing");
     }
