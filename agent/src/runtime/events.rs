@@ -4,16 +4,22 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::Context;
 use std::task::Poll;
+use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::StreamExt;
 use futures_util::stream;
 use futures_util::stream::BoxStream;
 use keblet_proto::cri::v1 as cri;
+use tonic::Code;
 
 use super::Operation;
 use super::Runtime;
 use super::RuntimeError;
+
+/// A stream without an event that ends within this time has no events. CRI-O without `enable_pod_events` ends it at once, but
+/// may answer `Version` before that.
+const MAY_END: Duration = Duration::from_secs(1);
 
 /// The stream of container events. Ends when the runtime closes it, or with an error as last item. Dropping it cancels the
 /// subscription.
@@ -40,27 +46,35 @@ impl fmt::Debug for ContainerEvents {
 
 impl Runtime {
     /// Subscribes to container events. Returns once the subscription is established, so that a list requested afterwards
-    /// leaves no gap. The stream itself has no deadline.
+    /// leaves no gap: at the first event, or when the stream has stayed open for a second. The stream itself has no deadline.
     ///
     /// Runtimes built with grpc-go send nothing, not even headers, before the first event. An answer to a `Version` call
     /// sent after the subscription on the same connection shows that the subscription was received.
     ///
     /// # Errors
-    /// The runtime does not answer within the deadline, or answers with an error.
+    /// The runtime does not answer within the deadline, or answers with an error. A stream that ends without an event counts
+    /// as unimplemented.
     pub async fn container_events(&self) -> Result<ContainerEvents, RuntimeError> {
         let mut events = self.open_events();
         let first = tokio::select! {
             biased;
             first = events.next() => Some(first),
-            version = self.version() => version.map(|_| None)?,
+            open = self.stays_open() => open.map(|()| None)?,
         };
         let first = match first {
             None => None,
             Some(Some(Ok(event))) => Some(Ok(event)),
             Some(Some(Err(error))) => return Err(error),
-            Some(None) => return Err(self.ended()),
+            Some(None) => return Err(ended()),
         };
         Ok(ContainerEvents(Some(stream::iter(first).chain(events).boxed())))
+    }
+
+    /// Returns when a stream that was requested before stays open, unless it has ended by then.
+    async fn stays_open(&self) -> Result<(), RuntimeError> {
+        self.version().await?;
+        tokio::time::sleep(MAY_END).await;
+        Ok(())
     }
 
     /// The stream itself; sends its request when first polled.
@@ -82,13 +96,13 @@ impl Runtime {
         })
         .boxed()
     }
+}
 
-    fn ended(&self) -> RuntimeError {
-        RuntimeError::Unreachable {
-            operation: Operation::GetContainerEvents,
-            object: "".into(),
-            endpoint: self.endpoint().into(),
-            why: "it closed the event stream immediately".into(),
-        }
+fn ended() -> RuntimeError {
+    RuntimeError::Failed {
+        operation: Operation::GetContainerEvents,
+        object: "".into(),
+        code: Code::Unimplemented,
+        message: "the runtime ended the event stream without an event".into(),
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use keblet_proto::cri::v1;
 use tokio::sync::mpsc;
@@ -20,6 +21,9 @@ use tonic::Status;
 /// Slots of a queue, as in containerd.
 pub const QUEUE_SLOTS: usize = 1000;
 
+/// How long a stream of [`Delivery::EndsAtOnce`] is open.
+const END_DELAY: Duration = Duration::from_millis(100);
+
 /// How events reach readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
@@ -29,6 +33,8 @@ pub enum Delivery {
     PerReader,
     /// The runtime has no such call: Unimplemented.
     Unsupported,
+    /// The stream ends without an event (CRI-O without `enable_pod_events`), but not before other calls are answered.
+    EndsAtOnce,
 }
 
 type Event = v1::ContainerEventResponse;
@@ -89,7 +95,7 @@ impl EventQueue {
                 }
                 Err(mpsc::error::TrySendError::Closed(_)) => false,
             }),
-            Delivery::Unsupported => {}
+            Delivery::Unsupported | Delivery::EndsAtOnce => {}
         }
     }
 
@@ -100,6 +106,14 @@ impl EventQueue {
     pub(super) fn read(&self, lifetime: CancellationToken) -> Result<ReceiverStream<Result<Event, Status>>, Status> {
         let receiver = match self.delivery {
             Delivery::Unsupported => return Err(Status::unimplemented("unknown method GetContainerEvents")),
+            Delivery::EndsAtOnce => {
+                let (open, stream) = mpsc::channel(1);
+                tokio::spawn(async move {
+                    tokio::time::sleep(END_DELAY).await;
+                    drop(open);
+                });
+                return Ok(ReceiverStream::new(stream));
+            }
             Delivery::Shared => Arc::clone(&self.lock().shared.1),
             Delivery::PerReader => {
                 let (sender, receiver) = mpsc::channel(QUEUE_SLOTS);

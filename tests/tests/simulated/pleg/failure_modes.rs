@@ -1,5 +1,6 @@
 //! The failure modes of event-driven PLEGs: each test fails with the naive design in its comment.
 
+use keblet::events::RelistReason;
 use keblet::events::sensors::Sensor;
 use keblet::events::sensors::SensorState;
 use keblet::metrics::Metrics;
@@ -9,6 +10,7 @@ use keblet_tests::cri::client::container;
 use keblet_tests::cri::client::sandbox;
 use keblet_tests::cri::*;
 use keblet_tests::node::PlegHarness;
+use keblet_tests::node::Seen;
 use keblet_tests::node::SensorSet;
 use tokio::time::Instant;
 use tokio::time::sleep;
@@ -299,6 +301,22 @@ async fn f12_event_stream_reconnects_after_any_outage() {
     assert_eq!(sim.trace(Trace::total), before, "event-driven again: no calls without events");
     sim.kill("survivor", "main", Exit::Code(1)).expect("alive");
     assert!(harness.seen.until(ms(100), |seen| seen.exit_count(&survivor) == 1).await);
+}
+
+/// F12, with CRI-O without `enable_pod_events`. Naive: each stream counts as up until it ends, and costs a relist.
+#[tokio::test(start_paused = true)]
+async fn f12_event_stream_that_ends_at_once_is_not_up() {
+    let features = Features { events: Delivery::EndsAtOnce, ..Features::all() };
+    let (sim, mut client) = node_with(Options { features, ..Options::default() });
+    let harness = PlegHarness::open(&sim, SensorSet::EVENTS);
+    let is_up = |_: &Seen| harness.sensor_states.get(Sensor::RuntimeEvents) == Some(SensorState::Up);
+    assert!(!harness.seen.until(secs(600), is_up).await);
+    let attempts = sim.trace(|l| l.count(Method::GetContainerEvents));
+    assert!((5..=11).contains(&attempts), "about one a minute: {attempts}");
+    let reasons: Vec<_> = harness.seen.relists().into_iter().map(|(_, reason, _)| reason).collect();
+    assert!(!reasons.contains(&RelistReason::Reconnect), "{reasons:?}");
+    let (_, id) = run(&mut client, "web", "exit 1 100ms").await;
+    assert!(harness.seen.until(secs(5), |seen| seen.exit_count(&id) == 1).await, "relists are frequent instead");
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,6 +4,8 @@ mod exits;
 mod failure_modes;
 mod random;
 
+use keblet::events::sensors::Sensor;
+use keblet::events::sensors::SensorState;
 use keblet::model::ContainerState;
 use keblet::model::LifecycleKind;
 use keblet::model::PodSnapshot;
@@ -13,6 +15,7 @@ use keblet_tests::cri::client::container;
 use keblet_tests::cri::client::sandbox;
 use keblet_tests::cri::*;
 use keblet_tests::node::PlegHarness;
+use keblet_tests::node::Seen;
 use keblet_tests::node::SensorSet;
 use std::time::Duration;
 
@@ -31,7 +34,9 @@ fn uid(pod: &str) -> PodUid {
 /// Starts sensors and PLEG and waits until the event stream is up and the first relist done.
 async fn awake(sim: &SimRuntime, sensors: SensorSet) -> PlegHarness {
     let harness = PlegHarness::open(sim, sensors);
-    let up = harness.seen.until(secs(5), |seen| seen.relists().iter().filter(|(_, _, ok)| *ok).count() >= 2).await;
+    let is_up = || !sensors.events || harness.sensor_states.get(Sensor::RuntimeEvents) == Some(SensorState::Up);
+    let relisted = |seen: &Seen| seen.relists().iter().filter(|(_, _, ok)| *ok).count() >= 2;
+    let up = harness.seen.until(secs(5), |seen| is_up() && relisted(seen)).await;
     assert!(up || !sensors.events, "{:?}", harness.sensor_states.report());
     harness
 }
