@@ -316,7 +316,7 @@ impl PlegTask {
         let (clock, known) = (self.config.clock, record.snapshot.clone());
         let known = known.as_deref().filter(|_| !record.proven_exits.is_empty());
         let known = known.map(PodSnapshot::containers_by_id).unwrap_or_default();
-        let overlay = proven_exits::overlay_exits(snapshot, &record.proven_exits, |id, exit| {
+        let overlay = proven_exits::overlay_exits(snapshot, &record.proven_exits, &record.denied_since, |id, exit| {
             let shown = known.get(id).and_then(|container| finish_shown(container, exit));
             let now = || clock.wall_nanos_before(exit.seen_at.elapsed() + exit.kernel_age.unwrap_or_default());
             shown.unwrap_or_else(now)
@@ -324,6 +324,10 @@ impl PlegTask {
         for id in overlay.settled.iter().chain(&overlay.contradicted) {
             record.proven_exits.remove(id);
         }
+        for id in overlay.denied {
+            record.denied_since.entry(id).or_insert_with(Instant::now);
+        }
+        record.denied_since.retain(|id, _| record.proven_exits.contains_key(id));
         for id in &overlay.contradicted {
             tracing::warn!(
                 pod = %snapshot.pod, id = %id,

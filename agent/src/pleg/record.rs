@@ -51,6 +51,8 @@ pub(super) struct PodRecord {
     pub snapshot: Option<Arc<PodSnapshot>>,
     /// Exits that the kernel proved and the runtime has not confirmed.
     pub proven_exits: HashMap<ContainerId, ProvenExit>,
+    /// Since when the runtime has answered that the containers of some of them run.
+    pub denied_since: HashMap<ContainerId, Instant>,
     /// Containers whose init is watched, or cannot be.
     pub pins: HashSet<ContainerId>,
     /// Containers that may have exited without proof: the runtime has yet to report it.

@@ -201,6 +201,29 @@ async fn runtime_wins_a_lasting_contradiction() {
     assert_eq!(cached(&harness, "web", &id), Some(ContainerState::Exited));
 }
 
+/// Naive: time without answers counts as contradiction, so that the first answer of a runtime that has not read the exit
+/// yet shows the container as started again.
+#[tokio::test(start_paused = true)]
+async fn the_first_answer_after_a_long_silence_is_no_lasting_contradiction() {
+    let (sim, mut client) = node();
+    let harness = awake(&sim, SensorSet::ALL).await;
+    sim.set_exit_report(secs(20));
+    let (_, id) = run(&mut client, "web", "exit 1 1s").await;
+    harness.pleg.inspect(&uid("web")).await.expect("view");
+    let failure = FaultKind::Fail(tonic::Code::Unknown, "simulated".to_owned());
+    sim.faults(|f| f.add(CallFault::on(Method::ListContainers, failure)));
+    assert!(harness.seen.until(secs(2), |seen| seen.exit_count(&id) == 1).await);
+    sleep(secs(17)).await;
+    sim.faults(Faults::clear);
+    harness.pleg.inspect(&uid("web")).await.expect("view");
+    let proven = harness.pleg.cached(&uid("web")).expect("cached");
+    assert!(proven.containers[0].proven.is_some(), "the runtime has yet to report the exit");
+    sleep(secs(30)).await;
+    let confirmed = harness.pleg.cached(&uid("web")).expect("cached");
+    assert_eq!((confirmed.containers[0].state, confirmed.containers[0].proven), (ContainerState::Exited, None));
+    assert_eq!((harness.seen.contradictions(), harness.seen.exit_count(&id)), (0, 1));
+}
+
 #[tokio::test(start_paused = true)]
 async fn hung_inspection_delays_only_its_own_pod() {
     let (sim, mut client) = node();
