@@ -37,7 +37,7 @@ pub(super) fn next(uid: &PodUid, stored: &Stored, copy: &Pod, now: &Time) -> Syn
     let nothing = PodStatus::default();
     let api = copy.status.as_ref().unwrap_or(&nothing);
     let mut wanted = merge(api, &stored.status, MergeInput { may_run: stored.may_run, is_mirror, now });
-    keep_final_ends(copy, &mut wanted);
+    keep_final_ends(copy, &mut wanted, now);
     let copy_uid = copy.metadata.uid.as_deref().unwrap_or_default();
     if let Some(patch) = diff::patch(copy_uid, api, &wanted) {
         // The final status follows soon and carries the same generation.

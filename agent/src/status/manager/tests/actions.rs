@@ -132,3 +132,42 @@ fn a_container_that_runs_again_after_its_final_end_does_not_hold_up_the_status()
         assert_eq!(patch["status"][list][0]["state"]["terminated"]["exitCode"], 7, "its next end: {spec}");
     }
 }
+
+/// Naive: the container keeps its end at the API server, while the conditions still say that it is ready.
+#[test]
+fn a_pod_with_a_kept_end_is_not_ready() {
+    let container = |name: &str, state: serde_json::Value| {
+        let ready = state.get("running").is_some();
+        json!({"name": name, "ready": ready, "restartCount": 0, "image": "i", "imageID": "", "state": state})
+    };
+    let (runs, ended) = (json!({"running": {}}), json!({"terminated": {"exitCode": 0}}));
+    let with = |first: &serde_json::Value, ready: bool, since: u64| {
+        let condition = |type_: &str| {
+            let text = if ready { "True" } else { "False" };
+            let mut condition =
+                json!({"type": type_, "status": text, "observedGeneration": 3, "lastTransitionTime": time(since)});
+            if !ready {
+                condition["reason"] = json!("ContainersNotReady");
+                condition["message"] = json!("containers with unready status: [c]");
+            }
+            condition
+        };
+        status(json!({"phase": "Running", "conditions": [condition("Ready"), condition("ContainersReady")],
+            "containerStatuses": [container("c", first.clone()), container("other", runs.clone())]}))
+    };
+    let next = |api: PodStatus| {
+        let mut copy = copy("p", "u", 1, api);
+        copy.metadata.generation = Some(4);
+        let spec = json!({"containers": [{"name": "c"}, {"name": "other"}], "restartPolicy": "Never"});
+        copy.spec = serde_json::from_value(spec).expect("a spec");
+        let stored = Stored { status: Arc::new(with(&runs, true, 5)), ..stored("Running", false) };
+        action::next(&PodUid::from("u"), &stored, &copy, &time(9))
+    };
+    assert_eq!(next(with(&ended, false, 1)), SyncAction::None, "the API server has it already");
+    let SyncAction::Patch(patch) = next(with(&ended, true, 1)) else { panic!("no patch") };
+    let sent = patch["status"]["conditions"].as_array().expect("conditions");
+    let changed: Vec<_> = sent.iter().map(|c| [&c["type"], &c["status"], &c["lastTransitionTime"]]).collect();
+    let denied = ["Ready", "ContainersReady"].map(|type_| [json!(type_), json!("False"), json!(time(9))]);
+    assert_eq!(changed, denied.iter().map(|values| values.each_ref()).collect::<Vec<_>>());
+    assert!(matches!(next(with(&runs, false, 1)), SyncAction::Patch(_)), "without an end the pod becomes ready");
+}
