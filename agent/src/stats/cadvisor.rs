@@ -41,8 +41,12 @@ use crate::kernel::usage::InterfaceUsage;
 use crate::kernel::usage::Machine;
 use crate::kernel::usage::interfaces_of;
 use crate::model::ContainerId;
+use crate::model::PodRef;
 use crate::oom::OomCounts;
 use crate::oom::OomEvents;
+
+/// The name of the container that a sandbox is to CRI-O.
+const CRIO_SANDBOX: &str = "POD";
 
 /// One scrape. The default one reports that usage was not measured.
 #[derive(Clone, Debug, Default)]
@@ -65,9 +69,11 @@ struct Row {
     namespace: String,
     pod: String,
     container: String,
+    /// Of a container that is measured; else empty.
+    container_id: ContainerId,
     /// Nanoseconds since the Unix epoch; absent if unknown.
     started_at: Option<i64>,
-    /// All of the above but the time, as the text format has them.
+    /// Those of the above that [`Self::base`] has, as the text format has them.
     labels: String,
     usage: CgroupUsage,
     detail: CgroupDetail,
@@ -123,9 +129,10 @@ pub(super) fn take(
             let measured = row(&container.measured).map(|row| with_processes_below(layout, row));
             let found = measured.or_else(|| reported_by_runtime(&container.measured)).map(|row| Row {
                 oom_events: take_events(&mut events, pod, container, &row),
-                name: container.id.to_string(),
+                name: name_of(&row.id, container.id.as_str(), &container.name, container.attempt, &pod.pod),
                 image: container.image.clone(),
                 container: container.name.clone(),
+                container_id: container.id.clone(),
                 started_at: Some(container.created_at),
                 ..row
             });
@@ -144,14 +151,14 @@ pub(super) fn take(
 
 /// Open files of the containers whose init process is known.
 fn count_open_files(proc: &Path, rows: &mut [Row], inits: &HashMap<ContainerId, u32>, descriptors: &mut Descriptors) {
-    let wanted = rows.iter().filter(|row| !row.container.is_empty()).filter_map(|row| {
-        let (id, init) = inits.get_key_value(row.name.as_str())?;
+    let wanted = rows.iter().filter_map(|row| {
+        let (id, init) = inits.get_key_value(&row.container_id)?;
         let processes = row.detail.processes.clone()?;
         Some(ContainerProcesses { id: id.clone(), init: *init, processes })
     });
     let open = descriptors.count(proc, wanted.collect(), descriptors::LIMIT);
-    for row in rows.iter_mut().filter(|row| !row.container.is_empty()) {
-        row.open = open.get(row.name.as_str()).copied();
+    for row in rows {
+        row.open = open.get(&row.container_id).copied();
     }
 }
 
@@ -206,10 +213,27 @@ fn sandbox(layout: &Layout, proc: &Path, pod: &PodSample) -> Option<Row> {
         let path = container.measured.path.as_ref()?;
         path.contains(container.id.as_str()).then(|| path.replace(container.id.as_str(), sandbox.as_str()))
     });
-    let id = beside.filter(|path| CgroupPlace::at(layout, path).exists())?;
+    // The sandbox of CRI-O without a process has a cgroup that is no scope of systemd.
+    let no_scope = beside.as_deref().and_then(|path| path.strip_suffix(".scope")).map(str::to_owned);
+    let id = beside.into_iter().chain(no_scope).find(|path| CgroupPlace::at(layout, path).exists())?;
     // Fails for a process that has just ended.
     let interfaces = interfaces_of(&proc.join(process.to_string())).ok()?;
-    Some(Row { id, name: sandbox.to_string(), started_at: Some(pod.created_at), interfaces, ..Row::default() })
+    let name = name_of(&id, sandbox.as_str(), CRIO_SANDBOX, pod.sandbox_attempt, &pod.pod);
+    let container = if is_of_crio(&id) { CRIO_SANDBOX.to_owned() } else { String::new() };
+    Some(Row { id, name, container, started_at: Some(pod.created_at), interfaces, ..Row::default() })
+}
+
+/// cAdvisor's name of a container or sandbox: the one that CRI-O gave it; with other runtimes its id.
+fn name_of(cgroup: &str, id: &str, container: &str, attempt: u32, pod: &PodRef) -> String {
+    if !is_of_crio(cgroup) {
+        return id.to_owned();
+    }
+    format!("k8s_{container}_{}_{}_{}_{attempt}", pod.name, pod.namespace, pod.uid)
+}
+
+/// cAdvisor too recognizes containers of CRI-O by their cgroups: `crio-<id>`, with systemd `crio-<id>.scope`.
+fn is_of_crio(cgroup: &str) -> bool {
+    cgroup.rsplit('/').next().is_some_and(|name| name.starts_with("crio-"))
 }
 
 fn kernel() -> String {

@@ -128,6 +128,7 @@ fn pod(source: &StatsSource, snapshot: &PodSnapshot) -> Option<PodSample> {
         pod: snapshot.pod.clone(),
         created_at: newest.map_or(earliest, |sandbox| sandbox.created_at),
         sandbox: newest.map(|sandbox| sandbox.id.clone()),
+        sandbox_attempt: newest.map_or(0, |sandbox| sandbox.attempt),
         network_of: snapshot.running().find_map(|container| container.pid).filter(|_| !is_on_host),
         own: own.map(|place| Measured::new(snapshot.pod.uid.as_str(), place.read()).at(place.path(layout))),
         containers,
@@ -160,6 +161,7 @@ fn measure(
     ContainerSample {
         name: container.name.clone(),
         id: container.id.clone(),
+        attempt: container.attempt,
         image: container.image.clone(),
         init: container.pid.filter(|_| place.is_some()),
         created_at: container.created_at,

@@ -44,9 +44,11 @@ pub(super) struct FileSystem {
 /// What a device did since the machine started. Times in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Traffic {
+    pub(super) reads: u64,
     pub(super) reads_merged: u64,
     pub(super) sectors_read: u64,
     pub(super) read_time: u64,
+    pub(super) writes: u64,
     pub(super) writes_merged: u64,
     pub(super) sectors_written: u64,
     pub(super) write_time: u64,
@@ -131,9 +133,11 @@ fn traffic(table: &str) -> BTreeMap<String, Traffic> {
         let values: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
         let at = |index: usize| values.get(index).copied();
         let traffic = Traffic {
+            reads: at(0)?,
             reads_merged: at(1)?,
             sectors_read: at(2)?,
             read_time: at(3)?,
+            writes: at(4)?,
             writes_merged: at(5)?,
             sectors_written: at(6)?,
             write_time: at(7)?,
@@ -186,6 +190,7 @@ mod tests {
         assert_eq!((disk.device.as_str(), disk.usage), ("/dev/sda1", size));
         let traffic = disk.traffic.expect("it is counted");
         assert_eq!((traffic.reads_merged, traffic.sectors_read, traffic.read_time), (2, 3, 4));
+        assert_eq!((traffic.reads, traffic.writes), (1, 5));
         assert_eq!((traffic.in_progress, traffic.io_time, traffic.weighted_time), (9, 10, 11));
         assert!(MountTable::default().mounted(&dir.path().join("none")).is_empty());
         let table = "22 1 0:31 /@ / rw - btrfs /dev/sda1 rw\n23 22 0:40 / /data rw - btrfs /dev/sdb rw\n";

@@ -39,6 +39,8 @@ pub(super) struct PodSample {
     pub(super) created_at: i64,
     /// Its newest sandbox.
     pub(super) sandbox: Option<SandboxId>,
+    /// The attempt of that sandbox; 0 if there is none.
+    pub(super) sandbox_attempt: u32,
     /// A process whose network is the pod's; absent with host network.
     pub(super) network_of: Option<u32>,
     /// The pod's own cgroup, if it is known.
@@ -51,6 +53,7 @@ pub(super) struct PodSample {
 pub(super) struct ContainerSample {
     pub(super) name: String,
     pub(super) id: ContainerId,
+    pub(super) attempt: u32,
     /// As reported by the runtime.
     pub(super) image: String,
     /// Its init process, if that is known to be in its cgroup.
@@ -172,6 +175,7 @@ pub(super) mod tests {
         let container = ContainerSample {
             name: "main".to_owned(),
             id: "main-0".into(),
+            attempt: 0,
             image: "registry/main:1".to_owned(),
             init: None,
             created_at: 1_767_225_600_000_000_000,
@@ -182,6 +186,7 @@ pub(super) mod tests {
             pod: PodRef { uid: "uid".into(), namespace: "ns".into(), name: "pod".into() },
             created_at: 1_767_225_599_000_000_000,
             sandbox: Some("sandbox-0".into()),
+            sandbox_attempt: 0,
             network_of: None,
             own: Some(Measured::new("uid", usage)),
             containers: vec![container],

@@ -91,6 +91,15 @@ fn disks(row: &Row, out: &mut Values<'_>, of: fn(&DiskTraffic) -> u64) {
     }
 }
 
+/// Requests: those of the cgroup to disks, and, of the machine's file systems, those to their devices that are none of these.
+fn requests(row: &Row, out: &mut Values<'_>, of_disk: fn(&DiskTraffic) -> u64, of_device: fn(&Traffic) -> u64) {
+    disks(row, out, of_disk);
+    let counted: Vec<String> = row.detail.disks.iter().map(|disk| out.device((disk.major, disk.minor))).collect();
+    for disk in row.file_systems.iter().filter(|disk| !counted.contains(&disk.device)) {
+        out.with(&[("device", disk.device.as_str())], disk.traffic.as_ref().map(|traffic| float(of_device(traffic))));
+    }
+}
+
 fn wires(row: &Row, out: &mut Values<'_>, of: fn(&InterfaceUsage) -> u64) {
     for interface in &row.interfaces {
         out.with(&[("interface", interface.name.as_str())], Some(float(of(interface))));
@@ -194,7 +203,9 @@ pub(super) const FAMILIES: &[Of] = &[
     counter("container_fs_reads_merged_total", "Read requests that were merged.", |row, out| {
         traffic(row, out, |of| float(of.reads_merged));
     }),
-    counter("container_fs_reads_total", "Read requests to disks.", |row, out| disks(row, out, |disk| disk.reads)),
+    counter("container_fs_reads_total", "Read requests to disks.", |row, out| {
+        requests(row, out, |disk| disk.reads, |device| device.reads);
+    }),
     counter("container_fs_sector_reads_total", "Sectors read.", |row, out| {
         traffic(row, out, |of| float(of.sectors_read));
     }),
@@ -211,7 +222,9 @@ pub(super) const FAMILIES: &[Of] = &[
     counter("container_fs_writes_merged_total", "Write requests that were merged.", |row, out| {
         traffic(row, out, |of| float(of.writes_merged));
     }),
-    counter("container_fs_writes_total", "Write requests to disks.", |row, out| disks(row, out, |disk| disk.writes)),
+    counter("container_fs_writes_total", "Write requests to disks.", |row, out| {
+        requests(row, out, |disk| disk.writes, |device| device.writes);
+    }),
     gauge("container_health_state", "Always -1: there are no health checks of runtimes.", |row, out| {
         out.one((!row.container.is_empty() && exists(row)).then_some(-1.0));
     }),

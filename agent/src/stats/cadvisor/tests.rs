@@ -16,9 +16,9 @@ use crate::model::OomRecord;
 use crate::model::OomScope;
 use crate::model::OomTime;
 use crate::model::OomVerdict;
-use crate::model::PodRef;
 use crate::oom::OomReporter;
 use crate::oom::verdict::decide;
+use crate::stats::filesystems::Traffic;
 
 /// As families; the text that is written directly has the same samples.
 fn text(scrape: &Scrape) -> String {
@@ -130,6 +130,40 @@ async fn the_network_belongs_to_the_sandbox() {
     assert_eq!(row.interfaces, interfaces_of(Path::new("/proc/self")).unwrap());
     let containers = scrape.rows.iter().filter(|row| !row.container.is_empty());
     assert!(containers.map(|row| row.interfaces.len()).all(|count| count == 0));
+}
+
+#[tokio::test]
+async fn containers_and_sandboxes_of_crio_have_the_names_that_it_gives() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::V2 { mount: dir.path().to_owned() };
+    let containerd = (["main", "main-0"], ["", "sandbox-0"]);
+    let crio = (["main", "k8s_main_pod_ns_uid_2"], ["POD", "k8s_POD_pod_ns_uid_1"]);
+    for (path, of_sandbox, (main, sandbox)) in [
+        ("/kubepods/poduid/main-0", "sandbox-0", containerd),
+        ("/kubepods.slice/poduid.slice/cri-containerd-main-0.scope", "cri-containerd-sandbox-0.scope", containerd),
+        ("/kubepods/poduid/crio-main-0", "crio-sandbox-0", crio),
+        ("/kubepods.slice/a/crio-main-0.scope", "crio-sandbox-0.scope", crio),
+        ("/kubepods.slice/b/crio-main-0.scope", "crio-sandbox-0", crio),
+    ] {
+        let of_sandbox = format!("{}/{of_sandbox}", path.rsplit_once('/').unwrap().0);
+        for path in [path, of_sandbox.as_str()] {
+            std::fs::create_dir_all(dir.path().join(path.trim_start_matches('/'))).unwrap();
+        }
+        let processes = dir.path().join(path.trim_start_matches('/')).join("cgroup.procs");
+        std::fs::write(processes, format!("{}\n", std::process::id())).unwrap();
+        let mut sample = sample(Instant::now(), 1);
+        let pod = &mut sample.pods[0];
+        (pod.network_of, pod.sandbox_attempt) = (Some(std::process::id()), 1);
+        let container = &mut pod.containers[0];
+        (container.attempt, container.init) = (2, Some(std::process::id()));
+        container.measured.path = Some(path.to_owned());
+        let scrape = take_new(&layout, &sample, &OomCounts::default());
+        let row = |id: &str| scrape.rows.iter().find(|row| row.id == id).unwrap();
+        for (id, labels) in [(path, main), (of_sandbox.as_str(), sandbox)] {
+            assert_eq!([row(id).container.as_str(), row(id).name.as_str()], labels, "{id}");
+        }
+        assert!(row(path).open.is_some() && row(&of_sandbox).open.is_none(), "open files of {path}");
+    }
 }
 
 #[tokio::test]
@@ -266,11 +300,13 @@ fn every_family_has_a_value_and_a_unique_name() {
             disks: vec![DiskTraffic { major: 8, minor: 1, ..DiskTraffic::default() }],
         },
         container: "main".to_owned(),
-        file_systems: vec![FileSystem {
-            device: "/dev/sda1".to_owned(),
-            traffic: Some(Default::default()),
-            ..Default::default()
-        }],
+        file_systems: ["/dev/sda1", "/dev/sdb1"]
+            .map(|device| FileSystem {
+                device: device.to_owned(),
+                traffic: Some(Traffic { reads: 7, ..Traffic::default() }),
+                ..Default::default()
+            })
+            .into(),
         open: Some(OpenFiles { files: 3, sockets: 1, soft_limit: Some(1024) }),
         has_pressure: true,
         started_at: Some(0),
@@ -296,9 +332,16 @@ fn every_family_has_a_value_and_a_unique_name() {
             r#"container_cpu_cfs_throttled_seconds_total{{container="main",{base},name="",namespace="",pod=""}} 1.5 1"#
         ),
         format!(r#"container_oom_events_total{{container="main",{base},name="",namespace="",pod=""}} 2 1"#),
+        format!(
+            r#"container_fs_reads_total{{container="main",device="/dev/sda1",{base},name="",namespace="",pod=""}} 0 1"#
+        ),
+        format!(
+            r#"container_fs_reads_total{{container="main",device="/dev/sdb1",{base},name="",namespace="",pod=""}} 7 1"#
+        ),
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }
+    assert_eq!(text.matches("container_fs_reads_total{").count(), 2, "each device once");
     assert!(
         text.contains(
             r#"device="/dev/sda1",id="",image="",major="8",minor="1",name="",namespace="",operation="Write""#
