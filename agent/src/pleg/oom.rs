@@ -167,6 +167,17 @@ impl PlegTask {
         }
     }
 
+    /// Removes `OOMKilled` from proven exits that are none. containerd gives this reason to a running container once any of
+    /// its processes was killed, so it says nothing of the exit.
+    pub(super) fn correct_proven_reasons(&self, snapshot: &mut PodSnapshot) {
+        for container in snapshot.containers.iter_mut().filter(|container| container.proven.is_some()) {
+            let was_killed = |code| verdict::was_oom_killed(code, self.exit_evidence(container));
+            if container.reason == OOM_KILLED && container.exit_code.and_then(was_killed) == Some(false) {
+                container.reason.clear();
+            }
+        }
+    }
+
     /// Replaces the runtime's reasons of confirmed exits where the kernel's evidence contradicts them, and codes that the
     /// runtime does not know. `known` is the snapshot before, whose containers were corrected already.
     pub(super) fn correct_reasons(&self, known: &PodSnapshot, snapshot: &mut PodSnapshot) {

@@ -336,6 +336,7 @@ impl PlegTask {
             self.config.observer.contradiction();
             self.relists.request(RelistReason::Contradiction, Instant::now());
         }
+        self.correct_proven_reasons(snapshot);
         overlay.pending
     }
 }

@@ -80,6 +80,8 @@ pub(super) fn container(container: &Container) -> v1::ContainerStatus {
     let reason = match (exited, reported.reason.as_str(), reported.exit_code) {
         (true, "", 0) => "Completed",
         (true, "", _) => "Error",
+        // As containerd, from the event on.
+        (false, "", _) if container.oom_event => "OOMKilled",
         (_, reason, _) => reason,
     };
     v1::ContainerStatus {

@@ -148,7 +148,10 @@ async fn a_child_kill_does_not_label_a_later_ordinary_exit() {
         assert_eq!(node.oom_events().len(), 1, "a child's kill is an event too");
         sleep(Duration::from_secs(5)).await;
         assert!(node.state("running").is_some());
+        node.sim.set_exit_report(Duration::from_secs(10));
         node.sim.kill("web", "main", exit).expect("it runs");
+        node.until("terminated", |node| node.state("terminated").is_some()).await;
+        assert_eq!(node.last_reason().as_deref(), Some(reason), "before the runtime reports the exit");
         node.ends_with(reason).await;
         node.shows("keblet_oom_kills_total{confidence=\"kernel\",scope=\"container\",victim=\"child\"} 1");
         node.shows(&format!("keblet_oom_reasons_corrected_total{{from=\"OOMKilled\",to=\"{reason}\"}} 1"));
