@@ -55,7 +55,7 @@ pub(super) fn watch_contention(
 
 async fn lock(path: PathBuf) -> std::io::Result<File> {
     filesystem::blocking(move || {
-        // Whoever opens it could hold the lock, or end an agent with --exit-on-lock-contention.
+        // Opening the file is enough to hold the lock, or to end an agent with --exit-on-lock-contention.
         let file = File::options().create(true).append(true).mode(0o600).open(&path)?;
         if file.try_lock().is_err() {
             tracing::info!(file = %path.display(), "waiting for the lock file");
