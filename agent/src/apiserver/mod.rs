@@ -19,6 +19,7 @@ mod decode;
 mod dial;
 mod exec;
 mod files;
+mod freshness;
 pub mod kubeconfig;
 mod managed_fields;
 mod pauses;
@@ -28,7 +29,7 @@ mod requests;
 pub mod tls;
 pub mod transport;
 pub mod watch;
-mod watch_errors;
+pub(crate) mod watch_errors;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

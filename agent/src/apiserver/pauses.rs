@@ -22,11 +22,13 @@ pub(super) struct Pauses {
     over: Option<Instant>,
     /// The server has served something since the last error.
     progress: bool,
+    /// The last pause was ended by the server's recovery.
+    recovered: bool,
 }
 
 impl Default for Pauses {
     fn default() -> Self {
-        Self { backoff: Backoff::new(FIRST_PAUSE, LAST_PAUSE), over: None, progress: false }
+        Self { backoff: Backoff::new(FIRST_PAUSE, LAST_PAUSE), over: None, progress: false, recovered: false }
     }
 }
 
@@ -42,12 +44,19 @@ impl Pauses {
         if std::mem::take(&mut self.progress) && is_quiet {
             self.backoff.succeeded();
         }
+        self.recovered = false;
         self.backoff.failed(random)
     }
 
-    /// The pause has ended.
-    pub(super) fn over(&mut self, now: Instant) {
-        self.over = Some(now);
+    /// The pause before a new list, since the known resource version cannot be resumed. After a recovery that is no further
+    /// failure: a server that has restarted does not know the earlier ones. But it is if it happens again.
+    pub(super) fn before_list(&mut self, now: Instant, random: f64) -> Duration {
+        if std::mem::take(&mut self.recovered) { FIRST_PAUSE.mul_f64(1.0 + random) } else { self.next(now, random) }
+    }
+
+    /// The pause has ended; `recovered`: because the server is available again.
+    pub(super) fn over(&mut self, now: Instant, recovered: bool) {
+        (self.over, self.recovered) = (Some(now), recovered);
     }
 }
 
@@ -63,7 +72,7 @@ mod tests {
             let pause = pauses.next(now, 0.0);
             seconds.push(pause.as_secs_f64());
             now += pause;
-            pauses.over(now);
+            pauses.over(now, false);
             // Either alone.
             if failure % 2 == 0 {
                 pauses.progress();
@@ -75,8 +84,23 @@ mod tests {
         assert_eq!(seconds, [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]);
         assert_eq!(pauses.next(now, 0.5), Duration::from_secs(45), "jitter adds");
         now += Duration::from_secs(45);
-        pauses.over(now);
+        pauses.over(now, false);
         pauses.progress();
         assert_eq!(pauses.next(now + QUIET, 0.0), FIRST_PAUSE);
+    }
+
+    #[test]
+    fn a_list_that_a_recovery_makes_necessary_follows_soon_once() {
+        let (mut pauses, now) = (Pauses::default(), Instant::now());
+        for _ in 0..8 {
+            pauses.next(now, 0.0);
+        }
+        pauses.over(now, true);
+        assert_eq!(pauses.before_list(now, 0.5), FIRST_PAUSE.mul_f64(1.5));
+        pauses.over(now, false);
+        assert_eq!(pauses.before_list(now, 0.0), LAST_PAUSE, "again, without a recovery");
+        pauses.over(now, true);
+        assert_eq!(pauses.next(now, 0.0), LAST_PAUSE, "another failure");
+        assert_eq!(pauses.before_list(now, 0.0), LAST_PAUSE, "the recovery was before that");
     }
 }

@@ -1,6 +1,7 @@
 //! Ends the pauses of retries when the API server is available again: a long pause after the last of many errors must
 //! not outlast the errors.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,7 +16,7 @@ const SPREAD: Duration = Duration::from_secs(1);
 /// Observes the outcomes of all requests.
 #[derive(Debug, Default)]
 pub struct Recovery {
-    unavailable: AtomicBool,
+    unavailable: Arc<AtomicBool>,
     recovered: watch::Sender<()>,
 }
 
@@ -43,32 +44,49 @@ impl Recovery {
 
     /// A handle to wait with.
     pub fn subscribe(&self) -> Recovered {
-        Recovered(Some(self.recovered.subscribe()))
+        let (unavailable, recovered) = (self.unavailable.clone(), self.recovered.subscribe());
+        Recovered(Some(Waiting { unavailable, recovered }))
     }
 }
 
 /// Ends pauses early. The default value never does.
 #[derive(Clone, Debug, Default)]
-pub struct Recovered(Option<watch::Receiver<()>>);
+pub struct Recovered(Option<Waiting>);
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    unavailable: Arc<AtomicBool>,
+    recovered: watch::Receiver<()>,
+}
 
 impl Recovered {
-    /// Waits for `pause`, or until shortly after the server has recovered. A recovery since the last wait counts, so
+    /// An answer broke off that had been served for a while. Its request was answered, so nothing else reports the outage
+    /// if the server is back before the next request.
+    pub(super) fn broke_off(&self) {
+        if let Some(waiting) = &self.0 {
+            waiting.unavailable.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for `pause`, or until shortly after the server has recovered (true). A recovery since the last wait counts, so
     /// that none is missed between an error and the pause after it. Can be cancelled.
-    pub async fn wait(&mut self, pause: Duration) {
+    pub async fn wait(&mut self, pause: Duration) -> bool {
         let until = Instant::now() + pause;
         let over = async {
             let recovered = match &mut self.0 {
-                Some(recovered) => recovered.changed().await.is_ok(),
+                Some(waiting) => waiting.recovered.changed().await.is_ok(),
                 None => false,
             };
             if !recovered {
                 std::future::pending().await
             }
         };
-        if tokio::time::timeout_at(until, over).await.is_ok() {
+        let recovered = tokio::time::timeout_at(until, over).await.is_ok();
+        if recovered {
             let soon = Instant::now() + SPREAD.mul_f64(fastrand::f64());
             tokio::time::sleep_until(soon.min(until)).await;
         }
+        recovered
     }
 }
 
@@ -110,6 +128,19 @@ mod tests {
             assert_eq!(waited(&mut recovered).await, LONG, "{no_absence}");
         }
         assert_eq!(waited(&mut Recovered::default()).await, LONG);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_broke_off_is_an_outage_until_the_next_success() {
+        let recovery = Recovery::default();
+        let (broken, mut waiting) = (recovery.subscribe(), recovery.subscribe());
+        broken.broke_off();
+        assert_eq!(waited(&mut waiting).await, LONG);
+        recovery.answered(StatusCode::OK);
+        assert!(waited(&mut waiting).await <= SPREAD);
+        recovery.answered(StatusCode::OK);
+        assert_eq!(waited(&mut waiting).await, LONG);
+        Recovered::default().broke_off();
     }
 
     #[tokio::test(start_paused = true)]

@@ -36,17 +36,21 @@ use super::decode::List;
 use super::decode::Named;
 use super::decode::Optional;
 use super::decode::WatchLine;
+use super::freshness::Freshness;
 use super::pauses::Pauses;
 use super::pauses::QUIET;
 use super::recovery::Recovered;
+use super::watch_errors::LIST_SILENCE;
+use super::watch_errors::WATCH_SILENCE;
 use super::watch_errors::WatchErrorAction;
 use super::watch_errors::action_for;
+use super::watch_errors::in_time;
+use super::watch_errors::is_refusal;
+use super::watch_errors::is_silence;
 use super::watch_errors::lags_behind;
-use super::watch_errors::too_new;
+use super::watch_errors::silence;
 
 pub use super::decode::Identity;
-pub(crate) use super::watch_errors::is_refusal;
-pub(crate) use super::watch_errors::silence;
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;
@@ -54,14 +58,9 @@ const PAGE: u32 = 500;
 const TOO_SHORT: Duration = Duration::from_secs(1);
 /// How long after its timeout a watch may end.
 const END_GRACE: Duration = Duration::from_secs(15);
-/// A streaming list that sends nothing for this long is started again. A server that has just started may accept one
-/// before it can serve it.
-pub(crate) const LIST_SILENCE: Duration = Duration::from_secs(30);
 /// A streaming list that was refused this often, since the server lags behind or fails, or that broke off, is replaced by a
 /// paginated one: some servers never catch up, some cannot serve any, and some proxies let none through.
 const MOST_REFUSALS: u32 = 3;
-/// The head of an answer must arrive within this time; API servers time out after a minute.
-const HEAD: Duration = Duration::from_secs(90);
 
 /// What becomes known of the objects.
 #[derive(Clone, Debug)]
@@ -162,16 +161,6 @@ enum Page {
     None { version: String },
 }
 
-/// How old a paginated list may be.
-enum Freshness {
-    /// Any state that the server has cached: nothing is known yet.
-    Any,
-    /// Not older than this resource version, which is known.
-    NotOlderThan(String),
-    /// The latest: the server does not have what is known.
-    Latest,
-}
-
 struct Watch<K> {
     lines: Lines<K>,
     began: Instant,
@@ -242,7 +231,7 @@ where
         if !is_refusal(error) {
             return self.pause("list", error).await;
         }
-        self.refused(error).await;
+        self.refused(error, is_silence(error)).await;
         // What its cache has may be old. After mere silence the latest state is not asked for: it is read from etcd, and the
         // network of many nodes may have been silent.
         if !self.streaming && matches!(error, kube::Error::Api(_)) {
@@ -250,19 +239,19 @@ where
         }
     }
 
-    /// Every streaming list may end in this way.
-    async fn refused(&mut self, error: &(dyn std::fmt::Display + Send + Sync)) {
+    /// Every streaming list may end in this way. One that was silent has delayed all objects long enough.
+    async fn refused(&mut self, error: &(dyn std::fmt::Display + Send + Sync), was_silent: bool) {
         self.pause("list", error).await;
         self.refusals += 1;
-        if self.refusals >= MOST_REFUSALS {
+        if was_silent || self.refusals >= MOST_REFUSALS {
             self.streaming = false;
         }
     }
 
     async fn stream(&mut self, mut watch: Watch<K>) -> Option<Event<K>> {
         // No object is delivered until the list is complete, so that it must not take as long as a watch may.
-        let Ok(line) = tokio::time::timeout(LIST_SILENCE, watch.next()).await else {
-            self.refused(&silence(LIST_SILENCE)).await;
+        let Ok(line) = tokio::time::timeout(WATCH_SILENCE, watch.next()).await else {
+            self.refused(&silence(WATCH_SILENCE), true).await;
             return None;
         };
         match line {
@@ -289,11 +278,11 @@ where
                 None
             }
             Some(Err(error)) => {
-                self.refused(&error).await;
+                self.refused(&error, false).await;
                 None
             }
             None => {
-                self.refused(&"the server ended it before it was complete").await;
+                self.refused(&"the server ended it before it was complete", false).await;
                 None
             }
         }
@@ -368,6 +357,9 @@ where
                 None
             }
             Some(Err(error)) => {
+                if watch.began.elapsed() >= QUIET {
+                    self.recovered.broke_off();
+                }
                 self.broken(&error, version).await;
                 None
             }
@@ -384,8 +376,13 @@ where
 
     /// After an error of a watch: resumes from the known resource version, or lists again.
     async fn broken(&mut self, error: &kube::Error, version: String) {
-        self.pause("watch", error).await;
-        self.state = match action_for(error) {
+        let (action, now, random) = (action_for(error), Instant::now(), fastrand::f64());
+        let pause = match action {
+            WatchErrorAction::Resume => self.pauses.next(now, random),
+            WatchErrorAction::Relist => self.pauses.before_list(now, random),
+        };
+        self.wait(pause, "watch", error).await;
+        self.state = match action {
             WatchErrorAction::Resume => State::Known(version),
             WatchErrorAction::Relist => {
                 self.freshness = Freshness::after(error, version);
@@ -404,7 +401,7 @@ where
             send_initial_events: list,
         };
         let request = self.resource.watch(&params, version).map_err(kube::Error::BuildRequest)?;
-        let lines = in_time(decode::watch(&self.client, request)).await?;
+        let lines = in_time(WATCH_SILENCE, decode::watch(&self.client, request)).await?;
         let began = Instant::now();
         let until = began + Duration::from_secs(seconds.into()) + END_GRACE;
         Ok(Watch { lines, began, until, silent: true })
@@ -412,7 +409,7 @@ where
 
     async fn list(&mut self, page: &Page) -> kube::Result<List<Decoded<K>>> {
         let request = self.resource.list(&self.list_params(page)).map_err(kube::Error::BuildRequest)?;
-        in_time(decode::list(&self.client, request)).await
+        in_time(LIST_SILENCE, decode::list(&self.client, request)).await
     }
 
     fn listed(&mut self, object: Decoded<K>) -> Event<K> {
@@ -422,11 +419,7 @@ where
     /// The latest list is read from etcd in pages. Any other may be served from the API server's watch cache, and is not
     /// paginated. That cache may be old: once something is known, its resource version is named.
     fn list_params(&self, page: &Page) -> ListParams {
-        let version = match (page, &self.freshness) {
-            (Page::First, Freshness::Any) => Some("0".to_owned()),
-            (Page::First, Freshness::NotOlderThan(version)) => Some(version.clone()),
-            _ => None,
-        };
+        let version = matches!(page, Page::First).then(|| self.freshness.version()).flatten();
         ListParams {
             label_selector: self.config.label_selector.clone(),
             field_selector: self.config.field_selector.clone(),
@@ -443,24 +436,19 @@ where
 
     async fn pause(&mut self, what: &str, error: &(dyn std::fmt::Display + Send + Sync)) {
         let pause = self.pauses.next(Instant::now(), fastrand::f64());
+        self.wait(pause, what, error).await;
+    }
+
+    async fn wait(&mut self, pause: Duration, what: &str, error: &(dyn std::fmt::Display + Send + Sync)) {
         tracing::debug!(kind = kind(&self.resource), ?pause, "{what} broke off: {error}");
-        self.recovered.wait(pause).await;
-        self.pauses.over(Instant::now());
+        let recovered = self.recovered.wait(pause).await;
+        self.pauses.over(Instant::now(), recovered);
     }
 }
 
 /// As log lines name it.
 fn kind(resource: &Request) -> &str {
     resource.url_path.rsplit('/').next().unwrap_or_default()
-}
-
-impl Freshness {
-    /// Of the list after a watch from `version` that cannot be resumed. One in the future may never come: the server was
-    /// restored to an earlier state, or lags behind.
-    fn after(error: &kube::Error, version: String) -> Self {
-        let in_future = matches!(error, kube::Error::Api(status) if too_new(status));
-        if in_future || version.is_empty() { Self::Latest } else { Self::NotOlderThan(version) }
-    }
 }
 
 impl<K> Watch<K> {
@@ -478,11 +466,6 @@ impl<K> Watch<K> {
             Some(Err(_)) | None => self.began.elapsed() >= QUIET,
         }
     }
-}
-
-/// A server that accepts a request and never answers must not block the watch.
-pub(crate) async fn in_time<T>(asking: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    tokio::time::timeout(HEAD, asking).await.unwrap_or_else(|_| Err(silence(HEAD)))
 }
 
 fn newer(seen: Option<String>, known: String) -> String {

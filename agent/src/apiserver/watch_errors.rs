@@ -29,6 +29,17 @@ pub(super) fn lags_behind(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 410 || too_new(status))
 }
 
+/// A watch without a head for this long, and a streaming list without a further line, is started again. A server that has
+/// just started may accept one before it can serve it.
+pub(crate) const WATCH_SILENCE: Duration = Duration::from_secs(30);
+/// The head of the answer to any other request must arrive within this time; API servers time out after a minute.
+pub(crate) const LIST_SILENCE: Duration = Duration::from_secs(90);
+
+/// A server that accepts a request and never answers must not block the watch.
+pub(crate) async fn in_time<T>(limit: Duration, asking: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| Err(silence(limit)))
+}
+
 /// A request was accepted, and nothing is sent.
 #[derive(Debug, thiserror::Error)]
 #[error("nothing was sent for {0:?}")]
@@ -44,9 +55,13 @@ pub(crate) fn silence(limit: Duration) -> kube::Error {
 pub(crate) fn is_refusal(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => lags_behind(error) || (500..=599).contains(&status.code),
-        kube::Error::Service(error) => error.is::<Silence>(),
-        _ => false,
+        _ => is_silence(error),
     }
+}
+
+/// True for the error of [`silence`].
+pub(crate) fn is_silence(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Service(error) if error.is::<Silence>())
 }
 
 /// The server has not got to a resource version: its cache lags behind, or it was restored to an earlier state.

@@ -17,8 +17,9 @@ use super::*;
 use crate::apiserver::managed_fields::WithoutManagedFields;
 use crate::apiserver::pauses::FIRST_PAUSE;
 use crate::apiserver::pauses::LAST_PAUSE;
-use crate::apiserver::recovery::Recovery;
 
+#[path = "outage_tests.rs"]
+mod outage;
 #[path = "undecodable_tests.rs"]
 mod undecodable;
 #[path = "unserved_tests.rs"]
@@ -255,42 +256,6 @@ async fn a_broken_connection_is_waited_out_and_nothing_is_listed_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_an_absence_ends_the_pause() {
-    let (mut server, api) = start();
-    let recovery = Recovery::default();
-    let mut client = Client::woken_by(api, Config::default(), recovery.subscribe());
-    // An outage long enough for pauses of half a minute and more.
-    for _ in 0..8 {
-        drop(server.next().await);
-        recovery.failed();
-    }
-    // Another request, such as a heartbeat, succeeds.
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let back = Instant::now();
-    recovery.answered(http::StatusCode::OK);
-    let lines = server.next().await.stream();
-    assert!(back.elapsed() <= Duration::from_millis(1001), "{:?}", back.elapsed());
-    send(&lines, "ADDED", object("a", "9"));
-    send(&lines, "BOOKMARK", bookmark("10", true));
-    client.sees("init +a done").await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn pauses_keep_growing_over_repeated_failures() {
-    let (mut server, api) = start();
-    let recovery = Recovery::default();
-    let _client = Client::woken_by(api, Config::default(), recovery.subscribe());
-    for _ in 0..8 {
-        drop(server.next().await);
-    }
-    recovery.over();
-    drop(server.next().await);
-    let failed = Instant::now();
-    drop(server.next().await);
-    assert!(failed.elapsed() >= LAST_PAUSE, "{:?}", failed.elapsed());
-}
-
-#[tokio::test(start_paused = true)]
 async fn an_expired_resource_version_leads_to_a_new_list() {
     for in_stream in [true, false] {
         let (mut server, mut client, lines) = watching().await;
@@ -414,19 +379,19 @@ async fn an_interrupted_list_is_restarted() {
     client.sees("init +b done").await;
 }
 
+/// A server that has just started may accept a watch before it can serve it.
 #[tokio::test(start_paused = true)]
-async fn a_list_that_sends_nothing_is_restarted() {
-    let (mut server, api) = start();
-    let mut client = Client::of(api, Config::default());
-    let silent = server.next().await.stream();
-    client.sees("init").await;
+async fn a_watch_that_is_not_answered_is_requested_again() {
+    let (mut server, mut client, lines) = watching().await;
+    lines.send(Err(std::io::Error::other("reset by peer"))).expect("the watch is open");
+    let unanswered = server.next().await;
     let began = Instant::now();
-    let lines = server.next().await.stream();
-    assert!(began.elapsed() <= Duration::from_secs(35), "{:?}", began.elapsed());
-    send(&lines, "ADDED", object("a", "1"));
-    send(&lines, "BOOKMARK", bookmark("2", true));
-    client.sees("init +a done").await;
-    drop(silent);
+    let asked = server.next().await;
+    assert!(asked.has_parameter("resourceVersion=10"), "{}", asked.query);
+    assert!(began.elapsed() <= WATCH_SILENCE + FIRST_PAUSE * 4, "{:?}", began.elapsed());
+    send(&asked.stream(), "MODIFIED", object("a", "11"));
+    client.sees("=a").await;
+    drop(unanswered);
 }
 
 #[tokio::test(start_paused = true)]

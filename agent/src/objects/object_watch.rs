@@ -21,10 +21,12 @@ use super::error::describe;
 use super::kind::Kind;
 use super::retry::Retry;
 use crate::apiserver::recovery::Recovered;
-use crate::apiserver::watch::LIST_SILENCE;
-use crate::apiserver::watch::in_time;
-use crate::apiserver::watch::is_refusal;
-use crate::apiserver::watch::silence;
+use crate::apiserver::watch_errors::LIST_SILENCE;
+use crate::apiserver::watch_errors::WATCH_SILENCE;
+use crate::apiserver::watch_errors::in_time;
+use crate::apiserver::watch_errors::is_refusal;
+use crate::apiserver::watch_errors::is_silence;
+use crate::apiserver::watch_errors::silence;
 
 /// Seconds after which a watch is renewed.
 const LIFETIME: std::ops::Range<u64> = 1800..3600;
@@ -32,6 +34,7 @@ const LIFETIME: std::ops::Range<u64> = 1800..3600;
 const SHORT: Duration = Duration::from_secs(5);
 /// Streaming lists of one watch that may fail in a row, since the API server lags behind or fails, or break off. Then it
 /// lists: some servers cannot serve a streaming list (KEP-3157) although they accept it, and some proxies let none through.
+/// A silent one is not tried again.
 const MOST_FAILED_LISTS: u32 = 3;
 /// How long after its timeout a watch may end.
 const OVERDUE: Duration = Duration::from_secs(15);
@@ -85,7 +88,10 @@ pub(super) async fn watch<K: Kind>(
             retry.reset();
         }
         let is_unfinished = seen.is_none() && !listed;
-        failed_lists += u32::from(is_unfinished && is_unserved(&result, opened.is_some()));
+        if is_unfinished && is_unserved(&result, opened.is_some()) {
+            let was_silent = matches!(&result, Err(error) if is_silence(error));
+            failed_lists = if was_silent { MOST_FAILED_LISTS } else { failed_lists + 1 };
+        }
         if seen.is_some() {
             // A later list may stream again.
             failed_lists = 0;
@@ -141,17 +147,17 @@ async fn stream<K: Kind>(
         None => "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned(),
     };
     let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
-    let mut events = pin!(in_time(client.request_events::<K>(request::<K>(key, &query)?)).await?);
+    let mut events = pin!(in_time(WATCH_SILENCE, client.request_events::<K>(request::<K>(key, &query)?)).await?);
     *opened = Some(Instant::now());
     let mut exists = seen.is_some();
     let until = Instant::now() + Duration::from_secs(seconds) + OVERDUE;
     loop {
-        let limit = if seen.is_some() { until } else { Instant::now() + LIST_SILENCE };
+        let limit = if seen.is_some() { until } else { Instant::now() + WATCH_SILENCE };
         let event = match tokio::time::timeout_at(limit, events.try_next()).await {
             Ok(event) => event?,
             // A watch whose end does not arrive is abandoned.
             Err(_) if seen.is_some() => None,
-            Err(_) => return Err(silence(LIST_SILENCE)),
+            Err(_) => return Err(silence(WATCH_SILENCE)),
         };
         let Some(event) = event else { break };
         let flow = match event {
@@ -197,7 +203,7 @@ async fn list<K: Kind>(
         metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta,
         items: Option<Vec<K>>,
     }
-    let list: List<K> = in_time(client.request(request::<K>(key, "limit=1")?)).await?;
+    let list: List<K> = in_time(LIST_SILENCE, client.request(request::<K>(key, "limit=1")?)).await?;
     *seen = list.metadata.resource_version;
     Ok(listen(WatchUpdate::Now(list.items.into_iter().flatten().next())))
 }
