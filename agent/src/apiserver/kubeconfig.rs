@@ -93,7 +93,7 @@ impl CertificatePair {
 }
 
 /// The `Authorization` of requests. The first of these is used: basic, token file, token, plugin; basic together with a
-/// token is refused, and beside a client certificate no plugin is run, as by client-go.
+/// token is refused, beside a client certificate no plugin is run, and a server without TLS gets none, as by client-go.
 #[derive(Clone, Debug)]
 pub enum Credentials {
     /// None: anonymous, or authenticated by the client certificate.
@@ -219,6 +219,8 @@ impl Reader<'_> {
         let credentials = match self.credentials(user, user_place, cluster)? {
             // As in client-go. The certificate of the plugin would replace it.
             Credentials::Exec(_) if certificate.is_some() => Credentials::None,
+            // As in client-go: they could be read on the way.
+            _ if server.scheme_str() == Some("http") => Credentials::None,
             credentials => credentials,
         };
         Ok(Access {
@@ -259,12 +261,12 @@ impl Reader<'_> {
         }
         let token = user.token.as_ref().filter(|token| !token.expose_secret().is_empty());
         let token_file = set(&user.token_file).map(|file| self.folder.join(file));
-        if let (Some(name), Some(password)) = (&user.username, &user.password) {
+        if let Some(name) = set(&user.username) {
             if token.is_some() || token_file.is_some() {
                 let field = if token.is_some() { "token" } else { "tokenFile" };
                 return Err(self.wrong(format!("{place}.{field}"), "cannot be set together with a username"));
             }
-            return Ok(Credentials::Basic(name.clone(), password.clone()));
+            return Ok(Credentials::Basic(name.clone(), user.password.clone().unwrap_or_default()));
         }
         match (token_file, token, &user.exec) {
             (Some(file), meanwhile, _) => Ok(Credentials::TokenFile { file, meanwhile: meanwhile.cloned() }),

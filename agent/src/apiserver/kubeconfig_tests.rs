@@ -45,7 +45,7 @@ fn inline_data_counts_before_files() {
 
 #[test]
 fn the_first_kind_of_credentials_counts() {
-    let kind = |user: &str| match read("server: a", user).credentials {
+    let kind = |user: &str| match read("server: 'https://a'", user).credentials {
         Credentials::None => "none".to_owned(),
         Credentials::Basic(name, password) => format!("basic {name} {}", password.expose_secret()),
         Credentials::Token(token, _) => format!("token {}", token.expose_secret()),
@@ -57,6 +57,8 @@ fn the_first_kind_of_credentials_counts() {
     };
     assert_eq!(kind(""), "none");
     assert_eq!(kind("username: a, password: b"), "basic a b");
+    assert_eq!(kind("username: a"), "basic a ", "an empty password");
+    assert_eq!(kind("username: '', password: '', token: t"), "token t");
     assert_eq!(kind("token: t"), "token t");
     assert_eq!(kind("token: t, tokenFile: f"), "file /etc/kubernetes/f, until then t");
     assert_eq!(kind("token: '', tokenFile: f"), "file /etc/kubernetes/f");
@@ -66,6 +68,19 @@ fn the_first_kind_of_credentials_counts() {
     let certificate = "client-certificate: c, client-key: k";
     assert_eq!(kind(&format!("{certificate}, exec: {{command: x, {version}}}")), "none", "the certificate is enough");
     assert_eq!(kind(&format!("{certificate}, token: t, exec: {{command: x, {version}}}")), "token t");
+}
+
+#[test]
+fn a_server_without_tls_gets_no_credentials() {
+    let exec = "exec: {command: x, apiVersion: client.authentication.k8s.io/v1}";
+    for user in ["token: t", "tokenFile: f", "username: a, password: b", exec] {
+        for server in ["a", "'http://a:8080'"] {
+            let access = read(&format!("server: {server}"), user);
+            assert!(matches!(access.credentials, Credentials::None), "{server} with {user}");
+        }
+        let access = read("server: a, insecure-skip-tls-verify: true", user);
+        assert!(!matches!(access.credentials, Credentials::None), "{user}");
+    }
 }
 
 #[test]

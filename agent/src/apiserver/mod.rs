@@ -28,6 +28,7 @@ pub mod recovery;
 mod requests;
 pub mod tls;
 pub mod transport;
+mod warnings;
 pub mod watch;
 pub(crate) mod watch_errors;
 
@@ -56,6 +57,7 @@ use self::requests::Shared;
 use self::tls::Identity;
 use self::tls::PairError;
 use self::transport::Transport;
+use self::warnings::Warned;
 use crate::metrics::AuthorityReload;
 use crate::metrics::Metrics;
 use crate::model::RateLimiter;
@@ -200,6 +202,7 @@ impl ApiServer {
             certificate: access.certificate.as_ref().map(|pair| pair.place()),
             reachability: Reachability::new(access.server.to_string()),
             recovery: Recovery::default(),
+            warned: Warned::default(),
             user_agent: user_agent(options.versions),
             host: access.server.authority().map(ToString::to_string).unwrap_or_default(),
             metrics,

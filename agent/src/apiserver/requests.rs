@@ -35,6 +35,8 @@ use super::tls::Identity;
 use super::transport::ResponseBody;
 use super::transport::Transport;
 use super::transport::TransportError;
+use super::warnings::Warned;
+use super::warnings::warnings;
 use crate::metrics::Metrics;
 use crate::model::RateLimiter;
 use crate::telemetry;
@@ -63,6 +65,8 @@ pub(super) struct Shared {
     pub reachability: Reachability,
     /// Ends pauses of retries.
     pub recovery: Recovery,
+    /// Warnings of the server that were logged.
+    pub warned: Warned,
     /// `User-Agent`.
     pub user_agent: HeaderValue,
     /// Host and port, for metrics.
@@ -143,20 +147,23 @@ impl Requests {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
         let audit_id = head.headers.get(AUDIT_ID).cloned().unwrap_or_else(new_audit_id);
-        let mut tries = 1;
+        let (mut tries, mut is_asked_for) = (1, false);
         let is_watch = head.uri.query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
         loop {
             if is_watch {
                 self.shared.reachability.wait_until_authenticated().await;
             }
-            self.acquire_permit(&head.method).await;
+            // As by client-go, no watch waits: hundreds that resume after an outage would delay all other requests.
+            if !is_watch || tries > 1 {
+                self.acquire_permit(&head.method).await;
+            }
             let mut request = Request::new(Full::new(body.clone()));
             *request.method_mut() = head.method.clone();
             *request.uri_mut() = head.uri.clone();
             *request.headers_mut() = head.headers.clone();
             request.headers_mut().insert(AUDIT_ID, audit_id.clone());
             request.headers_mut().insert(USER_AGENT, self.shared.user_agent.clone());
-            let answer = match self.once(request, &body).await {
+            let answer = match self.once(request, &body, is_asked_for).await {
                 Err(error) if tries < MAX_TRIES && may_be_resent(&head.method, &error) => {
                     tries += 1;
                     continue;
@@ -165,9 +172,8 @@ impl Requests {
             };
             let pause = retry_after(&answer).filter(|_| tries < MAX_TRIES);
             let Some(pause) = pause else { return Ok(answer) };
-            tries += 1;
+            (tries, is_asked_for) = (tries + 1, true);
             tracing::debug!(status = %answer.status(), ?pause, "the API server asks to try again later");
-            self.shared.metrics.rest_client.retried(answer.status().as_u16(), head.method.as_str(), &self.shared.host);
             drop(answer);
             tokio::time::sleep(pause).await;
         }
@@ -180,7 +186,13 @@ impl Requests {
         self.shared.metrics.rest_client.waited(method.as_str(), &self.shared.host, asked.elapsed());
     }
 
-    async fn once(&self, mut request: Request<Full<Bytes>>, body: &Bytes) -> Result<Response<ResponseBody>, BoxError> {
+    /// `is_asked_for`: the API server has asked to try again later.
+    async fn once(
+        &self,
+        mut request: Request<Full<Bytes>>,
+        body: &Bytes,
+        is_asked_for: bool,
+    ) -> Result<Response<ResponseBody>, BoxError> {
         let shared = &self.shared;
         let method = request.method().clone();
         let issued = shared.authorizer.issue().await.inspect_err(|error| shared.reachability.no_credentials(error))?;
@@ -193,7 +205,7 @@ impl Requests {
         let span = telemetry::api_request(&method, request.uri());
         telemetry::pass_on_http(&span, request.headers_mut());
         let began = Instant::now();
-        let mut attempt = Attempt { shared, method: &method, began, bytes: body.len(), status: None };
+        let mut attempt = Attempt { shared, method: &method, began, bytes: body.len(), is_asked_for, status: None };
         let answer = shared.transport.send(request).instrument(span.clone()).await;
         attempt.status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
         drop(attempt);
@@ -202,6 +214,9 @@ impl Requests {
                 shared.reachability.answered(answer.status(), began, || shared.credentials());
                 shared.recovery.answered(answer.status());
                 telemetry::api_answered(&span, answer.status(), answer.version());
+                for warning in warnings(&answer).into_iter().filter(|warning| shared.warned.is_new(warning)) {
+                    tracing::warn!(%method, "the API server warns: {warning}");
+                }
                 if answer.status() == StatusCode::UNAUTHORIZED {
                     shared.authorizer.refused().await;
                 }
@@ -230,6 +245,8 @@ struct Attempt<'a> {
     began: Instant,
     /// Length of its body.
     bytes: usize,
+    /// The API server has asked to try again later.
+    is_asked_for: bool,
     /// Of the answer, if there is one.
     status: Option<u16>,
 }
@@ -239,6 +256,9 @@ impl Drop for Attempt<'_> {
         let (metrics, method, host) = (&self.shared.metrics.rest_client, self.method.as_str(), &self.shared.host);
         metrics.answered(method, host, self.status, self.began.elapsed());
         metrics.sent(method, host, self.bytes);
+        if self.is_asked_for {
+            metrics.retried(method, host, self.status);
+        }
     }
 }
 

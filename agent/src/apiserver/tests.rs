@@ -25,6 +25,8 @@ use super::*;
 mod answers;
 #[path = "connection_tests.rs"]
 mod connection;
+#[path = "limit_tests.rs"]
+mod limit;
 
 fn options() -> Options {
     Options {
@@ -57,12 +59,6 @@ fn write_pair(folder: &Path, (certificate, key): (String, String)) {
 }
 
 const PAIR: &str = "client-certificate: client.pem, client-key: client.pem";
-
-#[test]
-fn events_are_not_limited_at_a_rate_of_zero() {
-    assert!(events_limiter(&options()).is_some());
-    assert!(events_limiter(&Options { events_per_second: 0, ..options() }).is_none());
-}
 
 #[tokio::test]
 async fn requests_carry_credentials_and_share_a_connection() {
@@ -246,9 +242,11 @@ async fn retry_after_is_honoured_with_the_same_audit_id() {
     for line in [
         format!("rest_client_requests_total{{code=\"429\",host=\"{}\",method=\"GET\"}} 1", server.address),
         format!("rest_client_request_retries_total{{code=\"503\",host=\"{}\",verb=\"GET\"}} 1", server.address),
+        format!("rest_client_request_retries_total{{code=\"200\",host=\"{}\",verb=\"GET\"}} 1", server.address),
     ] {
         assert!(text.contains(&line), "{line} not in {text}");
     }
+    assert!(!text.contains("retries_total{code=\"429\""), "the first attempt is no retry: {text}");
 }
 
 #[tokio::test]

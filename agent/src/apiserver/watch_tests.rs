@@ -223,7 +223,7 @@ async fn a_server_without_streaming_lists_gets_paginated_lists() {
 async fn a_watch_that_ends_in_time_is_resumed_at_once() {
     let (mut server, mut client, lines) = watching().await;
     send(&lines, "BOOKMARK", bookmark("17", false));
-    tokio::time::sleep(Duration::from_secs(400)).await;
+    tokio::time::sleep(Duration::from_secs(250)).await;
     drop(lines);
     let ended = Instant::now();
     let asked = server.next().await;

@@ -116,7 +116,7 @@ pub async fn bootstrap(
     let name = request_name(&key, &template);
     until_server_answers(client).await;
     let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
-    let wanted = request::object(template.purpose, &text, Some(&name));
+    let wanted = request::object(template.purpose, &key, &text, Some(&name));
     let request = match requests.create(&PostParams::default(), &wanted).await {
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             let present = requests.get(&name).await.map_err(RequestError::Create)?;
@@ -179,7 +179,7 @@ fn request_name(key: &KeyPair, template: &Template) -> String {
     let mut digest = Sha512_256::new();
     let fields = [
         vec![key.subject_public_key_info(), template.common_name.clone().into_bytes(), b"system:nodes".to_vec()],
-        template.purpose.usages().into_iter().map(String::into_bytes).collect(),
+        template.purpose.usages(key).into_iter().map(String::into_bytes).collect(),
     ];
     for field in fields.concat() {
         digest.update(URL_SAFE_NO_PAD.encode(field));
@@ -290,11 +290,20 @@ mod tests {
         Pair::parse(&issued.pem(), first.text.expose_secret()).expect("they belong together");
     }
 
+    /// As upstream, which derives the name from the usages in this order.
+    #[test]
+    fn a_certificate_with_an_rsa_key_may_encipher_keys() {
+        let usages = |key: &KeyPair| request::object(Purpose::Client, key, "PEM", None).spec.usages.expect("usages");
+        let rsa = KeyPair::generate_for(&rcgen::PKCS_RSA_SHA256).expect("a key");
+        assert_eq!(usages(&rsa), ["digital signature", "client auth", "key encipherment"]);
+        assert_eq!(usages(&KeyPair::generate().expect("a key")), ["digital signature", "client auth"]);
+    }
+
     #[test]
     fn only_our_own_request_is_reused() {
         let (key, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
         let of = |key: &KeyPair, node: &str, purpose| {
-            request::object(purpose, &Template::client(node).request(key).expect("a request"), Some("x"))
+            request::object(purpose, key, &Template::client(node).request(key).expect("a request"), Some("x"))
         };
         let wanted = of(&key, "n", Purpose::Client);
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(50);
@@ -312,7 +321,7 @@ mod tests {
             (of(&key, "n", Purpose::Serving), Some("it is for another signer")),
             (of(&key, "m", Purpose::Client), Some("it is for another subject")),
             (of(&other, "n", Purpose::Client), Some("it is for another key")),
-            (request::object(Purpose::Client, "nonsense", Some("x")), Some("its request cannot be parsed")),
+            (request::object(Purpose::Client, &key, "nonsense", Some("x")), Some("its request cannot be parsed")),
             (issued(100), None),
             (issued(40), Some("its certificate has expired")),
         ];

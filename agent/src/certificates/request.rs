@@ -64,8 +64,8 @@ pub enum RequestError {
     },
 }
 
-/// The object to create; without a name the server generates one.
-pub(super) fn object(purpose: Purpose, request: &str, name: Option<&str>) -> CertificateSigningRequest {
+/// The object to create, with a request of this key; without a name the server generates one.
+pub(super) fn object(purpose: Purpose, key: &KeyPair, request: &str, name: Option<&str>) -> CertificateSigningRequest {
     CertificateSigningRequest {
         metadata: ObjectMeta {
             name: name.map(str::to_owned),
@@ -75,7 +75,7 @@ pub(super) fn object(purpose: Purpose, request: &str, name: Option<&str>) -> Cer
         spec: CertificateSigningRequestSpec {
             request: ByteString(request.as_bytes().to_vec()),
             signer_name: purpose.signer().to_owned(),
-            usages: Some(purpose.usages()),
+            usages: Some(purpose.usages(key)),
             ..CertificateSigningRequestSpec::default()
         },
         status: None,
@@ -95,7 +95,7 @@ pub(super) async fn obtain(
     created: impl FnOnce(Result<(), &kube::Error>),
 ) -> Result<Pair, RequestError> {
     let key = KeyPair::generate()?;
-    let request = object(template.purpose, &template.request(&key)?, None);
+    let request = object(template.purpose, &key, &template.request(&key)?, None);
     let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
     let answer = requests.create(&PostParams::default(), &request).await;
     created(answer.as_ref().map(drop));
@@ -119,9 +119,15 @@ pub(super) async fn signed(
     let name = request.metadata.name.clone().unwrap_or_default();
     let uid = request.metadata.uid.clone().unwrap_or_default();
     let mine = format!("metadata.name={name}");
-    // The watch retries every error, so permission is checked by a list first.
-    let listed = requests.list(&ListParams::default().fields(&mine)).await;
-    listed.map_err(|source| RequestError::List { name: name.clone(), source })?;
+    // The watch retries every error, so permission is checked by a list first. Other errors pass, as of a server that
+    // restarts: a further request would help nothing.
+    match requests.list(&ListParams::default().fields(&mine)).await {
+        Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403 | 404) => {
+            return Err(RequestError::List { name, source: kube::Error::Api(status) });
+        }
+        Err(error) => tracing::debug!(csr = name, %error, "cannot list the certificate request yet"),
+        Ok(_) => {}
+    }
     let waiting = async {
         let mut events = std::pin::pin!(watch::follow(requests.clone(), Config::default().fields(&mine), recovered));
         let mut present = true;
@@ -217,12 +223,13 @@ mod tests {
 
     #[test]
     fn requests_name_signer_and_usages() {
-        let made = object(Purpose::Serving, "PEM", None);
+        let key = KeyPair::generate().expect("a key");
+        let made = object(Purpose::Serving, &key, "PEM", None);
         assert_eq!(made.metadata.generate_name.as_deref(), Some("csr-"));
         assert_eq!(made.spec.signer_name, "kubernetes.io/kubelet-serving");
         assert_eq!(made.spec.usages.expect("usages"), ["digital signature", "server auth"]);
         assert_eq!(made.spec.expiration_seconds, None);
-        let named = object(Purpose::Client, "PEM", Some("node-csr-x"));
+        let named = object(Purpose::Client, &key, "PEM", Some("node-csr-x"));
         assert_eq!((named.metadata.name.as_deref(), named.metadata.generate_name), (Some("node-csr-x"), None));
     }
 }

@@ -41,7 +41,7 @@ enum Does {
     SignAnother,
     Deny,
     Nothing,
-    /// Issues a certificate, but watches fail until [`Signer::recover`].
+    /// Issues a certificate, but lists and watches fail until [`Signer::recover`].
     SignDuringOutage,
     Refuse(u16),
 }
@@ -77,7 +77,7 @@ impl Signer {
         })
     }
 
-    /// Watches succeed again, and other requests have detected that.
+    /// Lists and watches succeed again, and other requests have detected that.
     fn recover(&self) {
         self.away.store(false, Ordering::SeqCst);
         self.recovery.over();
@@ -127,9 +127,7 @@ impl Signer {
             return whole(201, &object);
         }
         let last = self.last().clone();
-        // The list that checks access, before the request is followed, has no pages.
-        let follows = query.contains("watch=true") || query.contains("limit=");
-        if follows && self.away.load(Ordering::SeqCst) {
+        if self.away.load(Ordering::SeqCst) {
             return whole(503, &json!({"kind": "Status", "status": "Failure", "code": 503, "reason": "x"}));
         }
         if !query.contains("watch=true") {

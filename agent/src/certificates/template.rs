@@ -8,6 +8,7 @@ use rcgen::CertificateParams;
 use rcgen::DistinguishedName;
 use rcgen::DnType;
 use rcgen::KeyPair;
+use rcgen::PKCS_RSA_SHA256;
 use rcgen::SanType;
 use rcgen::string::Ia5String;
 
@@ -34,13 +35,15 @@ impl Purpose {
         }
     }
 
-    /// Key usages. The keys are ECDSA, so without key encipherment.
-    pub fn usages(self) -> Vec<String> {
+    /// Usages of a certificate with this key. One of RSA, which only an existing client certificate may have, also enciphers
+    /// keys.
+    pub fn usages(self, key: &KeyPair) -> Vec<String> {
         let usage = match self {
             Self::Client => "client auth",
             Self::Serving => "server auth",
         };
-        vec!["digital signature".to_owned(), usage.to_owned()]
+        let encipherment = key.is_compatible(&PKCS_RSA_SHA256).then_some("key encipherment");
+        ["digital signature", usage].into_iter().chain(encipherment).map(str::to_owned).collect()
     }
 
     /// The prefix of its files.

@@ -75,7 +75,7 @@ impl RestClient {
             ),
             retries: register.counters(
                 "rest_client_request_retries_total",
-                "[ALPHA] Requests that were retried because the API server asked for it.",
+                "[ALPHA] Retries that the API server asked for, by their own outcome.",
                 &["code", "host", "verb"],
             ),
             durations: seconds(
@@ -177,9 +177,9 @@ impl RestClient {
         self.durations.with_label_values(&[host, method]).observe(took.as_secs_f64());
     }
 
-    /// The request is sent again.
-    pub fn retried(&self, status: u16, method: &str, host: &str) {
-        self.retries.with_label_values(&[status.to_string().as_str(), host, method]).inc();
+    /// A request that was sent again ended with a status code, or without an answer (`None`).
+    pub fn retried(&self, method: &str, host: &str, status: Option<u16>) {
+        self.retries.with_label_values(&[code(status).as_str(), host, method]).inc();
     }
 
     /// A request waited for the rate limiter.

@@ -83,7 +83,7 @@ fn used() -> Arc<Metrics> {
     metrics.http.ended(&request, short);
     metrics.http.websocket(super::Subresource::Exec);
     metrics.rest_client.answered("GET", "host", Some(200), short);
-    metrics.rest_client.retried(429, "GET", "host");
+    metrics.rest_client.retried("GET", "host", Some(429));
     metrics.rest_client.waited("GET", "host", short);
     metrics.rest_client.sent("GET", "host", 1);
     metrics.rest_client.received("GET", "host", 1);
