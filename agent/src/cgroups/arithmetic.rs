@@ -1,4 +1,5 @@
-//! Conversions between Kubernetes amounts and cgroup values, with integer division as in the kubelet. Pure.
+//! Conversions between Kubernetes amounts and cgroup values, with integer division as in the kubelet, and of the kernel's
+//! counters. Pure.
 
 /// Lowest valid `cpu.shares`.
 pub const MIN_SHARES: u64 = 2;
@@ -91,6 +92,13 @@ pub fn cpu_mask(list: &str) -> Option<Vec<u8>> {
     Some(mask)
 }
 
+/// Processes that were killed at least, of `kills` counted ones, if the kernel has killed `groups` cgroups as a whole
+/// (`memory.oom.group`). It counts the process that it chose twice, except if that has ended before it comes to it again;
+/// one process of each group is counted in any case.
+pub fn oom_kills(kills: u64, groups: u64) -> u64 {
+    kills.saturating_sub(groups).max(groups.min(kills))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -114,6 +122,8 @@ mod tests {
         assert_eq!(cpu_mask("0-1"), Some(vec![0b11]));
         assert_eq!(cpu_mask("0,9-10"), Some(vec![1, 0b110]));
         assert_eq!(["", "x", "3-1", "0-99999"].map(cpu_mask), [const { None }; 4]);
+        // Three processes, of which one is counted twice. The group of a cgroup above has none here.
+        assert_eq!([oom_kills(4, 1), oom_kills(0, 1), oom_kills(3, 0)], [3, 0, 3]);
     }
 
     proptest! {

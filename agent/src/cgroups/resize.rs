@@ -192,6 +192,15 @@ mod tests {
     }
 
     #[test]
+    fn shares_of_cgroup_v1_are_compared_as_they_are() {
+        let current = Current { cpu_weight: Some(1024), ..current() };
+        for (cpu_shares, change) in [(2048, Some(Change::Increase)), (512, Some(Change::Decrease)), (1024, None)] {
+            let found = changes(&current, &CgroupValues { cpu_shares, ..wanted() }, false, PAGE);
+            assert_eq!((found.has.cpu_shares, found.shares), (Some(1024), change), "{cpu_shares}");
+        }
+    }
+
+    #[test]
     fn the_memory_of_a_container_that_has_divided_its_cgroup_counts_whole() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::V2 { mount: dir.path().to_owned() };

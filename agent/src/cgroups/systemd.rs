@@ -25,6 +25,8 @@ use super::systemd_socket;
 const SERVICE: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
+/// The bus itself, which reports the owners of names.
+const BUS: &str = "org.freedesktop.DBus";
 /// systemd's own socket.
 const SOCKET: &str = "/run/systemd/private";
 /// How long a job or another call of systemd may take.
@@ -154,14 +156,24 @@ impl Systemd {
         result
     }
 
-    /// Calls a method that returns a job, and waits until the job is removed.
+    /// Calls a method that returns a job, and waits until the job is removed. Calls it again if systemd was executed again
+    /// meanwhile (`daemon-reexec`): the unit then is as it was to become, or gets another job.
     async fn job<B>(&self, verb: &'static str, unit: &str, method: &'static str, body: &B) -> Result<(), Failure>
     where
         B: serde::Serialize + zbus::wire::DynamicType,
     {
         tracing::debug!(unit, verb, "calling systemd");
-        let result = within_limit(self.run_job(method, body)).await;
-        self.keep_if_alive(result).await
+        let result = within_limit(async {
+            match self.run_job(method, body).await {
+                Err(Failure::Replaced) => {
+                    // It may have forgotten that this connection gets its signals.
+                    self.connection.lock().await.take();
+                    self.run_job(method, body).await
+                }
+                result => result,
+            }
+        });
+        self.keep_if_alive(result.await).await
     }
 
     async fn run_job<B>(&self, method: &'static str, body: &B) -> Result<(), Failure>
@@ -172,6 +184,9 @@ impl Systemd {
         let rule = zbus::MatchRule::builder().msg_type(Type::Signal).sender(SERVICE).interface(MANAGER);
         let rule = rule.member("JobRemoved").build()?;
         let mut removed = MessageStream::for_match_rule(rule, &connection, None).await?;
+        let rule = zbus::MatchRule::builder().msg_type(Type::Signal).sender(BUS).interface(BUS);
+        let rule = rule.member("NameOwnerChanged").arg(0, SERVICE).build()?;
+        let mut owners = MessageStream::for_match_rule(rule, &connection, None).await?;
         let mut asked = std::pin::pin!(call(&connection, method, body));
         // The answer may be behind more signals than their queue takes, and a full queue keeps the connection from being
         // read: signals are taken from it also before it is known which job is waited for.
@@ -184,15 +199,32 @@ impl Systemd {
         };
         let job: OwnedObjectPath = answer.body().deserialize()?;
         let mut signals = stream::iter(ended.into_iter().map(Ok)).chain(removed);
-        while let Some(signal) = signals.next().await {
-            match outcome_of(&job, &answer, &signal?)? {
-                Some(outcome) if outcome == "done" => return Ok(()),
-                Some(outcome) => return Err(Failure::Job(outcome)),
-                None => {}
+        loop {
+            tokio::select! {
+                biased;
+                signal = signals.next() => {
+                    let Some(signal) = signal else { return Err(Failure::Job("connection closed".to_owned())) };
+                    match outcome_of(&job, &answer, &signal?)? {
+                        Some(outcome) if outcome == "done" => return Ok(()),
+                        Some(outcome) => return Err(Failure::Job(outcome)),
+                        None => {}
+                    }
+                }
+                // The end of the job is signalled with the new name, if at all.
+                Some(changed) = owners.next() => {
+                    if has_owner(&changed?) {
+                        return Err(Failure::Replaced);
+                    }
+                }
             }
         }
-        Err(Failure::Job("connection closed".to_owned()))
     }
+}
+
+/// Whether the name of a signal NameOwnerChanged has an owner now.
+fn has_owner(signal: &Message) -> bool {
+    let change: zbus::Result<(String, String, String)> = signal.body().deserialize();
+    change.is_ok_and(|(_, _, owner)| !owner.is_empty())
 }
 
 /// How `job` has ended, if the signal JobRemoved reports that. Any user of the bus can send a signal of this name: that of
@@ -223,6 +255,8 @@ enum Failure {
     Missing,
     Timeout,
     Job(String),
+    /// systemd was executed again.
+    Replaced,
     /// A property is not known to this version, and none was set.
     Unknown(String),
     Refused(String),
@@ -252,6 +286,7 @@ impl Failure {
             Self::Missing => "there is no such unit".to_owned(),
             Self::Timeout => format!("no answer within {} s", JOB_LIMIT.as_secs()),
             Self::Job(outcome) => format!("its job ended as {outcome:?}"),
+            Self::Replaced => "systemd was executed again".to_owned(),
             Self::Unknown(detail) | Self::Refused(detail) | Self::Transport(detail) => detail,
         };
         CgroupError::Systemd { verb, unit: unit.to_owned(), detail }

@@ -1,8 +1,12 @@
 //! The runtime's event stream as hints.
 //!
-//! Subscribes, requests a relist, and forwards events. A stream that ends is reopened for ever, with capped delays. Of the
-//! statuses in events only exits are forwarded: runtimes sample and stamp statuses in no reliable order, sometimes omit
-//! them, and include one sandbox only; but an exit is final.
+//! Subscribes, requests a relist, and forwards events. A stream that ends is reopened for ever, with capped delays; after one
+//! that has ended soon, the next one counts as up when it has lasted. Of the statuses in events only exits are forwarded:
+//! runtimes sample and stamp statuses in no reliable order, sometimes omit them, and include one sandbox only; but an exit is
+//! final.
+//!
+//! A stream that stays open and silent, as through a proxy that drops events, is degraded once the start of a container has
+//! caused no event: all pods are listed at the short period until one arrives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,17 +24,22 @@ use super::RelistReason;
 use super::sensors::Sensor;
 use super::sensors::SensorState;
 use super::sensors::SensorStates;
+use super::silence::SILENCE;
+use super::silence::Silence;
 use crate::metrics::Metrics;
 use crate::model::Backoff;
 use crate::model::Clock;
 use crate::model::ContainerId;
 use crate::model::PodUid;
+use crate::model::sleep_until;
 use crate::runtime::ContainerEvents;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
 /// Period of retries with a runtime that lacks the call: it may have been upgraded.
 const UNIMPLEMENTED_RETRY: Duration = Duration::from_secs(60);
+/// A stream that ends sooner is a failure: each new one costs a relist.
+const LASTING: Duration = crate::runtime::LAST_RETRY;
 
 /// containerd keeps up to 1000 events without a subscriber and replays them to the next one. Those older than the
 /// subscription by this much cause one relist instead of single inspections.
@@ -48,23 +57,34 @@ pub async fn follow(
     shutdown: CancellationToken,
 ) {
     let mut backoff = Backoff::new(crate::runtime::FIRST_RETRY, crate::runtime::LAST_RETRY);
+    let mut ended_soon = false;
     let following = async {
         loop {
+            let requested = Instant::now();
             let error = match runtime.container_events().await {
                 Ok(events) => {
-                    sensor_states.set(Sensor::RuntimeEvents, SensorState::Up);
+                    if !ended_soon {
+                        sensor_states.set(Sensor::RuntimeEvents, SensorState::Up);
+                    }
                     send(&hints, Hint::Gap(RelistReason::Reconnect)).await;
                     metrics.pleg.stream(true);
-                    let opened = Instant::now();
-                    let error = read(events, &hints, clock, &metrics).await;
-                    // A stream that ends at once is a failure: each new one costs a relist.
-                    if opened.elapsed() >= crate::runtime::LAST_RETRY {
-                        backoff.succeeded();
+                    let reader =
+                        Reader { runtime: &runtime, hints: &hints, sensor_states: &sensor_states, metrics: &metrics };
+                    let mut reading = std::pin::pin!(reader.read(events, clock, requested));
+                    let ended = tokio::time::timeout(LASTING, reading.as_mut()).await;
+                    ended_soon = ended.is_ok();
+                    match ended {
+                        Ok(error) => error,
+                        Err(_) => {
+                            backoff.succeeded();
+                            sensor_states.set(Sensor::RuntimeEvents, SensorState::Up);
+                            reading.await
+                        }
                     }
-                    error
                 }
                 Err(error) => {
                     metrics.pleg.stream(false);
+                    ended_soon = false;
                     Some(error)
                 }
             };
@@ -86,31 +106,61 @@ async fn send(hints: &mpsc::Sender<Hint>, hint: Hint) {
     let _ = hints.send(hint).await;
 }
 
-/// Forwards events until the stream ends; returns its last error.
-async fn read(
-    mut events: ContainerEvents,
-    hints: &mpsc::Sender<Hint>,
-    clock: Clock,
-    metrics: &Metrics,
-) -> Option<RuntimeError> {
-    let mut backlog = Backlog::of_new_subscription(clock);
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(event) if backlog.contains(event.created_at) => {
-                send(hints, Hint::Gap(RelistReason::Backlog)).await;
-            }
-            Ok(event) => {
-                if let Ok(nanos) = u64::try_from(clock.wall_nanos().saturating_sub(event.created_at)) {
-                    metrics.pleg.stream_event(Duration::from_nanos(nanos));
+/// Reads one stream.
+struct Reader<'a> {
+    runtime: &'a Runtime,
+    hints: &'a mpsc::Sender<Hint>,
+    sensor_states: &'a SensorStates,
+    metrics: &'a Metrics,
+}
+
+impl Reader<'_> {
+    /// Forwards events until the stream, which was requested then, ends; returns its last error.
+    async fn read(&self, mut events: ContainerEvents, clock: Clock, requested: Instant) -> Option<RuntimeError> {
+        let (mut backlog, mut silence) = (Backlog::of_new_subscription(clock), Silence::default());
+        let mut starts = self.runtime.starts();
+        let since_then = starts.borrow_and_update().filter(|sent| *sent >= requested);
+        silence.started(since_then, Instant::now());
+        loop {
+            tokio::select! {
+                biased;
+                event = events.next() => match event? {
+                    Ok(event) => {
+                        if silence.ends(Instant::now()) {
+                            self.set(SensorState::Up);
+                            send(self.hints, Hint::Gap(RelistReason::Reconnect)).await;
+                        }
+                        self.forward(event, &mut backlog, clock).await;
+                    }
+                    Err(error) => return Some(error),
+                },
+                Ok(()) = starts.changed() => {
+                    let sent = *starts.borrow_and_update();
+                    silence.started(sent, Instant::now());
                 }
-                if let Some(hint) = hint(event) {
-                    send(hints, hint).await;
+                () = sleep_until(silence.due()) => {
+                    silence.begins();
+                    self.set(SensorState::Degraded(format!("no event {SILENCE:?} after the start of a container")));
                 }
             }
-            Err(error) => return Some(error),
         }
     }
-    None
+
+    fn set(&self, state: SensorState) {
+        self.sensor_states.set(Sensor::RuntimeEvents, state);
+    }
+
+    async fn forward(&self, event: v1::ContainerEventResponse, backlog: &mut Backlog, clock: Clock) {
+        if backlog.contains(event.created_at) {
+            return send(self.hints, Hint::Gap(RelistReason::Backlog)).await;
+        }
+        if let Ok(nanos) = u64::try_from(clock.wall_nanos().saturating_sub(event.created_at)) {
+            self.metrics.pleg.stream_event(Duration::from_nanos(nanos));
+        }
+        if let Some(hint) = hint(event) {
+            send(self.hints, hint).await;
+        }
+    }
 }
 
 /// Events from before the subscription, which the runtime sends first.
@@ -156,7 +206,19 @@ fn hint(event: v1::ContainerEventResponse) -> Option<Hint> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering;
+
+    use futures_util::stream;
+    use prost::Message as _;
+
     use super::*;
+    use crate::runtime::RuntimeOptions;
+    use crate::runtime::tests::server::Socket;
+    use crate::runtime::tests::server::endless;
+    use crate::runtime::tests::server::say;
+    use crate::runtime::tests::server::script;
 
     fn event(kind: ContainerEventType, uid: &str) -> v1::ContainerEventResponse {
         let metadata = v1::PodSandboxMetadata { uid: uid.into(), ..Default::default() };
@@ -166,6 +228,71 @@ mod tests {
             pod_sandbox_status: Some(v1::PodSandboxStatus { metadata: Some(metadata), ..Default::default() }),
             ..Default::default()
         }
+    }
+
+    /// As behind a proxy that ends its streams.
+    #[tokio::test(start_paused = true)]
+    async fn streams_that_end_soon_again_and_again_are_not_up() {
+        let (socket, lasts) = (Socket::default(), Arc::new(AtomicBool::new(false)));
+        let is_lasting = lasts.clone();
+        socket.serve(script(move |method, _| match method {
+            "GetContainerEvents" if is_lasting.load(Ordering::Relaxed) => endless(stream::empty()),
+            "GetContainerEvents" => say(&event(ContainerEventType::ContainerStartedEvent, "u")),
+            _ => say(&v1::VersionResponse::default()),
+        }));
+        let runtime = Runtime::with_connector("unix:///t", move || socket.clone().connect(), RuntimeOptions::default());
+        let (hints, mut received) = mpsc::channel(1);
+        tokio::spawn(async move { while received.recv().await.is_some() {} });
+        let (states, shutdown) = (SensorStates::default(), CancellationToken::new());
+        let mut changes = states.subscribe();
+        tokio::spawn(follow(runtime, hints, states.clone(), Clock::System, Metrics::new(), shutdown));
+        let state = || states.get(Sensor::RuntimeEvents);
+        while !matches!(state(), Some(SensorState::Down(_))) {
+            changes.changed().await.unwrap();
+        }
+        let changed = tokio::time::timeout(Duration::from_secs(600), changes.changed()).await;
+        assert!(changed.is_err(), "{:?}", state());
+        lasts.store(true, Ordering::Relaxed);
+        let opened = Instant::now();
+        tokio::time::timeout(Duration::from_secs(30), changes.changed()).await.unwrap().unwrap();
+        assert_eq!(state(), Some(SensorState::Up));
+        assert!(opened.elapsed() >= LASTING, "{:?}", opened.elapsed());
+    }
+
+    /// As through a proxy that drops events.
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_is_silent_after_a_start_is_degraded_until_the_next_event() {
+        let (socket, (sender, receiver)) = (Socket::default(), mpsc::unbounded_channel());
+        let receiver = Arc::new(Mutex::new(Some(receiver)));
+        socket.serve(script(move |method, _| match method {
+            "GetContainerEvents" => {
+                let receiver = receiver.lock().unwrap().take().expect("one stream");
+                endless(tokio_stream::wrappers::UnboundedReceiverStream::new(receiver))
+            }
+            "StartContainer" => say(&v1::StartContainerResponse::default()),
+            _ => say(&v1::VersionResponse::default()),
+        }));
+        let runtime = Runtime::with_connector("unix:///t", move || socket.clone().connect(), RuntimeOptions::default());
+        let (hints, mut received) = mpsc::channel(64);
+        let (states, shutdown) = (SensorStates::default(), CancellationToken::new());
+        let mut changes = states.subscribe();
+        tokio::spawn(follow(runtime.clone(), hints, states.clone(), Clock::System, Metrics::new(), shutdown));
+        let state = || states.get(Sensor::RuntimeEvents);
+        changes.changed().await.unwrap();
+        assert_eq!(state(), Some(SensorState::Up));
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        assert_eq!(state(), Some(SensorState::Up), "nothing was started");
+        let started = Instant::now();
+        runtime.start_container("c").await.unwrap();
+        changes.changed().await.unwrap();
+        assert!(matches!(state(), Some(SensorState::Degraded(_))), "{:?}", state());
+        assert!(started.elapsed() <= SILENCE + Duration::from_millis(1), "{:?}", started.elapsed());
+        while received.try_recv().is_ok() {}
+        sender.send(Ok(event(ContainerEventType::ContainerStartedEvent, "u").encode_to_vec().into())).unwrap();
+        changes.changed().await.unwrap();
+        assert_eq!(state(), Some(SensorState::Up));
+        assert!(matches!(received.recv().await, Some(Hint::Gap(RelistReason::Reconnect))), "events may have been lost");
+        assert!(matches!(received.recv().await, Some(Hint::Runtime { .. })));
     }
 
     #[tokio::test(start_paused = true)]

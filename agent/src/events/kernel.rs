@@ -71,6 +71,8 @@ const SETTLE: Duration = Duration::from_millis(20);
 const WATCH_AGAIN: Duration = Duration::from_secs(60);
 /// Lines of the kernel log that are read after a loss.
 const MAX_LOG_LINES: usize = 20_000;
+/// Lines after which other tasks have the thread: reading this many takes less than a millisecond.
+const LOG_LINES_AT_ONCE: usize = 128;
 
 /// Loads the probes. `None` if they cannot be loaded. The future forwards their records until `shutdown`, and is to be run
 /// in a task.
@@ -223,7 +225,7 @@ impl Follower {
                     }
                 },
                 () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    self.unrecorded_kills()
+                    self.unrecorded_kills().await
                 }
                 () = tokio::time::sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => {
                     self.watch_again = None;
@@ -302,10 +304,13 @@ impl Follower {
     }
 
     /// OOM kills whose records were lost: from the kernel log, then from counters what that does not contain.
-    fn unrecorded_kills(&mut self) -> Vec<Hint> {
+    async fn unrecorded_kills(&mut self) -> Vec<Hint> {
         let Some((_, counters)) = self.lost.take() else { return Vec::new() };
         let (mut parser, mut entries) = (OomLogParser::default(), Vec::new());
-        for _ in 0..MAX_LOG_LINES {
+        for count in 1..=MAX_LOG_LINES {
+            if count.is_multiple_of(LOG_LINES_AT_ONCE) {
+                tokio::task::yield_now().await;
+            }
             let Some(line) = self.log.as_mut().and_then(|log| log.try_next().ok().flatten()) else { break };
             entries.extend(parser.record(&line, |pid| self.ooms.cgroup_of(pid)));
         }
@@ -381,4 +386,30 @@ async fn send(to: &mpsc::Sender<Hint>, hints: Vec<Hint>) -> Result<(), mpsc::err
 fn moment(at: BootTime) -> KernelMoment {
     let now = Instant::now();
     BootTime::now().map_or(KernelMoment(now), |boot_now| at.to_moment(boot_now, now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sensor_is_degraded_without_some_of_its_programs_and_down_without_all() {
+        let probe = |program: &'static str, down: Option<&str>| ProbeStatus { program, down: down.map(str::to_owned) };
+        let status = [
+            probe("process_exit", None),
+            probe("oom_mark_victim", Some("no tracepoint")),
+            probe("oom_kill", None),
+            probe("cgroup_mkdir", Some("no BTF")),
+            probe("cgroup_rmdir", Some("not permitted")),
+        ];
+        let sensor_states = SensorStates::default();
+        report(&sensor_states, &status);
+        for (sensor, expected) in [
+            (Sensor::Exits, SensorState::Up),
+            (Sensor::Oom, SensorState::Degraded("oom_mark_victim: no tracepoint".to_owned())),
+            (Sensor::Cgroups, SensorState::Down("cgroup_mkdir: no BTF; cgroup_rmdir: not permitted".to_owned())),
+        ] {
+            assert_eq!(sensor_states.get(sensor), Some(expected));
+        }
+    }
 }

@@ -17,6 +17,7 @@ pub mod pressure;
 pub mod process;
 mod readings;
 pub mod sensors;
+mod silence;
 
 use keblet_proto::cri::v1::ContainerStatus;
 

@@ -10,6 +10,7 @@ use crate::cgroups::CgroupId;
 use crate::cgroups::Controller;
 use crate::cgroups::Hierarchy;
 use crate::cgroups::HierarchyKind;
+use crate::cgroups::arithmetic;
 use crate::kernel::bpf;
 use crate::kernel::bpf::Exit;
 use crate::kernel::bpf::Oom;
@@ -254,13 +255,7 @@ pub(super) fn kills_of(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     };
     let text = read::text(&hierarchy.directory(path)?.join(file), COUNTER_FILE_LIMIT).ok()?;
     let count = |name| text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
-    Some(kills_counted(count("oom_kill ")?, count("oom_group_kill ").unwrap_or_default()))
-}
-
-/// Kills at least, if the kernel has killed `groups` as a whole (`memory.oom.group`). It counts the process that it chose
-/// twice, except if that has ended before it comes to it again; one process of each group is counted in any case.
-fn kills_counted(kills: u64, groups: u64) -> u64 {
-    kills.saturating_sub(groups).max(groups.min(kills))
+    Some(arithmetic::oom_kills(count("oom_kill ")?, count("oom_group_kill ").unwrap_or_default()))
 }
 
 fn push<T>(queue: &mut VecDeque<T>, item: T) {

@@ -17,7 +17,8 @@ const DOWN_THRESHOLD: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Default)]
 pub(super) struct RuntimeView {
     error: Option<String>,
-    network_error: Option<String>,
+    /// Of the last answer; `None` before the first one.
+    network_error: Option<Option<String>>,
     /// The last offer of a ready runtime.
     offer: Option<Arc<RuntimeOffer>>,
     /// Since when it does not answer, or answers that it is not ready.
@@ -32,14 +33,15 @@ impl RuntimeView {
             RuntimeState::Unreachable(_) => {
                 self.unready_since.get_or_insert(now);
             }
-            RuntimeState::NotReady(reason) => {
+            RuntimeState::NotReady { error, network_error } => {
                 self.unready_since.get_or_insert(now);
-                self.error = Some(reason.clone());
+                self.error = Some(error.clone());
+                self.network_error = Some(network_error.clone());
             }
             RuntimeState::Ready { network_error, offer } => {
                 self.unready_since = None;
                 self.error = None;
-                self.network_error.clone_from(network_error);
+                self.network_error = Some(network_error.clone());
                 self.offer = Some(Arc::clone(offer));
             }
         }
@@ -58,9 +60,9 @@ impl RuntimeView {
         self.error.as_deref()
     }
 
-    /// The condition `NetworkReady`, if it is not met.
+    /// The condition `NetworkReady`, if it is not met, whether the runtime itself is ready or not.
     pub(super) fn network_error(&self) -> Option<&str> {
-        if self.offer.is_none() { Some("network state unknown") } else { self.network_error.as_deref() }
+        self.network_error.as_ref().map_or(Some("network state unknown"), Option::as_deref)
     }
 
     /// Version and features of the runtime, from its last successful status.
@@ -86,6 +88,11 @@ mod tests {
         RuntimeState::Ready { network_error: network_error.map(str::to_owned), offer: Arc::default() }
     }
 
+    fn not_ready(network_error: Option<&str>) -> RuntimeState {
+        let error = "container runtime not ready: x".to_owned();
+        RuntimeState::NotReady { error, network_error: network_error.map(str::to_owned) }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_unreachable_runtime_counts_after_half_a_minute() {
         let (mut view, start) = (RuntimeView::default(), Instant::now());
@@ -106,12 +113,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn unmet_conditions_count_at_once() {
         let (mut view, now) = (RuntimeView::default(), Instant::now());
-        view.observe(&RuntimeState::NotReady("container runtime not ready: x".to_owned()), now);
+        view.observe(&not_ready(Some("no CNI")), now);
         assert!(view.unreachable_error(now).is_some(), "it was never ready");
+        assert_eq!(view.network_error(), Some("no CNI"), "it has answered");
         view.observe(&ready(Some("no CNI")), now);
         assert_eq!((view.error(), view.network_error()), (None, Some("no CNI")));
-        view.observe(&RuntimeState::NotReady("container runtime not ready: x".to_owned()), now);
+        view.observe(&not_ready(None), now);
         assert_eq!((view.error(), view.unreachable_error(now)), (Some("container runtime not ready: x"), None));
+        assert_eq!(view.network_error(), None, "the network is ready now");
+        view.observe(&not_ready(Some("no CNI")), now);
+        view.observe(&RuntimeState::Unreachable("refused".to_owned()), now);
+        assert_eq!(view.network_error(), Some("no CNI"), "the last answer counts");
         assert!(view.offer().is_some(), "the last good offer is kept");
     }
 
@@ -121,7 +133,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         view.observe(&ready(None), start);
         view.observe(&RuntimeState::Unreachable("refused".to_owned()), at(5));
-        view.observe(&RuntimeState::NotReady("container runtime not ready: x".to_owned()), at(20));
+        view.observe(&not_ready(None), at(20));
         assert_eq!((view.unreachable_error(at(34)), view.down_at(at(34))), (None, Some(at(35))));
         assert_eq!(view.unreachable_error(at(35)), Some("container runtime is down"));
         assert_eq!(view.error(), Some("container runtime not ready: x"));

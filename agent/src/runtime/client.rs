@@ -10,6 +10,8 @@ use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use super::CallObserver;
@@ -57,6 +59,8 @@ pub(super) struct Inner {
     pub(super) streams: Streams,
     /// A sandbox could not be made: the network may not be ready any more.
     pub(super) sandbox_failed: Notify,
+    /// When the last container that has started was to be started.
+    pub(super) started: watch::Sender<Option<Instant>>,
 }
 
 impl Runtime {
@@ -99,6 +103,7 @@ impl Runtime {
             image_endpoint,
             streams: Streams::new(options.streams_lists),
             sandbox_failed: Notify::new(),
+            started: watch::Sender::default(),
             options,
         };
         Self { inner: Arc::new(inner) }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use keblet_proto::cri::v1 as cri;
 use serde::Deserialize;
+use tokio::time::Instant;
 
 use super::Operation;
 use super::Runtime;
@@ -65,8 +66,10 @@ impl Runtime {
     /// The runtime does not answer within the deadline, or answers with an error.
     pub async fn start_container(&self, id: &str) -> Result<(), RuntimeError> {
         let message = cri::StartContainerRequest { container_id: id.to_owned() };
-        let call = self.call(Operation::StartContainer, id);
-        call.send(message, async |r| self.runtime().start_container(r).await).await.map(drop)
+        let (call, sent) = (self.call(Operation::StartContainer, id), Instant::now());
+        call.send(message, async |r| self.runtime().start_container(r).await).await?;
+        self.inner.started.send_replace(Some(sent));
+        Ok(())
     }
 
     /// Sends the stop signal, waits for `grace` (whole seconds, rounded up), then kills. May be repeated. The grace period

@@ -11,6 +11,8 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use futures_util::stream::BoxStream;
 use keblet_proto::cri::v1 as cri;
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::Code;
 
 use super::Operation;
@@ -68,6 +70,11 @@ impl Runtime {
             Some(None) => return Err(ended()),
         };
         Ok(ContainerEvents(Some(stream::iter(first).chain(events).boxed())))
+    }
+
+    /// Changes with every container that this client has started, to the moment when it sent the request.
+    pub(crate) fn starts(&self) -> watch::Receiver<Option<Instant>> {
+        self.inner.started.subscribe()
     }
 
     /// Returns when a stream that was requested before stays open, unless it has ended by then.

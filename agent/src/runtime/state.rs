@@ -30,7 +30,12 @@ pub enum RuntimeState {
     /// It does not answer.
     Unreachable(String),
     /// Its condition `RuntimeReady` is not met.
-    NotReady(String),
+    NotReady {
+        /// What is not met.
+        error: String,
+        /// Why the network is not ready either, if it is not.
+        network_error: Option<String>,
+    },
     /// It is ready; its network may not be.
     Ready {
         /// Why the network is not ready, if it is not.
@@ -96,7 +101,7 @@ impl RuntimeState {
     pub fn network_error(&self) -> Option<&str> {
         match self {
             Self::Ready { network_error, .. } => network_error.as_deref(),
-            Self::Unknown | Self::Unreachable(_) | Self::NotReady(_) => Some("network state unknown"),
+            Self::Unknown | Self::Unreachable(_) | Self::NotReady { .. } => Some("network state unknown"),
         }
     }
 }
@@ -154,7 +159,7 @@ fn log(state: &RuntimeState) {
     match state {
         RuntimeState::Unknown => {}
         RuntimeState::Unreachable(reason) => tracing::warn!(reason, "container runtime does not answer"),
-        RuntimeState::NotReady(reason) => tracing::warn!(reason, "container runtime is not ready"),
+        RuntimeState::NotReady { error, .. } => tracing::warn!(reason = error, "container runtime is not ready"),
         RuntimeState::Ready { network_error: None, .. } => tracing::info!("container runtime is ready"),
         RuntimeState::Ready { network_error: Some(reason), .. } => {
             tracing::warn!(reason, "container runtime is ready, its network is not");
@@ -174,12 +179,12 @@ fn evaluate(reply: Result<v1::StatusResponse, String>, version: Option<v1::Versi
         Some(c) => Some(format!("{kind}=false reason:{} message:{}", c.reason, c.message)),
         None => Some("<nil>".to_owned()),
     };
+    let network_error = unmet("NetworkReady").map(|e| format!("container runtime network not ready: {e}"));
     match unmet("RuntimeReady") {
-        Some(reason) => RuntimeState::NotReady(format!("container runtime not ready: {reason}")),
-        None => RuntimeState::Ready {
-            network_error: unmet("NetworkReady").map(|e| format!("container runtime network not ready: {e}")),
-            offer: Arc::new(RuntimeOffer::new(version, &reply)),
-        },
+        Some(reason) => {
+            RuntimeState::NotReady { error: format!("container runtime not ready: {reason}"), network_error }
+        }
+        None => RuntimeState::Ready { network_error, offer: Arc::new(RuntimeOffer::new(version, &reply)) },
     }
 }
 
@@ -203,9 +208,13 @@ mod tests {
     #[test]
     fn a_missing_condition_is_not_met() {
         let evaluate = |reply| evaluate(Ok(reply), None);
-        let RuntimeState::NotReady(reason) = evaluate(reply(&[])) else { panic!("ready without RuntimeReady") };
-        assert_eq!(reason, "container runtime not ready: <nil>");
-        assert!(!evaluate(reply(&[("RuntimeReady", false), ("NetworkReady", true)])).is_ready());
+        let neither = RuntimeState::NotReady {
+            error: "container runtime not ready: <nil>".to_owned(),
+            network_error: Some("container runtime network not ready: <nil>".to_owned()),
+        };
+        assert_eq!(evaluate(reply(&[])), neither);
+        let only_network = evaluate(reply(&[("RuntimeReady", false), ("NetworkReady", true)]));
+        assert!(matches!(only_network, RuntimeState::NotReady { network_error: None, .. }));
         let no_network = evaluate(reply(&[("RuntimeReady", true)]));
         assert!(no_network.is_ready());
         assert_eq!(no_network.network_error(), Some("container runtime network not ready: <nil>"));

@@ -238,6 +238,35 @@ async fn a_connection_that_has_ended_is_replaced_before_the_next_call() {
     assert_eq!(*asked.lock().expect("unpoisoned"), ["stop own.slice"]);
 }
 
+/// Its new instance has another name, and ends the job without a signal that counts.
+#[tokio::test]
+async fn a_job_of_a_systemd_that_was_executed_again_is_requested_again() {
+    static NEXT: Mutex<Option<Connection>> = Mutex::new(None);
+    let open: Open = || Box::pin(async { Ok(NEXT.lock().expect("unpoisoned").take().expect("opened once")) });
+    let (before, old) = connections().await;
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    tokio::spawn(fake_systemd(theirs, Arc::clone(&asked), &[]));
+    let next = zbus::connection::Builder::unix_stream(ours).p2p().build().await.expect("a connection");
+    *NEXT.lock().expect("unpoisoned") = Some(next);
+    let mut calls = MessageStream::from(&old);
+    let server = async {
+        let call = calls.next().await.expect("a call").expect("a message");
+        let job = zbus::ObjectPath::try_from("/org/freedesktop/systemd1/job/1").expect("a path");
+        old.reply(&call.header(), &job).await.expect("an answer");
+        for (from, to) in [(":1.1", ""), ("", ":1.2")] {
+            let (object, bus) = ("/org/freedesktop/DBus", "org.freedesktop.DBus");
+            let signal = zbus::Message::signal(object, bus, "NameOwnerChanged").sender(bus);
+            let signal = signal.build(&("org.freedesktop.systemd1", from, to)).expect("a signal");
+            old.send(&signal).await.expect("sent");
+        }
+    };
+    let systemd = Systemd::over(before).opened_by(open);
+    let (stopped, ()) = tokio::join!(systemd.stop("own.slice"), server);
+    stopped.expect("stopped");
+    assert_eq!(*asked.lock().expect("unpoisoned"), ["stop own.slice"]);
+}
+
 #[tokio::test]
 async fn properties_that_are_not_set_in_time_are_an_error() {
     let (ours, _theirs) = connections().await;

@@ -11,6 +11,8 @@ use nix::fcntl::open;
 use nix::fcntl::openat;
 use nix::sys::stat::Mode;
 
+use crate::cgroups::arithmetic;
+
 /// cgroup v1 reports "no limit" as a number close to the largest page-aligned one.
 const NO_LIMIT: u64 = 1 << 62;
 /// What one read of a kernel file returns at most, unless one of its records is longer.
@@ -79,11 +81,9 @@ impl Table {
         self.0.lines().find_map(of_line)
     }
 
-    /// OOM kills, in a file that counts them. When the kernel kills a whole cgroup (`memory.oom.group`), it counts the
-    /// process that it chose twice, unless that has exited before the others are killed.
+    /// OOM kills, in a file that counts them.
     pub(super) fn oom_kills(&self) -> Option<u64> {
-        let groups = self.get("oom_group_kill").unwrap_or(0);
-        Some(self.get("oom_kill")?.saturating_sub(groups).max(groups))
+        Some(arithmetic::oom_kills(self.get("oom_kill")?, self.get("oom_group_kill").unwrap_or(0)))
     }
 
     /// The sum over all lines whose name starts so.

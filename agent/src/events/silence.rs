@@ -1,0 +1,73 @@
+//! Whether an event stream that is open is silent although something has happened. Pure.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The event of a container's start arrives within this time; usually within milliseconds.
+pub(super) const SILENCE: Duration = Duration::from_secs(10);
+
+/// The events of one stream beside the starts of containers, each of which causes an event.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    last_event: Option<Instant>,
+    due: Option<Instant>,
+    is_silent: bool,
+}
+
+impl Silence {
+    /// A container has started; the request was sent at `sent`. Its event may have come before the answer.
+    pub(super) fn started(&mut self, sent: Option<Instant>, now: Instant) {
+        if sent.is_some_and(|sent| self.last_event.is_none_or(|event| event < sent)) {
+            self.due = self.due.or(Some(now + SILENCE));
+        }
+    }
+
+    /// When the stream counts as silent, unless there is an event before.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due.filter(|_| !self.is_silent)
+    }
+
+    /// It is silent.
+    pub(super) fn begins(&mut self) {
+        self.is_silent = true;
+    }
+
+    /// There is an event; true if the stream was silent until now.
+    pub(super) fn ends(&mut self, now: Instant) -> bool {
+        (self.last_event, self.due) = (Some(now), None);
+        std::mem::take(&mut self.is_silent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_without_an_event_is_a_silence() {
+        let (begin, second) = (Instant::now(), Duration::from_secs(1));
+        let mut silence = Silence::default();
+        assert_eq!(silence.due(), None);
+        silence.started(None, begin);
+        assert_eq!(silence.due(), None);
+        // The event comes before the answer.
+        assert!(!silence.ends(begin + second));
+        silence.started(Some(begin), begin + second * 2);
+        assert_eq!(silence.due(), None);
+        // The event comes after it.
+        silence.started(Some(begin + second * 3), begin + second * 4);
+        assert_eq!(silence.due(), Some(begin + second * 4 + SILENCE));
+        assert!(!silence.ends(begin + second * 5));
+        assert_eq!(silence.due(), None);
+        // There is none, whatever else starts.
+        silence.started(Some(begin + second * 6), begin + second * 6);
+        silence.started(Some(begin + second * 9), begin + second * 9);
+        assert_eq!(silence.due(), Some(begin + second * 6 + SILENCE));
+        silence.begins();
+        silence.started(Some(begin + second * 20), begin + second * 20);
+        assert_eq!(silence.due(), None, "it is known");
+        assert!(silence.ends(begin + second * 30));
+        assert!(!silence.ends(begin + second * 31));
+    }
+}
