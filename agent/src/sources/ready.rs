@@ -1,4 +1,4 @@
-//! Which sources are ready: until all of them are, no pod is known to be undesired.
+//! Which sources are ready: until all of them are, no pod is known to be undesired; until they are complete, no static pod.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -15,6 +15,8 @@ struct Progress {
     delivered: bool,
     /// Updates of incomplete sets that have not gone through the sync loop yet.
     incomplete: usize,
+    /// One of them has.
+    partly_seen: bool,
     /// An update of a complete set went through the sync loop.
     seen: bool,
 }
@@ -48,7 +50,7 @@ impl SourcesHandle {
         self.delivery.notify_waiters();
     }
 
-    /// The next update of this source is one of an incomplete set: it makes the source not ready.
+    /// The next update of this source is one of an incomplete set: the source is not complete with it.
     pub(super) fn mark_incomplete(&self, source: ConfigSource) {
         self.note(source, |progress| progress.incomplete += 1);
     }
@@ -68,18 +70,24 @@ impl SourcesHandle {
     /// The sync loop has handled an update of this source.
     pub fn mark_seen(&self, source: ConfigSource) {
         self.note(source, |progress| match progress.incomplete.checked_sub(1) {
-            Some(left) => progress.incomplete = left,
+            Some(left) => (progress.incomplete, progress.partly_seen) = (left, true),
             None => progress.seen = true,
         });
     }
 
-    /// Every configured source has delivered a complete set and the sync loop has handled an update of it. True at
-    /// once without sources.
+    /// The sync loop has handled an update of every configured source, which may lack static pods that run: a manifest that
+    /// cannot be read does not hold up what concerns other pods. True at once without sources.
     pub fn all_ready(&self) -> bool {
-        self.lock().iter().all(|(_, progress)| progress.delivered && progress.seen)
+        self.lock().iter().all(|(_, progress)| progress.partly_seen || (progress.delivered && progress.seen))
     }
 
-    /// The sources that [`SourcesHandle::all_ready`] still waits for.
+    /// Every configured source has delivered a complete set and the sync loop has handled an update of it. True at
+    /// once without sources.
+    pub fn all_complete(&self) -> bool {
+        self.waiting_for().is_empty()
+    }
+
+    /// The sources that [`SourcesHandle::all_complete`] still waits for.
     pub fn waiting_for(&self) -> Vec<ConfigSource> {
         let waiting = |progress: &Progress| !(progress.delivered && progress.seen);
         self.lock().iter().filter(|(_, p)| waiting(p)).map(|(source, _)| *source).collect()
@@ -110,11 +118,13 @@ mod tests {
         let handle = SourcesHandle::new(vec![ConfigSource::File]);
         handle.mark_incomplete(ConfigSource::File);
         handle.mark_incomplete(ConfigSource::File);
+        assert!(!handle.all_ready(), "not seen yet");
         handle.mark_seen(ConfigSource::File);
+        assert!(handle.all_ready() && !handle.all_complete(), "what concerns other pods does not wait");
         handle.mark_delivered(ConfigSource::File);
         handle.mark_seen(ConfigSource::File);
-        assert!(!handle.all_ready(), "the loop has not seen the complete set yet");
+        assert!(!handle.all_complete(), "the loop has not seen the complete set yet");
         handle.mark_seen(ConfigSource::File);
-        assert!(handle.all_ready());
+        assert!(handle.all_complete());
     }
 }

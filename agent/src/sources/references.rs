@@ -38,7 +38,9 @@ fn first_reference(spec: &PodSpec) -> Option<&'static str> {
     }
     let env_secret = |env: &EnvVar| env.value_from.as_ref().is_some_and(|from| from.secret_key_ref.is_some());
     let from_secret = |from: &EnvFromSource| from.secret_ref.is_some();
-    if has(&spec.image_pull_secrets) || any_env(spec, env_secret, from_secret) || volumes().any(needs_secret) {
+    // An entry without a name names no secret; templates leave such ones.
+    let pulls_with_secret = spec.image_pull_secrets.iter().flatten().any(|secret| !secret.name.is_empty());
+    if pulls_with_secret || any_env(spec, env_secret, from_secret) || volumes().any(needs_secret) {
         return Some("secrets");
     }
     let env_map = |env: &EnvVar| env.value_from.as_ref().is_some_and(|from| from.config_map_key_ref.is_some());
@@ -167,6 +169,7 @@ mod tests {
             volume(json!({"name": "v", "hostPath": {"path": "/x"}})),
             projected(json!({"downwardAPI": {"items": []}})),
             env(json!({"fieldRef": {"fieldPath": "metadata.name"}})),
+            json!({"containers": [], "imagePullSecrets": [{"name": ""}, {}]}),
         ] {
             assert_eq!(check(&pod(spec), true), Ok(()));
         }

@@ -57,8 +57,8 @@ async fn a_bad_manifest_beside_a_running_static_pod_keeps_the_source_from_being_
     watcher.until(["b-n=1"]).await;
     assert_eq!(watcher.handle.waiting_for(), [ConfigSource::File]);
     fs::remove_file(folder.path().join("a.yaml")).expect("removed");
-    let was_ready = watcher.update_after(SourcesHandle::all_ready).await;
-    assert!(!was_ready && watcher.handle.all_ready(), "by what the sync loop sees, which acts on it");
+    let was_complete = watcher.update_after(SourcesHandle::all_complete).await;
+    assert!(!was_complete && watcher.handle.all_complete(), "by what the sync loop sees, which acts on it");
     assert_eq!(watcher.take_log(), ["add b-n", "add"], "an update says so, though no pod has changed");
     fs::write(folder.path().join("a.yaml"), manifest("a", "1")).expect("written");
     watcher.until(["a-n=1", "b-n=1"]).await;

@@ -16,8 +16,8 @@ use crate::workers::state::Request;
 
 impl SyncLoop {
     /// Terminates pods that no source desires, starts desired ones without worker, sweeps leftovers. Before all sources are
-    /// ready no pod is known to be undesired, but for static pods that were replaced. Static pods do not wait for the API
-    /// server, which may be one of them.
+    /// ready no pod is known to be undesired, and before they are complete no static pod, but for those that were replaced.
+    /// Static pods do not wait for the API server, which may be one of them.
     pub(super) fn housekeeping_pass(&mut self) {
         self.housekeeping = None;
         let are_ready = self.sources.all_ready();
@@ -42,8 +42,12 @@ impl SyncLoop {
         }
         self.settle_all_rejected();
         self.allocations.retain_allocated(&desired);
-        for snapshot in self.pleg.all() {
+        let are_complete = self.sources.all_complete();
+        for snapshot in self.pleg.all().into_iter().filter(|snapshot| are_complete || !is_static(snapshot)) {
             self.terminate_undesired(&desired, &snapshot);
+        }
+        if !are_complete {
+            self.terminate_replaced_static_pods(&desired);
         }
         self.reconcile_mirrors(None);
         self.remove_leftovers(desired);
@@ -53,9 +57,8 @@ impl SyncLoop {
     /// server may have the name of a static pod.
     fn terminate_replaced_static_pods(&mut self, desired: &HashSet<PodUid>) {
         for snapshot in self.pleg.all() {
-            let is_static = snapshot.sandboxes.first().is_some_and(|sandbox| sandbox.is_static);
             let (successor, _) = self.pods.named(&snapshot.pod.full_name());
-            if is_static && successor.is_some_and(|pod| spec::is_static(&pod)) {
+            if is_static(&snapshot) && successor.is_some_and(|pod| spec::is_static(&pod)) {
                 self.terminate_undesired(desired, &snapshot);
             }
         }
@@ -123,7 +126,7 @@ impl SyncLoop {
             _ if terminating.contains(full_name) => MirrorAction::Keep,
             Some(pod) if !requested(&pod) => MirrorAction::Ensure(pod),
             Some(_) => MirrorAction::Keep,
-            None if !self.sources.all_ready() => MirrorAction::Keep,
+            None if !self.sources.all_complete() => MirrorAction::Keep,
             None => MirrorAction::Delete,
         };
         self.mirrors.reconcile(full_name, &action, mirror.as_ref());
@@ -143,6 +146,11 @@ impl SyncLoop {
             self.reconcile_mirror_beside(&name, &terminating);
         }
     }
+}
+
+/// The pod was made of a manifest.
+fn is_static(snapshot: &PodSnapshot) -> bool {
+    snapshot.sandboxes.first().is_some_and(|sandbox| sandbox.is_static)
 }
 
 /// The runtime has nothing of the pod.

@@ -176,19 +176,21 @@ impl SyncLoop {
     }
 
     fn mark_seen(&mut self, source: ConfigSource) {
-        let were_ready = self.sources.all_ready();
+        let (were_ready, were_complete) = (self.sources.all_ready(), self.sources.all_complete());
         let first_of_api = source == ConfigSource::Api && self.sources.waiting_for().contains(&source);
         self.sources.mark_seen(source);
         self.on_source_seen();
         if first_of_api {
             self.reconcile_mirrors(None);
         }
-        if !were_ready && self.sources.all_ready() {
+        if !were_complete && self.sources.all_complete() {
             self.pods.set_sources_ready();
+        }
+        if !were_ready && self.sources.all_ready() {
             self.retry_resizes(Trigger::PodsAdded);
         }
-        // Static pods may replace others, or come back, before all sources are ready.
-        if first_of_api || (!were_ready && source != ConfigSource::Api) {
+        // Static pods may replace others, or come back, before all sources are complete.
+        if first_of_api || (!were_complete && source != ConfigSource::Api) {
             self.housekeep_soon();
         }
     }

@@ -121,6 +121,8 @@ struct Listeners {
     read_node: Option<ReadNode>,
     /// The folder of static pods: the first set of pods is then the API server's.
     static_pods: Option<PathBuf>,
+    /// Static pods that the runtime has already.
+    adoptions: Adoptions,
     /// There is an API server, which never answers.
     unreachable_api: bool,
     /// Static pods have mirror pods.
@@ -156,6 +158,7 @@ impl Default for Listeners {
             offer,
             read_node,
             static_pods: None,
+            adoptions: Adoptions::default(),
             unreachable_api: false,
             mirrors: false,
             resizes,
@@ -182,6 +185,7 @@ impl Agent {
             offer,
             read_node,
             static_pods,
+            adoptions,
             unreachable_api,
             mirrors,
             resizes,
@@ -204,7 +208,7 @@ impl Agent {
         // The first set of pods is in the channel before the loop begins.
         let first = if static_pods.is_some() { ConfigSource::Api } else { ConfigSource::File };
         let _ = updates.try_send(PodUpdate::Add(first, pods));
-        let config = SourcesConfig { api: unreachable_api.then(no_answer), ..only(static_pods) };
+        let config = SourcesConfig { api: unreachable_api.then(no_answer), adoptions, ..only(static_pods) };
         let (delivered, sources) = sources::start(config, clock(sim), Recorder::default(), &mut tasks, aside.clone());
         let (closed, pressures) = (watch::Sender::new(false), watch::Sender::new(Pressures::default()));
         let security =

@@ -20,6 +20,7 @@ use keblet::cgroups::Layout;
 use keblet::model::ConfigSource;
 use keblet::model::Pod;
 use keblet::model::PodUpdate;
+use keblet::sources::adoption::StaticSandbox;
 use keblet::sources::static_pod::CONFIG_HASH;
 use keblet::sources::static_pod::CONFIG_MIRROR;
 use keblet::sources::static_pod::CONFIG_SOURCE;
@@ -315,6 +316,42 @@ async fn a_static_pod_whose_manifest_was_changed_is_replaced_while_the_api_serve
     sleep(Duration::from_secs(60)).await;
     let expected = ["app-uid", "back", "new", "static-app"].map(str::to_owned);
     assert_eq!(sim.trace(live), BTreeSet::from(expected), "a manifest that was added later");
+}
+
+/// Naive: while a manifest cannot be used no pod is known to be undesired. It may be unreadable for hours, and says nothing
+/// of pods of the API server.
+#[tokio::test(start_paused = true)]
+async fn a_manifest_that_cannot_be_used_keeps_static_pods_only() {
+    let (sim, folder) = node();
+    fs::create_dir(folder.path().join("manifests")).expect("a folder");
+    fs::write(folder.path().join("manifests/hidden.yaml"), "").expect("written");
+    let app = pod("app").running("main", "run").from_api().build();
+    let pods = [pod("hidden"), pod("gone").from_api()].map(|pod| pod.running("main", "run").build());
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), [pods.to_vec(), vec![app.clone()]].concat());
+    until(&sim, "all run", |log| live(log).len() == 3).await;
+    drop(agent);
+
+    let hidden = StaticSandbox {
+        uid: "hidden-uid".to_owned(),
+        namespace: "default".to_owned(),
+        name: "hidden".to_owned(),
+        ready: true,
+        created_at: 1,
+        marked: None,
+        containers: Vec::new(),
+    };
+    let agent = Agent::start_beside_static_pods(&sim, folder.path(), vec![app], vec![hidden]);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(sim.trace(live).len(), 3, "the loop has not seen the incomplete set yet");
+    agent.add(pod("web").running("main", "run").build()).await;
+    sleep(Duration::from_secs(15)).await;
+    let expected = ["app-uid", "hidden-uid", "web-uid"].map(str::to_owned);
+    assert_eq!(sim.trace(live), BTreeSet::from(expected), "it is no pod of the API server");
+    sleep(Duration::from_secs(10)).await;
+    agent.add(pod("db").running("main", "run").build()).await;
+    sleep(Duration::from_secs(60)).await;
+    let expected = ["app-uid", "db-uid", "web-uid"].map(str::to_owned);
+    assert_eq!(sim.trace(live), BTreeSet::from(expected), "the manifest stays bad");
 }
 
 /// UIDs of pods that run.

@@ -47,6 +47,11 @@ fn every_form() {
             json!([{"key": "c", "value": "", "effect": "NoExecute"}]),
         ),
         ("register-with-taints", vec!["a=b:NoSchedule", ""], json!([])),
+        (
+            "register-with-taints",
+            vec!["a-,b:NoSchedule-,c:NoExecute"],
+            json!([{"key": "c", "value": "", "effect": "NoExecute"}]),
+        ),
         ("vmodule", vec!["pleg*=4"], json!([{"filePattern": "pleg*", "verbosity": 4}])),
     ] {
         assert_eq!(value(flag, &texts), Ok(expected), "--{flag} {texts:?}");

@@ -140,10 +140,11 @@ fn reserved_memory(text: &str) -> Result<Value, String> {
     Ok(json!({ "numaNode": node, "limits": limits }))
 }
 
-/// The API server accepts no Node with two taints of the same key and effect.
+/// The API server accepts no Node with two taints of the same key and effect. As upstream, a taint to be removed (`key-`,
+/// `key:Effect-`) is none.
 fn taints(text: &str) -> Result<Value, String> {
     let mut taints: Vec<Value> = Vec::new();
-    for part in parts(text) {
+    for part in parts(text).filter(|part| !part.ends_with('-')) {
         let next = taint(part)?;
         let is_same = |field: &str, other: &Value| next.get(field) == other.get(field);
         if taints.iter().any(|other| is_same("key", other) && is_same("effect", other)) {

@@ -198,6 +198,43 @@ fn each_rule() {
         ("evictionSoftGracePeriod.memory.available", json!({"evictionSoftGracePeriod": {"memory.available": "-1s"}})),
         ("evictionMinimumReclaim.memory.available", json!({"evictionMinimumReclaim": {"memory.available": "0%"}})),
         ("evictionMinimumReclaim.memory.available", json!({"evictionMinimumReclaim": {"memory.available": "-1"}})),
+        (
+            "registerWithTaints[0]",
+            json!({"registerWithTaints": [{"key": "a", "value": "b c", "effect": "NoSchedule"}]}),
+        ),
+        ("imageMaximumGCAge", json!({"imageMaximumGCAge": "-1s"})),
+        ("podLogsDir", json!({"podLogsDir": "/var//logs"})),
+        (
+            "crashLoopBackOff.maxContainerRestartPeriod",
+            json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "500ms"}}),
+        ),
+        ("enforceNodeAllocatable", json!({"enforceNodeAllocatable": ["system-reserved"]})),
+        (
+            "enforceNodeAllocatable",
+            json!({"enforceNodeAllocatable": ["system-reserved", "system-reserved-compressible"], "systemReservedCgroup": "/s"}),
+        ),
+        ("reservedSystemCPUs", json!({"reservedSystemCPUs": "0", "kubeReservedCgroup": "/k"})),
+        ("qosReserved.cpu", json!({"qosReserved": {"cpu": "50%"}, "featureGates": {"QOSReserved": true}})),
+        ("qosReserved.memory", json!({"qosReserved": {"memory": "101%"}, "featureGates": {"QOSReserved": true}})),
+        (
+            "cpuManagerPolicyOptions.distribute-cpus-across-numa",
+            json!({"cpuManagerPolicy": "static", "cpuManagerPolicyOptions": {"distribute-cpus-across-numa": "true"}, "featureGates": {"CPUManagerPolicyBetaOptions": false}}),
+        ),
+        (
+            "cpuManagerPolicyOptions",
+            json!({"cpuManagerPolicy": "static", "cpuManagerPolicyOptions": {"align-by-socket": "true"}, "topologyManagerPolicy": "single-numa-node", "featureGates": {"CPUManagerPolicyAlphaOptions": true}}),
+        ),
+        (
+            "topologyManagerPolicyOptions.magic",
+            json!({"topologyManagerPolicy": "restricted", "topologyManagerPolicyOptions": {"magic": "true"}}),
+        ),
+        (
+            "topologyManagerPolicyOptions.prefer-closest-numa-nodes",
+            json!({"topologyManagerPolicy": "restricted", "topologyManagerPolicyOptions": {"prefer-closest-numa-nodes": "yes"}}),
+        ),
+        ("cpuCFSQuotaPeriod", json!({"cpuCFSQuotaPeriod": "500us"})),
+        ("memoryThrottlingFactor", json!({"memoryThrottlingFactor": 1.1})),
+        ("oomScoreAdj", json!({"oomScoreAdj": -1001})),
         ("shutdownGracePeriod", json!({"shutdownGracePeriod": "500ms"})),
         ("shutdownGracePeriodCriticalPods", json!({"shutdownGracePeriodCriticalPods": "10s"})),
         (
@@ -237,6 +274,18 @@ fn what_the_rules_allow() {
     ] {
         assert_eq!(messages(fields.clone()), [] as [String; 0], "{fields}");
     }
+}
+
+#[test]
+fn relists_are_not_too_frequent_and_no_rarer_without_events() {
+    let fields = |relist: Value| {
+        let config: KebletConfiguration = document::decode(json!({ "relist": relist })).expect("well-formed");
+        keblet(&config).into_iter().map(|problem| problem.field).collect::<Vec<_>>()
+    };
+    assert_eq!(fields(json!({"period": "100ms", "degradedPeriod": "100ms", "fixedPeriod": "100ms"})), [""; 0]);
+    assert_eq!(fields(json!({"degradedPeriod": "99ms"})), ["relist.degradedPeriod"]);
+    assert_eq!(fields(json!({"fixedPeriod": "99ms"})), ["relist.fixedPeriod"]);
+    assert_eq!(fields(json!({"period": "2s", "degradedPeriod": "3s"})), ["relist.degradedPeriod"]);
 }
 
 #[test]

@@ -34,6 +34,9 @@ pub(super) fn check_all(spec: &PodSpec, volumes: &Volumes<'_>, path: &Path, find
         let path = containers.index(i);
         name(&container.name, &path, &mut seen, findings);
         check(container, spec, volumes, &path, findings);
+        if spec.host_network == Some(true) {
+            port::host_network(container.ports.as_deref().unwrap_or_default(), &path.child("ports"), findings);
+        }
         probe::check_container(container, spec.termination_grace_period_seconds, &path, findings);
     }
     port::host_port_conflicts(&spec.containers, |i| containers.index(i), findings);
@@ -97,8 +100,7 @@ fn check(container: &Container, spec: &PodSpec, volumes: &Volumes<'_>, path: &Pa
     restart::check(container, path, findings);
     stop_signal(container, spec, path, findings);
     resources::resize_policies(container, spec, path, findings);
-    let host_network = spec.host_network == Some(true);
-    port::check_all(container.ports.as_deref().unwrap_or_default(), host_network, &path.child("ports"), findings);
+    port::check_all(container.ports.as_deref().unwrap_or_default(), &path.child("ports"), findings);
     env::check_all(container, volumes, path, findings);
     mount::check_all(container, volumes, path, findings);
     if let Some(requirements) = &container.resources {

@@ -112,7 +112,8 @@ fn source(from: &EnvVarSource, volumes: &Volumes<'_>, path: &Path, findings: &mu
         if !file.key.is_empty() {
             findings.invalid_each(&path.child("key"), &file.key, formats::env_name(&file.key));
         }
-        super::local_path(&file.path, &path.child("path"), findings);
+        // As upstream also with a leading slash: the volume is the root.
+        super::no_backsteps(&file.path, &path.child("path"), findings);
         let (path, name) = (path.child("volumeName"), &file.volume_name);
         match volumes.get(name.as_str()) {
             None if !name.is_empty() => findings.not_found(&path, name),

@@ -23,7 +23,7 @@ pub(super) fn check_all(container: &Container, volumes: &Volumes<'_>, path: &Pat
         name(&mount.name, volumes, &path, findings);
         place(&mount.mount_path, "mountPath", &mut places, &path, findings);
         of_devices.check(&mount.name, (&mount.mount_path, "mountPath"), &path, findings);
-        check(mount, volumes.get(mount.name.as_str()).copied(), privileged, &path, findings);
+        check(mount, privileged, &path, findings);
     }
     let of_mounts = Taken::of(mounts.iter().map(|mount| (&*mount.name, &*mount.mount_path)), "volumeMounts");
     check_devices(devices, volumes, &of_mounts, &path.child("volumeDevices"), findings);
@@ -98,7 +98,7 @@ fn place<'a>(place: &'a str, field: &str, taken: &mut HashSet<&'a str>, path: &P
     super::no_control(place, &path, findings);
 }
 
-fn check(mount: &VolumeMount, kind: Option<VolumeKind>, privileged: bool, path: &Path, findings: &mut Findings) {
+fn check(mount: &VolumeMount, privileged: bool, path: &Path, findings: &mut Findings) {
     let sub_path = text(&mount.sub_path);
     let expression = text(&mount.sub_path_expr);
     super::local_path(sub_path, &path.child("subPath"), findings);
@@ -113,9 +113,6 @@ fn check(mount: &VolumeMount, kind: Option<VolumeKind>, privileged: bool, path: 
         findings.one_of(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
         if propagation == "Bidirectional" && !privileged {
             findings.forbidden(&path, "Bidirectional mount propagation is available only to privileged containers");
-        }
-        if kind == Some(VolumeKind::Image) && propagation != "None" {
-            findings.invalid(&path, propagation, "cannot be set for image volumes");
         }
     }
     if let Some(recursive) = mount.recursive_read_only.as_deref() {

@@ -11,7 +11,7 @@ use super::formats;
 use super::spec::first_of_its_name;
 use super::text;
 
-pub(super) fn check_all(ports: &[ContainerPort], host_network: bool, path: &Path, findings: &mut Findings) {
+pub(super) fn check_all(ports: &[ContainerPort], path: &Path, findings: &mut Findings) {
     let mut names = HashSet::new();
     for (i, port) in ports.iter().enumerate() {
         let path = path.index(i);
@@ -24,11 +24,11 @@ pub(super) fn check_all(ports: &[ContainerPort], host_network: bool, path: &Path
                 first_of_its_name(name, &mut names, &path.child("name"), findings);
             }
         }
-        check(port, host_network, &path, findings);
+        check(port, &path, findings);
     }
 }
 
-fn check(port: &ContainerPort, host_network: bool, path: &Path, findings: &mut Findings) {
+fn check(port: &ContainerPort, path: &Path, findings: &mut Findings) {
     let number = port.container_port;
     if number == 0 {
         findings.required(&path.child("containerPort"), "");
@@ -39,10 +39,6 @@ fn check(port: &ContainerPort, host_network: bool, path: &Path, findings: &mut F
             formats::port(value).iter().for_each(|c| findings.invalid(&path.child(field), &value, c));
         }
     }
-    if host_network && host_port != number {
-        let message = "must match `containerPort` when `hostNetwork` is true";
-        findings.invalid(&path.child("hostPort"), &host_port, message);
-    }
     let protocol = text(&port.protocol);
     if protocol.is_empty() {
         findings.required(&path.child("protocol"), "");
@@ -52,6 +48,17 @@ fn check(port: &ContainerPort, host_network: bool, path: &Path, findings: &mut F
     let host_ip = text(&port.host_ip);
     if !host_ip.is_empty() {
         findings.invalid_each(&path.child("hostIP"), host_ip, formats::ip(host_ip));
+    }
+}
+
+/// Ports of a regular container on the host's network. Upstream has no such rule for init containers.
+pub(super) fn host_network(ports: &[ContainerPort], path: &Path, findings: &mut Findings) {
+    for (i, port) in ports.iter().enumerate() {
+        let host_port = port.host_port.unwrap_or(0);
+        if host_port != port.container_port {
+            let message = "must match `containerPort` when `hostNetwork` is true";
+            findings.invalid(&path.index(i).child("hostPort"), &host_port, message);
+        }
     }
 }
 

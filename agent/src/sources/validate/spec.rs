@@ -115,10 +115,6 @@ fn names(spec: &PodSpec, path: &Path, findings: &mut Findings) {
             findings.invalid_each(&path.child(field), value, formats::dns_label(value));
         }
     }
-    let scheduler = text(&spec.scheduler_name);
-    if !scheduler.is_empty() {
-        findings.invalid_each(&path.child("schedulerName"), scheduler, formats::qualified_name(scheduler));
-    }
     if let Some(name) = &spec.hostname_override {
         hostname_override(name, spec, &path.child("hostnameOverride"), findings);
     }

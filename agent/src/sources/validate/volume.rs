@@ -25,8 +25,6 @@ use crate::model::iscsi;
 pub(super) enum VolumeKind {
     /// Could be a block device.
     Claim,
-    /// The content of an image.
-    Image,
     /// May have files of variables.
     EmptyDir,
     /// Any other.
@@ -69,8 +67,6 @@ pub(super) fn check_all<'a>(
 fn kind(volume: &Volume) -> VolumeKind {
     if volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() {
         VolumeKind::Claim
-    } else if volume.image.is_some() {
-        VolumeKind::Image
     } else if volume.empty_dir.is_some() {
         VolumeKind::EmptyDir
     } else {

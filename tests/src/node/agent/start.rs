@@ -13,6 +13,8 @@ use keblet::model::DeadContainerPolicy;
 use keblet::model::Pod;
 use keblet::objects::Objects;
 use keblet::recorder::Recorder;
+use keblet::sources::adoption::Adoptions;
+use keblet::sources::adoption::StaticSandbox;
 use keblet::sync::ReadNode;
 use keblet::volumes::Volumes;
 use keblet::wiring::Observers;
@@ -167,6 +169,17 @@ impl Agent {
     pub fn start_before_static_pods(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, offer: NodeOffer) -> Self {
         let static_pods = Some(root.join("manifests"));
         Self::begin(sim, SensorSet::ALL, root, pods, Listeners { offer, static_pods, ..Listeners::default() })
+    }
+
+    /// As [`Agent::start_before_static_pods`], with these sandboxes of static pods that run.
+    pub fn start_beside_static_pods(
+        sim: &SimRuntime,
+        root: &Path,
+        pods: Vec<Pod>,
+        running: Vec<StaticSandbox>,
+    ) -> Self {
+        let (static_pods, adoptions) = (Some(root.join("manifests")), Adoptions::new(running, root));
+        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { static_pods, adoptions, ..Listeners::default() })
     }
 
     /// As [`Agent::start_before_static_pods`], with mirror pods at this API server.

@@ -132,6 +132,8 @@ fn ports() {
     let mut pod = base();
     pod["spec"]["hostNetwork"] = json!(true);
     pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 1, "hostPort": 9}]);
+    // Only regular containers have this rule.
+    pod["spec"]["initContainers"][0]["ports"] = json!([{"containerPort": 1, "hostPort": 9}]);
     let expected =
         "spec.containers[0].ports[0].hostPort: Invalid value: 9: must match `containerPort` when `hostNetwork` is true";
     assert_eq!(errors_of(pod), [expected]);
@@ -253,6 +255,7 @@ fn environment() {
             "spec.containers[0].env[0].valueFrom.fileKeyRef.path: Invalid value: \"../x\": must not contain '..'",
         ),
         (at, from(json!({"fileKeyRef": {"key": "k", "volumeName": "v", "path": "x"}})), ""),
+        (at, from(json!({"fileKeyRef": {"key": "k", "volumeName": "v", "path": "/x"}})), ""),
         (
             at,
             from(json!({"fileKeyRef": {"key": "A=B", "volumeName": "v", "path": "x"}})),

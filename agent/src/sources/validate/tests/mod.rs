@@ -140,6 +140,8 @@ fn pod_level_fields() {
         ),
         ("/spec/nodeSelector", json!({"a": "b c"}), "spec.nodeSelector: Invalid value"),
         ("/spec/runtimeClassName", json!("A"), "spec.runtimeClassName: Invalid value"),
+        // Only schedulers read it.
+        ("/spec/schedulerName", json!("my scheduler"), ""),
         (
             "/spec/ephemeralContainers",
             json!([{"name": "e", "image": "a"}]),

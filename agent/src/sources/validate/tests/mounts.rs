@@ -82,6 +82,14 @@ fn an_empty_mode_of_a_mount_is_none_of_those_that_there_are() {
 }
 
 #[test]
+fn an_image_is_mounted_with_the_propagation_of_its_mount() {
+    let mut pod = base();
+    pod["spec"]["volumes"] = json!([{"name": "v", "image": {"reference": "a:1"}}]);
+    pod["spec"]["containers"][0]["volumeMounts"][0]["mountPropagation"] = json!("HostToContainer");
+    assert_eq!(errors_of(pod), [""; 0]);
+}
+
+#[test]
 fn a_pod_with_users_of_its_own_has_no_devices() {
     let mut pod = base();
     pod["spec"]["hostUsers"] = json!(false);
