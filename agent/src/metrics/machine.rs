@@ -1,5 +1,6 @@
 //! The machine metrics of `/metrics/cadvisor`, read per scrape.
 
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -12,6 +13,8 @@ use super::register::Register;
 const LABELS: [&str; 3] = ["boot_id", "machine_id", "system_uuid"];
 /// `/proc/cpuinfo` has a form of its own on each architecture, and names cores and sockets on few.
 const PROCESSORS: &str = "/sys/devices/system/cpu";
+/// Memory controllers that a driver of the kernel watches (EDAC), with their modules; virtual machines have none.
+const MEMORY_CONTROLLERS: &str = "/sys/devices/system/edac/mc";
 
 /// All machine metrics.
 pub(super) fn gather() -> Vec<MetricFamily> {
@@ -29,6 +32,15 @@ pub(super) fn gather() -> Vec<MetricFamily> {
     ] {
         let gauge = register.float_gauges(name, help, &LABELS);
         gauge.with_label_values(&identity).set(value);
+    }
+    let [boot, machine, system] = &identity;
+    let by_type = ["boot_id", "machine_id", "system_uuid", "type"];
+    let counts = register.float_gauges("machine_dimm_count", "Memory modules.", &by_type);
+    let sizes = register.float_gauges("machine_dimm_capacity_bytes", "Memory of the modules.", &by_type);
+    for (kind, modules) in memory_modules(Path::new(MEMORY_CONTROLLERS)) {
+        let labels = [boot.as_str(), machine.as_str(), system.as_str(), kind.as_str()];
+        counts.with_label_values(&labels).set(modules.count);
+        sizes.with_label_values(&labels).set(modules.bytes);
     }
     let failed = register.gauge("machine_scrape_error", "1 if the machine could not be looked at.");
     failed.set((cpus.processors == 0.0 || memory.is_empty()).into());
@@ -61,10 +73,9 @@ fn topology(folder: &Path) -> Topology {
     let (mut processors, mut cores, mut sockets) = (0, BTreeSet::new(), BTreeSet::new());
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
         let value = |file: &str| Some(fs::read_to_string(entry.path().join(file)).ok()?.trim().to_owned());
         // One that cannot be taken offline need not have the file.
-        if !name.strip_prefix("cpu").is_some_and(is_number) || value("online").as_deref() == Some("0") {
+        if !is_numbered(&name, "cpu") || value("online").as_deref() == Some("0") {
             continue;
         }
         let socket = value("topology/physical_package_id").unwrap_or_default();
@@ -73,6 +84,38 @@ fn topology(folder: &Path) -> Topology {
         processors += 1;
     }
     Topology { processors: f64::from(processors), cores: cores.len() as f64, sockets: sockets.len() as f64 }
+}
+
+/// The name is the prefix and a number.
+fn is_numbered(name: &str, prefix: &str) -> bool {
+    let number = name.strip_prefix(prefix).unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Memory modules of one type.
+#[derive(Debug, Default, PartialEq)]
+struct Modules {
+    count: f64,
+    bytes: f64,
+}
+
+/// Memory modules by type, in folders `mc<number>/dimm<number>`. What cannot be read is left out.
+fn memory_modules(folder: &Path) -> BTreeMap<String, Modules> {
+    let below = |folder: &Path, prefix: &str| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let numbered = entries.filter(|entry| is_numbered(&entry.file_name().to_string_lossy(), prefix));
+        numbered.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let mut found: BTreeMap<String, Modules> = BTreeMap::new();
+    for module in below(folder, "mc").iter().flat_map(|controller| below(controller, "dimm")) {
+        let text = |file: &str| Some(fs::read_to_string(module.join(file)).ok()?.trim().to_owned());
+        let mebibytes = text("size").and_then(|size| size.parse::<f64>().ok());
+        let Some((kind, mebibytes)) = text("dimm_mem_type").zip(mebibytes) else { continue };
+        let of_kind = found.entry(kind).or_default();
+        of_kind.count += 1.0;
+        of_kind.bytes += mebibytes * 1024.0 * 1024.0;
+    }
+    found
 }
 
 fn kibibytes(table: &str, name: &str) -> f64 {
@@ -117,6 +160,30 @@ mod tests {
         assert_eq!(found(), Topology { processors: 4.0, cores: 3.0, sockets: 2.0 });
         (0..=13).for_each(|cpu| _ = fs::remove_dir_all(folder.path().join(format!("cpu{cpu}/topology"))));
         assert_eq!(found(), Topology { processors: 4.0, cores: 4.0, sockets: 1.0 });
+    }
+
+    #[test]
+    fn memory_modules_by_type() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(memory_modules(&folder.path().join("none")), BTreeMap::new(), "no driver");
+        for (module, kind, size) in [
+            ("mc0/dimm0", "Registered-DDR4\n", "16384\n"),
+            ("mc1/dimm10", "Registered-DDR4\n", "8192\n"),
+            ("mc1/dimm2", "Unbuffered-DDR4\n", "1\n"),
+            ("mc1/dimm3", "Unbuffered-DDR4\n", "?\n"),
+            ("mc1/power", "Unbuffered-DDR4\n", "1\n"),
+            ("power/dimm0", "Unbuffered-DDR4\n", "1\n"),
+        ] {
+            let module = folder.path().join(module);
+            fs::create_dir_all(&module).expect("folders");
+            fs::write(module.join("dimm_mem_type"), kind).expect("a file");
+            fs::write(module.join("size"), size).expect("a file");
+        }
+        let expected = [
+            ("Registered-DDR4".to_owned(), Modules { count: 2.0, bytes: 25_769_803_776.0 }),
+            ("Unbuffered-DDR4".to_owned(), Modules { count: 1.0, bytes: 1_048_576.0 }),
+        ];
+        assert_eq!(memory_modules(folder.path()), expected.into());
     }
 
     #[test]

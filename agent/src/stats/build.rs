@@ -63,7 +63,7 @@ fn summary(identity: &NodeIdentity, sample: &Sample, extras: Option<&Extras>) ->
             start_time: Time(identity.booted),
             system_containers: Some(system).filter(|all| !all.is_empty()),
             cpu: cpu(node, sample.at),
-            memory: memory(node, sample.at),
+            memory: memory(node, sample.at).map(|memory| without(sample.huge_pages, memory)),
             io: extras.map(|_| io(node, sample.at)),
             network: extras.map(|extras| network(extras.at, &extras.interfaces)),
             fs: extras.map(|extras| fs(extras.at, Some(&extras.root_fs), None)),
@@ -190,6 +190,12 @@ fn memory(measured: &Measured, at: i64) -> Option<Memory> {
     })
 }
 
+/// Memory of which so many bytes are huge pages: they are available to nothing else, though no cgroup uses them. As upstream
+/// since 1.37, and as evictions count.
+fn without(huge_pages: u64, memory: Memory) -> Memory {
+    Memory { available_bytes: memory.available_bytes.map(|bytes| bytes.saturating_sub(huge_pages)), ..memory }
+}
+
 fn io(measured: &Measured, at: i64) -> Io {
     Io { time: Time(at), psi: Some(measured.usage.io_pressure.into()) }
 }
@@ -245,6 +251,7 @@ mod tests {
     use super::super::files::PodFiles;
     use super::super::sample::tests::sample;
     use super::*;
+    use crate::cgroups::usage::PressureLine;
     use crate::kernel::usage::ProcessCounts;
 
     fn identity() -> NodeIdentity {
@@ -274,6 +281,41 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn huge_pages_of_the_node_are_not_available() {
+        let mut sample = sample(Instant::now(), 5);
+        for (huge_pages, available) in [(0, 400), (150, 250), (500, 0)] {
+            sample.huge_pages = huge_pages;
+            let shown: Value = serde_json::to_value(summary(&identity(), &sample, None)).unwrap();
+            assert_eq!(shown["node"]["memory"]["availableBytes"], available);
+            assert_eq!(shown["node"]["memory"]["workingSetBytes"], 600, "as it was measured");
+            assert_eq!(shown["pods"][0]["memory"]["availableBytes"], 400, "a pod has a limit of its own");
+        }
+    }
+
+    #[tokio::test]
+    async fn each_number_has_its_own_name() {
+        let mut sample = sample(Instant::now(), 5);
+        let own = sample.pods[0].own.as_mut().unwrap();
+        own.nano_cores = Some(1);
+        let memory = own.usage.memory.as_mut().unwrap();
+        (memory.rss, memory.page_faults, memory.major_page_faults, memory.swap_limit) = (2, 3, 4, Some(10));
+        own.usage.cpu_pressure.some.total = 11;
+        own.usage.memory_pressure.some.total = 12;
+        own.usage.io_pressure.some.total = 13;
+        own.usage.io_pressure.full = PressureLine { total: 14, avg10: 1.0, avg60: 2.0, avg300: 3.0 };
+        let extras = Extras { pods: [("uid".into(), PodExtras::default())].into(), ..Extras::default() };
+        let shown: Value = serde_json::to_value(summary(&identity(), &sample, Some(&extras))).unwrap();
+        let pod = &shown["pods"][0];
+        assert_eq!(pod["cpu"]["usageNanoCores"], 1);
+        let memory = ["rssBytes", "pageFaults", "majorPageFaults"].map(|name| pod["memory"][name].clone());
+        assert_eq!(memory, [json!(2), json!(3), json!(4)]);
+        assert_eq!(pod["swap"]["swapAvailableBytes"], 3, "7 of 10 are used");
+        let waited = ["cpu", "memory", "io"].map(|of| pod[of]["psi"]["some"]["total"].clone());
+        assert_eq!(waited, [json!(11), json!(12), json!(13)]);
+        assert_eq!(pod["io"]["psi"]["full"], json!({"total": 14, "avg10": 1.0, "avg60": 2.0, "avg300": 3.0}));
+    }
+
+    #[tokio::test]
     async fn a_pod_without_a_cgroup_has_the_usage_of_its_containers() {
         let mut sample = sample(Instant::now(), 5);
         sample.pods[0].own = None;
@@ -287,7 +329,9 @@ mod tests {
     #[tokio::test]
     async fn everything() {
         let used = |bytes| FsUsage { bytes, inodes: 1 };
-        let eth0 = InterfaceUsage { name: "eth0".to_owned(), rx_bytes: 1, ..Default::default() };
+        let (rx_bytes, rx_errors, tx_bytes, tx_errors) = (1, 2, 3, 4);
+        let eth0 =
+            InterfaceUsage { name: "eth0".to_owned(), rx_bytes, rx_errors, tx_bytes, tx_errors, ..Default::default() };
         let disk = DiskUsage { capacity: 100, available: 50, used: 40, inodes: 10, inodes_free: 4, inodes_used: 6 };
         let volume = |name: &str, claim: Option<&str>, is_local| VolumeUsage {
             name: name.to_owned(),
@@ -323,7 +367,11 @@ mod tests {
             (&node["network"]["name"], &node["network"]["interfaces"][0]["name"]),
             (&json!(""), &json!("wlan0"))
         );
-        assert_eq!((&pod["network"]["name"], &pod["network"]["rxBytes"]), (&json!("eth0"), &json!(1)));
+        let eth0 = json!({"name": "eth0", "rxBytes": 1, "rxErrors": 2, "txBytes": 3, "txErrors": 4});
+        let mut inline = eth0.clone();
+        inline["time"] = json!("2026-01-01T00:01:40Z");
+        inline["interfaces"] = json!([eth0]);
+        assert_eq!(pod["network"], inline);
         let storage = &pod["ephemeral-storage"];
         assert_eq!(
             (&storage["usedBytes"], &storage["inodesUsed"], &storage["capacityBytes"]),

@@ -88,97 +88,152 @@ struct Row {
     has_pressure: bool,
 }
 
-/// Reads what the sample does not contain. `sandbox_image` is empty if it is not known. Blocks.
+/// Reads what the sample does not contain. Blocks.
 pub(super) fn take(
-    layout: &Layout,
-    proc: &Path,
+    reader: &Reader<'_>,
     file_systems: Vec<FileSystem>,
     sample: &Sample,
-    sandbox_image: &str,
     descriptors: &mut Descriptors,
-    ooms: &OomCounts,
 ) -> Scrape {
-    let pressure_of_machine = Machine::has_pressure(proc);
-    let has_pressure = layout.is_v2() && pressure_of_machine;
-    let row = |measured: &Measured| measured.path.as_ref().map(|path| read(layout, path, measured, has_pressure));
-    let mut rows = Vec::new();
-    let mut events = ooms.all();
-    rows.extend(row(&sample.node).map(|row| Row {
-        interfaces: interfaces_of(&proc.join("self")).unwrap_or_default(),
-        file_systems,
-        has_pressure: pressure_of_machine,
-        oom_events: Some(ooms.of_node()),
-        ..row
-    }));
-    // One cgroup has one row, also if it has several names.
-    let mut paths = HashSet::from([&sample.node.path]);
-    let named = sample.system.iter().map(|(_, measured)| measured).filter(|measured| paths.insert(&measured.path));
-    rows.extend(named.filter_map(row));
-    let of_pods = sample.system.iter().filter(|(name, _)| *name == "pods");
-    let classes = of_pods.filter_map(|(_, measured)| measured.path.as_deref()).flat_map(class_paths);
-    rows.extend(classes.filter_map(|path| of_class(layout, &path, has_pressure)));
-    let mut inits: HashMap<ContainerId, u32> = HashMap::new();
+    let mut events = reader.ooms.all();
+    let mut rows: Vec<Row> = reader.root(&sample.node, file_systems).into_iter().collect();
+    rows.extend(reader.system(sample));
     for pod in &sample.pods {
-        let of_pod = |row: Row| Row { namespace: pod.pod.namespace.to_string(), pod: pod.pod.name.to_string(), ..row };
-        let own = pod.own.as_ref().and_then(row).map(|row| Row { started_at: Some(pod.created_at), ..row });
-        rows.extend(own.map(of_pod));
-        let of_sandbox = |row: Row| Row { image: sandbox_image.to_owned(), ..row };
-        rows.extend(sandbox(layout, proc, pod).map(of_sandbox).map(of_pod));
-        for container in &pod.containers {
-            inits.extend(container.init.map(|init| (container.id.clone(), init)));
-            let measured = row(&container.measured).map(|row| with_processes_below(layout, row));
-            let found = measured.or_else(|| reported_by_runtime(&container.measured)).map(|row| Row {
-                oom_events: take_events(&mut events, pod, container, &row),
-                name: name_of(&row.id, container.id.as_str(), &container.name, container.attempt, &pod.pod),
-                image: container.image.clone(),
-                container: container.name.clone(),
-                container_id: container.id.clone(),
-                started_at: Some(container.created_at),
-                ..row
-            });
-            rows.extend(found.map(of_pod));
-        }
+        rows.extend(reader.pod(pod, &mut events));
     }
     rows.extend(events.into_iter().map(of_gone));
-    count_open_files(proc, &mut rows, &inits, descriptors);
+    count_open_files(reader.proc, &mut rows, &sample.pods, descriptors);
     for row in &mut rows {
         row.labels = row.base().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).join(",");
     }
     let disks = rows.iter().flat_map(|row| &row.detail.disks);
     let devices = disks.map(|disk| ((disk.major, disk.minor), disk.device().unwrap_or_default())).collect();
-    Scrape { rows, at: Some(sample.at), devices, kernel: kernel(), system: system() }
+    Scrape { rows, at: Some(sample.at), devices, kernel: kernel(), system: system(Path::new("/")) }
+}
+
+/// Makes rows of a sample and of what it does not contain.
+pub(super) struct Reader<'a> {
+    layout: &'a Layout,
+    proc: &'a Path,
+    sandbox_image: &'a str,
+    ooms: &'a OomCounts,
+    /// The kernel has pressure files for the machine.
+    machine_has_pressure: bool,
+}
+
+impl<'a> Reader<'a> {
+    /// `sandbox_image` is empty if it is not known. Blocks.
+    pub(super) fn new(layout: &'a Layout, proc: &'a Path, sandbox_image: &'a str, ooms: &'a OomCounts) -> Self {
+        Self { layout, proc, sandbox_image, ooms, machine_has_pressure: Machine::has_pressure(proc) }
+    }
+
+    /// The row of a measured cgroup; `None` if that is not known.
+    fn row(&self, measured: &Measured) -> Option<Row> {
+        measured.path.as_ref().map(|path| self.read(path, measured))
+    }
+
+    fn read(&self, path: &str, measured: &Measured) -> Row {
+        let detail = CgroupPlace::at(self.layout, path).detail(&measured.usage);
+        let has_pressure = self.layout.is_v2() && self.machine_has_pressure;
+        Row { id: path.to_owned(), usage: measured.usage, detail, has_pressure, ..Row::default() }
+    }
+
+    /// The row of the root, which has what is the machine's.
+    fn root(&self, node: &Measured, file_systems: Vec<FileSystem>) -> Option<Row> {
+        let row = self.row(node)?;
+        Some(Row {
+            interfaces: interfaces_of(&self.proc.join("self")).unwrap_or_default(),
+            file_systems,
+            has_pressure: self.machine_has_pressure,
+            started_at: Machine::boot_time(self.proc).map(|seconds| seconds.saturating_mul(1_000_000_000)),
+            oom_events: Some(self.ooms.of_node()),
+            ..row
+        })
+    }
+
+    /// The rows of system cgroups and QoS classes.
+    fn system(&self, sample: &Sample) -> Vec<Row> {
+        // One cgroup has one row, also if it has several names.
+        let mut paths = HashSet::from([&sample.node.path]);
+        let named = sample.system.iter().map(|(_, measured)| measured).filter(|measured| paths.insert(&measured.path));
+        let named: Vec<Row> = named.filter_map(|measured| self.row(measured)).collect();
+        let of_pods = sample.system.iter().filter(|(name, _)| *name == "pods");
+        let classes = of_pods.filter_map(|(_, measured)| measured.path.as_deref()).flat_map(class_paths);
+        named.into_iter().chain(classes.filter_map(|path| self.class(&path))).collect()
+    }
+
+    /// The row of a QoS class, which samples do not contain; `None` if it has no cgroup.
+    fn class(&self, path: &str) -> Option<Row> {
+        let place = CgroupPlace::at(self.layout, path);
+        place.exists().then(|| self.read(path, &Measured::new(path, place.read())))
+    }
+
+    /// The rows of a pod, its sandbox and its containers. Takes their OOM events.
+    fn pod(&self, pod: &PodSample, events: &mut Vec<OomEvents>) -> Vec<Row> {
+        let own = pod.own.as_ref().and_then(|own| self.row(own));
+        let own = own.map(|row| Row { started_at: Some(pod.created_at), ..row });
+        let sandbox = self.sandbox(pod).map(|row| Row { image: self.sandbox_image.to_owned(), ..row });
+        let containers = pod.containers.iter().filter_map(|container| self.container(pod, container, events));
+        let rows = own.into_iter().chain(sandbox).chain(containers);
+        let (namespace, name) = (pod.pod.namespace.to_string(), pod.pod.name.to_string());
+        rows.map(|row| Row { namespace: namespace.clone(), pod: name.clone(), ..row }).collect()
+    }
+
+    /// The row of a container; `None` if it is not measured.
+    fn container(&self, pod: &PodSample, container: &ContainerSample, events: &mut Vec<OomEvents>) -> Option<Row> {
+        let measured = self.row(&container.measured).map(|row| self.with_processes_below(row));
+        let row = measured.or_else(|| reported_by_runtime(&container.measured))?;
+        Some(Row {
+            oom_events: take_events(events, pod, container, &row),
+            name: name_of(&row.id, container.id.as_str(), &container.name, container.attempt, &pod.pod),
+            image: container.image.clone(),
+            container: container.name.clone(),
+            container_id: container.id.clone(),
+            started_at: Some(container.created_at),
+            ..row
+        })
+    }
+
+    /// The row of a container. One that has divided its cgroup has its processes in the parts.
+    fn with_processes_below(&self, mut row: Row) -> Row {
+        if row.detail.processes.as_ref().is_some_and(Vec::is_empty) {
+            row.detail.processes = Some(CgroupPlace::at(self.layout, &row.id).processes());
+        }
+        row
+    }
+
+    /// The sandbox's cgroup is a sibling of those of the containers. Only its network is reported.
+    fn sandbox(&self, pod: &PodSample) -> Option<Row> {
+        let (sandbox, process) = (pod.sandbox.as_ref()?, pod.network_of?);
+        let beside = pod.containers.iter().find_map(|container| {
+            let path = container.measured.path.as_ref()?;
+            path.contains(container.id.as_str()).then(|| path.replace(container.id.as_str(), sandbox.as_str()))
+        });
+        // The sandbox of CRI-O without a process has a cgroup that is no scope of systemd.
+        let no_scope = beside.as_deref().and_then(|path| path.strip_suffix(".scope")).map(str::to_owned);
+        let id = beside.into_iter().chain(no_scope).find(|path| CgroupPlace::at(self.layout, path).exists())?;
+        // Fails for a process that has just ended.
+        let interfaces = interfaces_of(&self.proc.join(process.to_string())).ok()?;
+        let name = name_of(&id, sandbox.as_str(), CRIO_SANDBOX, pod.sandbox_attempt, &pod.pod);
+        let container = if is_of_crio(&id) { CRIO_SANDBOX.to_owned() } else { String::new() };
+        Some(Row { id, name, container, started_at: Some(pod.created_at), interfaces, ..Row::default() })
+    }
 }
 
 /// Open files of the containers whose init process is known.
-fn count_open_files(proc: &Path, rows: &mut [Row], inits: &HashMap<ContainerId, u32>, descriptors: &mut Descriptors) {
+fn count_open_files(proc: &Path, rows: &mut [Row], pods: &[PodSample], descriptors: &mut Descriptors) {
+    let containers = pods.iter().flat_map(|pod| &pod.containers);
+    let inits: HashMap<&ContainerId, u32> =
+        containers.filter_map(|container| Some((&container.id, container.init?))).collect();
     let wanted = rows.iter().filter_map(|row| {
-        let (id, init) = inits.get_key_value(&row.container_id)?;
+        let init = *inits.get(&row.container_id)?;
         let processes = row.detail.processes.clone()?;
-        Some(ContainerProcesses { id: id.clone(), init: *init, processes })
+        Some(ContainerProcesses { id: row.container_id.clone(), init, processes })
     });
     let open = descriptors.count(proc, wanted.collect(), descriptors::LIMIT);
     for row in rows {
         row.open = open.get(&row.container_id).copied();
     }
-}
-
-fn read(layout: &Layout, path: &str, measured: &Measured, has_pressure: bool) -> Row {
-    let detail = CgroupPlace::at(layout, path).detail(&measured.usage);
-    Row { id: path.to_owned(), usage: measured.usage, detail, has_pressure, ..Row::default() }
-}
-
-/// The row of a QoS class, which samples do not contain; `None` if it has no cgroup.
-fn of_class(layout: &Layout, path: &str, has_pressure: bool) -> Option<Row> {
-    let place = CgroupPlace::at(layout, path);
-    place.exists().then(|| read(layout, path, &Measured::new(path, place.read()), has_pressure))
-}
-
-/// The row of a container. One that has divided its cgroup has its processes in the parts.
-fn with_processes_below(layout: &Layout, mut row: Row) -> Row {
-    if row.detail.processes.as_ref().is_some_and(Vec::is_empty) {
-        row.detail.processes = Some(CgroupPlace::at(layout, &row.id).processes());
-    }
-    row
 }
 
 /// Usage by the runtime of a container whose cgroup is unknown.
@@ -206,23 +261,6 @@ fn of_gone(events: OomEvents) -> Row {
     }
 }
 
-/// The sandbox's cgroup is a sibling of those of the containers. Only its network is reported.
-fn sandbox(layout: &Layout, proc: &Path, pod: &PodSample) -> Option<Row> {
-    let (sandbox, process) = (pod.sandbox.as_ref()?, pod.network_of?);
-    let beside = pod.containers.iter().find_map(|container| {
-        let path = container.measured.path.as_ref()?;
-        path.contains(container.id.as_str()).then(|| path.replace(container.id.as_str(), sandbox.as_str()))
-    });
-    // The sandbox of CRI-O without a process has a cgroup that is no scope of systemd.
-    let no_scope = beside.as_deref().and_then(|path| path.strip_suffix(".scope")).map(str::to_owned);
-    let id = beside.into_iter().chain(no_scope).find(|path| CgroupPlace::at(layout, path).exists())?;
-    // Fails for a process that has just ended.
-    let interfaces = interfaces_of(&proc.join(process.to_string())).ok()?;
-    let name = name_of(&id, sandbox.as_str(), CRIO_SANDBOX, pod.sandbox_attempt, &pod.pod);
-    let container = if is_of_crio(&id) { CRIO_SANDBOX.to_owned() } else { String::new() };
-    Some(Row { id, name, container, started_at: Some(pod.created_at), interfaces, ..Row::default() })
-}
-
 /// cAdvisor's name of a container or sandbox: the one that CRI-O gave it; with other runtimes its id.
 fn name_of(cgroup: &str, id: &str, container: &str, attempt: u32, pod: &PodRef) -> String {
     if !is_of_crio(cgroup) {
@@ -240,11 +278,14 @@ fn kernel() -> String {
     std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
 }
 
-/// `PRETTY_NAME` of the distribution.
-fn system() -> String {
-    let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+/// `PRETTY_NAME` of the distribution, as in the Node's status.
+fn system(root: &Path) -> String {
+    let places = ["etc/os-release", "usr/lib/os-release"];
+    let Some(text) = places.iter().find_map(|place| std::fs::read_to_string(root.join(place)).ok()) else {
+        return "Unknown".to_owned();
+    };
     let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
-    name.unwrap_or_default().trim_matches('"').to_owned()
+    name.map_or("Linux", |name| name.trim().trim_matches(['"', '\''])).to_owned()
 }
 
 impl Row {

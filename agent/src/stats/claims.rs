@@ -51,7 +51,9 @@ mod tests {
             snapshot.pod.uid = uid.into();
             Arc::new(snapshot)
         };
-        let snapshots = [pod("a"), pod("b"), pod("c")];
+        let mut elsewhere = (*pod("d")).clone();
+        elsewhere.pod.namespace = "elsewhere".into();
+        let snapshots = [pod("a"), pod("b"), pod("c"), Arc::new(elsewhere)];
         let at = |path: &str, claim: &str, by| {
             let (name, path, claim) = ("data".to_owned(), PathBuf::from(path), Some(claim.to_owned()));
             vec![MeasurableVolume { name, path, claim, is_local: false, by, project: None }]
@@ -60,13 +62,15 @@ mod tests {
             ("a".into(), at("/a", "shared", MeasuredBy::FileSystem)),
             ("b".into(), at("/b", "shared", MeasuredBy::FileSystem)),
             ("c".into(), at("/c", "own", MeasuredBy::Device)),
+            ("d".into(), at("/d", "shared", MeasuredBy::FileSystem)),
         ];
         let disk = DiskUsage { capacity: 9, available: 1, used: 7, inodes: 5, inodes_free: 3, inodes_used: 2 };
         let device = DiskUsage { capacity: 8, ..DiskUsage::default() };
-        let disks = [("/a".into(), disk), ("/b".into(), disk), ("/c".into(), device)];
+        let other = DiskUsage { capacity: 7, ..disk };
+        let disks = [("/a".into(), disk), ("/b".into(), disk), ("/c".into(), device), ("/d".into(), other)];
         let volumes = MeasuredVolumes { all: all.into(), disks: disks.into(), ..MeasuredVolumes::default() };
         let claims = measure(&snapshots, volumes);
         let shown: Vec<_> = claims.iter().map(|claim| (claim.name.as_str(), claim.usage)).collect();
-        assert_eq!(shown, [("shared", disk), ("own", device)]);
+        assert_eq!(shown, [("shared", disk), ("own", device), ("shared", other)], "of two namespaces: two claims");
     }
 }

@@ -86,6 +86,7 @@ pub(super) fn take(source: &StatsSource, snapshots: &[Arc<PodSnapshot>]) -> Samp
         taken,
         at,
         node: Measured::new("/", Machine::usage(layout, proc)).at(Some("/".to_owned())),
+        huge_pages: Machine::huge_pages(proc),
         system: system.collect(),
         pods: snapshots.iter().filter_map(|snapshot| pod(source, snapshot)).collect(),
         is_incomplete: false,

@@ -190,6 +190,7 @@ mod tests {
         assert_eq!((disk.device.as_str(), disk.usage), ("/dev/sda1", size));
         let traffic = disk.traffic.expect("it is counted");
         assert_eq!((traffic.reads_merged, traffic.sectors_read, traffic.read_time), (2, 3, 4));
+        assert_eq!((traffic.writes_merged, traffic.sectors_written, traffic.write_time), (6, 7, 8));
         assert_eq!((traffic.reads, traffic.writes), (1, 5));
         assert_eq!((traffic.in_progress, traffic.io_time, traffic.weighted_time), (9, 10, 11));
         assert!(MountTable::default().mounted(&dir.path().join("none")).is_empty());

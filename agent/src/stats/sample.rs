@@ -24,6 +24,8 @@ pub(super) struct Sample {
     pub(super) at: i64,
     /// The root cgroup.
     pub(super) node: Measured,
+    /// Bytes of the node's memory that are huge pages.
+    pub(super) huge_pages: u64,
     /// System cgroups: `kubelet`, `runtime`, `misc`, `pods`.
     pub(super) system: Vec<(&'static str, Measured)>,
     pub(super) pods: Vec<PodSample>,
@@ -195,6 +197,7 @@ pub(super) mod tests {
             taken,
             at: 1_767_225_700_500_000_000,
             node: Measured::new("/", usage),
+            huge_pages: 0,
             system: vec![("pods", Measured::new("pods", usage))],
             pods: vec![pod],
             is_incomplete: false,

@@ -1,5 +1,6 @@
 //! Measuring on demand, with a scripted runtime.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;

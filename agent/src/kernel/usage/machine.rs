@@ -43,6 +43,12 @@ impl Machine {
         of_machine(CgroupPlace::at(layout, "/").read_memory(), Path::new(PROC))
     }
 
+    /// Bytes of huge pages of all sizes, by the files of `proc`. The kernel charges them to no cgroup's memory.
+    pub fn huge_pages(proc: &Path) -> u64 {
+        let table = fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
+        kibibytes(&table, "Hugetlb").unwrap_or(0)
+    }
+
     /// The kernel provides pressure stall information of the machine.
     pub fn has_pressure(proc: &Path) -> bool {
         // The files exist but cannot be read while PSI is compiled in and disabled.
@@ -109,6 +115,15 @@ mod tests {
         let memory = meminfo(table);
         assert_eq!((memory.usage, memory.working_set, memory.rss), (700 << 10, 500 << 10, 50 << 10));
         assert_eq!((memory.limit, memory.swap, memory.swap_limit), (Some(1000 << 10), Some(6 << 10), Some(10 << 10)));
+    }
+
+    #[test]
+    fn huge_pages_of_all_sizes() {
+        let proc = tempfile::tempdir().unwrap();
+        assert_eq!(Machine::huge_pages(proc.path()), 0, "not counted");
+        let table = "HugePages_Total:       3\nHugepagesize:       2048 kB\nHugetlb:         1054720 kB\n";
+        fs::write(proc.path().join("meminfo"), table).unwrap();
+        assert_eq!(Machine::huge_pages(proc.path()), (1 << 30) + (6 << 20), "one of 1 GiB, three of 2 MiB");
     }
 
     #[test]

@@ -64,9 +64,9 @@ fn scrape(with_sandbox: bool) -> (tempfile::TempDir, Scrape) {
     pod.containers[0].measured.path = Some("/kubepods/poduid/main-0".to_owned());
     pod.containers[0].init = Some(std::process::id());
     pod.containers[0].measured.usage.counters = CgroupPlace::at(&layout, "/kubepods/poduid/main-0").read().counters;
-    let proc = Path::new("/proc");
-    let (descriptors, ooms) = (&mut Descriptors::default(), OomCounts::default());
-    let scrape = take(&layout, proc, Vec::new(), &sample, "registry/pause:3", descriptors, &ooms);
+    let ooms = OomCounts::default();
+    let reader = Reader::new(&layout, Path::new("/proc"), "registry/pause:3", &ooms);
+    let scrape = take(&reader, Vec::new(), &sample, &mut Descriptors::default());
     (dir, scrape)
 }
 
@@ -79,6 +79,7 @@ async fn labels_values_and_times_of_a_container() {
         format!(r#"{{container="main",{more}{id},name="main-0",namespace="ns",pod="pod"}} "#)
     };
     let at = 1_767_225_700_500_u64;
+    let booted = Machine::boot_time(Path::new("/proc")).unwrap();
     for line in [
         format!("container_cpu_usage_seconds_total{}2.5 {at}", labels(r#"cpu="total","#)),
         format!("container_cpu_user_seconds_total{}3 {at}", labels("")),
@@ -98,6 +99,9 @@ async fn labels_values_and_times_of_a_container() {
         r#"container_memory_working_set_bytes{container="",id="/kubepods/poduid",image="",name="",namespace="ns",pod="pod"} "#
             .to_owned()
             + &format!("600 {at}"),
+        format!(
+            r#"container_start_time_seconds{{container="",id="/",image="",name="",namespace="",pod=""}} {booted} {at}"#
+        ),
         "container_scrape_error 0".to_owned(),
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
@@ -227,7 +231,7 @@ async fn a_container_that_has_divided_its_cgroup_has_the_processes_below() {
 }
 
 fn take_new(layout: &Layout, sample: &Sample, ooms: &OomCounts) -> Scrape {
-    take(layout, Path::new("/proc"), Vec::new(), sample, "", &mut Descriptors::default(), ooms)
+    take(&Reader::new(layout, Path::new("/proc"), "", ooms), Vec::new(), sample, &mut Descriptors::default())
 }
 
 /// Verdicts on kills in an earlier instance, a gone container and on the node.
@@ -347,6 +351,23 @@ fn every_family_has_a_value_and_a_unique_name() {
             r#"device="/dev/sda1",id="",image="",major="8",minor="1",name="",namespace="",operation="Write""#
         )
     );
+}
+
+#[test]
+fn the_name_of_the_distribution_is_that_of_the_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let put = |file: &str, text: &str| {
+        let file = dir.path().join(file);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    };
+    assert_eq!(system(dir.path()), "Unknown");
+    put("usr/lib/os-release", "NAME=\"Clear Linux OS\"\n");
+    assert_eq!(system(dir.path()), "Linux");
+    put("usr/lib/os-release", "NAME=\"Clear Linux OS\"\nPRETTY_NAME=\"Clear Linux OS\"\n");
+    assert_eq!(system(dir.path()), "Clear Linux OS");
+    put("etc/os-release", "PRETTY_NAME='Own'\n");
+    assert_eq!(system(dir.path()), "Own");
 }
 
 #[test]
