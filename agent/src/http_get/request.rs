@@ -71,7 +71,7 @@ impl HttpGet {
     /// this node.
     ///
     /// # Errors
-    /// The port cannot be resolved, the host, the scheme or a header cannot be sent, or there are too many headers.
+    /// The port cannot be resolved, the path, host, scheme or a header cannot be sent, or there are too many headers.
     pub fn new(
         action: &HTTPGetAction,
         ports: &[ContainerPort],
@@ -80,9 +80,13 @@ impl HttpGet {
     ) -> Result<Self, HttpGetError> {
         let port = resolve_port(&action.port, ports)?;
         let host = action.host.as_deref().filter(|host| !host.is_empty()).unwrap_or(pod_ip);
-        let PathParts { path, user_info } = parse_path(action.path.as_deref().unwrap_or_default());
+        let PathParts { path, user_info, opaque } = parse_path(action.path.as_deref().unwrap_or_default());
         let scheme = action.scheme.as_deref().unwrap_or_default();
         let target = Target::new(Scheme::parse(scheme).unwrap_or(Scheme::Http), host, port, path);
+        if let Some(opaque) = opaque {
+            let url = format!("{}:{opaque}", target.scheme.name());
+            return Err(HttpGetError::Invalid { url, reason: "http: no Host in request URL".to_owned() });
+        }
         if let Some(reason) = host_problem(host) {
             return Err(HttpGetError::Host { url: target.to_string(), reason });
         }

@@ -135,18 +135,20 @@ pub(super) fn host_problem(host: &str) -> Option<String> {
 }
 
 /// The parts of an action's path.
-#[derive(PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug, Default)]
 pub(super) struct PathParts {
     /// Path and query in the form in which they are sent.
     pub(super) path: String,
     /// User and password of the authority, if it has any: `user:password`, not escaped.
     pub(super) user_info: Option<Vec<u8>>,
+    /// What follows the scheme of a URL without authority: `b` of `a:b`. Upstream sends nothing to it, as it has no host.
+    pub(super) opaque: Option<String>,
 }
 
 /// Reads the path of an action as a URL reference: the query is kept, the fragment dropped, scheme and authority are
 /// replaced by the action's. A path that is no URL reference is escaped as a whole.
 pub(super) fn parse_path(path: &str) -> PathParts {
-    reference(path).unwrap_or_else(|| PathParts { path: rooted(escaped(path.as_bytes())), user_info: None })
+    reference(path).unwrap_or_else(|| PathParts { path: rooted(escaped(path.as_bytes())), ..PathParts::default() })
 }
 
 fn reference(text: &str) -> Option<PathParts> {
@@ -155,6 +157,9 @@ fn reference(text: &str) -> Option<PathParts> {
     }
     let text = text.split_once('#').map_or(text, |(before, _)| before);
     let (scheme, rest) = split_scheme(text)?;
+    if scheme.is_some() && !rest.starts_with(['/', '?']) && !rest.is_empty() {
+        return Some(PathParts { opaque: Some(rest.to_owned()), ..PathParts::default() });
+    }
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
     let is_relative = scheme.is_none() && !rest.starts_with('/');
     if is_relative && rest.split('/').next().is_some_and(|segment| segment.contains(':')) {
@@ -164,9 +169,6 @@ fn reference(text: &str) -> Option<PathParts> {
         Some(rest) if scheme.is_some() || !rest.starts_with('/') => rest.split_at(rest.find('/').unwrap_or(rest.len())),
         _ => ("", rest),
     };
-    if scheme.is_some() && authority.is_empty() && !path.starts_with('/') {
-        return None;
-    }
     let user_info = match authority.rsplit_once('@') {
         Some((user, _)) => Some(unescaped(user)?),
         None => None,
@@ -174,7 +176,7 @@ fn reference(text: &str) -> Option<PathParts> {
     let path = if is_sendable(path) { unescaped(path).map(|_| path.to_owned())? } else { escaped(&unescaped(path)?) };
     let query = query.map(|query| format!("?{}", sendable_query(query))).unwrap_or_default();
     let path = if path.is_empty() { path } else { rooted(path) };
-    Some(PathParts { path: path + &query, user_info })
+    Some(PathParts { path: path + &query, user_info, opaque: None })
 }
 
 /// The scheme of a URL reference, if it has one, and what follows it. `None`: no URL reference.

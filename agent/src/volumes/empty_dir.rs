@@ -14,7 +14,6 @@ use nix::mount::mount;
 use nix::sys::statfs::HUGETLBFS_MAGIC;
 use tokio::time::Instant;
 
-use super::PodDirs;
 use super::VolumeError;
 use super::actual_state::ActualState;
 use super::api;
@@ -57,13 +56,15 @@ impl VolumePlugin for EmptyDir {
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         let source = target.volume.empty_dir.clone().unwrap_or_default();
         let medium = StorageMedium::of(target.pod, &source, target.memory);
-        let (dirs, uid, volume) = (target.dirs.clone(), target.uid.to_owned(), target.volume.name.clone());
         let (fs_group, actual) = (target.fs_group, target.actual.clone());
         // Users of the node's user namespace may move files to another project.
         let quotas = self.quotas.clone().filter(|_| spec::has_user_namespace(target.pod));
         Box::pin(async move {
             let medium = medium?;
-            let set_up = move || set_up(&dirs, &uid, &volume, medium, fs_group, quotas.as_ref(), &actual);
+            let Target { dirs, uid, volume, .. } = target;
+            let dir = dirs.volume(uid, &layout::escaped(layout::EMPTY_DIR), &volume.name)?;
+            let marker = dirs.ready_marker(uid, &volume.name)?;
+            let set_up = move || set_up(&dir, &marker, medium, fs_group, quotas.as_ref(), &actual);
             blocking(set_up).await.map(|()| Ready::default())
         })
     }
@@ -80,47 +81,51 @@ impl VolumePlugin for EmptyDir {
     }
 }
 
-/// Makes the directory, writable for every user of the pod, and mounts its medium. Set up once, marked as ready; a
-/// directory or mount that vanished, as a mount does when the machine restarts, is made again, empty.
+/// Set up once, marked as ready; a directory or mount that vanished, as a mount does when the machine restarts, is made
+/// again, empty.
 fn set_up(
-    dirs: &PodDirs,
-    uid: &str,
-    volume: &str,
+    dir: &Path,
+    marker: &Path,
     medium: StorageMedium,
     fs_group: Option<u32>,
     quotas: Option<&ProjectQuotas>,
     actual: &ActualState,
 ) -> Result<(), VolumeError> {
-    let dir = dirs.volume(uid, &layout::escaped(layout::EMPTY_DIR), volume)?;
-    let marker = dirs.ready_marker(uid, volume)?;
-    if marker.exists() && is_there(&dir, medium)? {
+    if marker.exists() && is_there(dir, medium)? {
         return Ok(());
     }
-    if let Some(parent) = dir.parent() {
-        make_dirs(parent)?;
-    }
-    match fs::DirBuilder::new().mode(0o777).create(&dir) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        result => result.on("create", &dir)?,
-    }
-    if !is_mount_point(&dir)? {
-        // Restores bits that the umask cleared.
-        set_mode(&dir, 0o777)?;
-        match medium {
-            StorageMedium::Disk => assign_project(&dir, quotas),
-            StorageMedium::Memory { size } => api::mount_memory(&dir, size).on("mount tmpfs on", &dir)?,
-            StorageMedium::HugePages { page_size, size } => mount_huge_pages(&dir, page_size, size)?,
-        }
-    }
+    make(dir, medium, quotas)?;
     if let Some(group) = fs_group {
         let began = Instant::now();
-        let ok = apply_fs_group(&dir, group);
+        let ok = apply_fs_group(dir, group);
         actual.operation(fs_group::OPERATION, layout::EMPTY_DIR, began.elapsed(), ok);
     }
     if let Some(parent) = marker.parent() {
         make_dirs(parent)?;
     }
-    fs::write(&marker, "").on("create", &marker)
+    fs::write(marker, "").on("create", marker)
+}
+
+/// Makes the directory, writable for every user of the pod, and mounts its medium.
+fn make(dir: &Path, medium: StorageMedium, quotas: Option<&ProjectQuotas>) -> Result<(), VolumeError> {
+    if let Some(parent) = dir.parent() {
+        make_dirs(parent)?;
+    }
+    match fs::DirBuilder::new().mode(0o777).create(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        result => result.on("create", dir)?,
+    }
+    if is_mount_point(dir)? {
+        return Ok(());
+    }
+    // Restores bits that the umask cleared.
+    set_mode(dir, 0o777)?;
+    match medium {
+        StorageMedium::Disk => assign_project(dir, quotas),
+        StorageMedium::Memory { size } => api::mount_memory(dir, size).on("mount tmpfs on", dir)?,
+        StorageMedium::HugePages { page_size, size } => mount_huge_pages(dir, page_size, size)?,
+    }
+    Ok(())
 }
 
 /// Files that are there already would not be counted.

@@ -384,7 +384,9 @@ pub enum Step {
     Mount(&'static str),
     /// Such as `MapPodDevice`.
     Map(&'static str),
-    /// The check whether a raw device is one of this node. As upstream, its event has the reason of mounts.
+    /// The check whether a volume with files is one of this node; and the name of its plugin, which is not recorded yet.
+    MountAffinity(&'static str),
+    /// That of a raw device. As upstream, its event has the reason of mounts.
     MapAffinity,
     /// The expansion of a volume with files that was just mounted for the pod.
     MountExpanded,
@@ -400,6 +402,7 @@ impl fmt::Display for Step {
         match self {
             Self::Mount(step) => write!(f, "MountVolume.{step} failed"),
             Self::Map(step) => write!(f, "MapVolume.{step} failed"),
+            Self::MountAffinity(_) => f.write_str("MountVolume.NodeAffinity check failed"),
             Self::MapAffinity => f.write_str("MapVolume.NodeAffinity check failed"),
             Self::MountExpanded => f.write_str("MountVolume.Setup failed while expanding volume"),
             Self::MapExpanded => f.write_str("MapVolume.MarkVolumeAsMounted failed while expanding volume"),

@@ -199,10 +199,14 @@ impl Volumes {
         let target = Target { dirs, actual, pod, uid, volume, uses, fs_group, memory, is_refresh, over };
         let done = plugin.set_up(target).await;
         // It is set up; or, as upstream, there is no volume yet of which an attempt could be counted or timed.
-        if matches!(done, Err(VolumeError::Step { step: Step::Expand, .. } | VolumeError::Claim(_))) {
+        if matches!(done, Err(VolumeError::Step { step: Step::Expand | Step::MapAffinity, .. } | VolumeError::Claim(_)))
+        {
             return done;
         }
-        let (name, backing) = plugin.backing(uid, volume);
+        let (mut name, backing) = plugin.backing(uid, volume);
+        if let Err(VolumeError::Step { step: Step::MountAffinity(of_volume), .. }) = &done {
+            name = *of_volume;
+        }
         let refreshes = plugin.attributes().refreshes;
         let is_device = plugin.measured_by(uid, volume) == Some(MeasuredBy::Device);
         let operation = if is_device { "map_volume" } else { "volume_mount" };

@@ -145,6 +145,20 @@ mod tests {
         ] {
             assert_eq!(chosen(&requests, json!({"medium": name}), Some(1)), expected, "{name} {requests:?}");
         }
+        let requests = json!({"requests": {"hugepages-2Mi": "4Mi"}});
+        for spec in [
+            json!({"containers": [{"name": "c"}], "resources": requests}),
+            json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i", "resources": requests}]}),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({"spec": spec})).expect("a pod");
+            let source =
+                EmptyDirVolumeSource { medium: Some("HugePages".to_owned()), ..EmptyDirVolumeSource::default() };
+            assert_eq!(
+                StorageMedium::of(&pod, &source, None).map_err(|error| error.to_string()),
+                pages(2 << 20),
+                "{spec}"
+            );
+        }
         let limited = chosen(&["hugepages-2Mi"], json!({"medium": "HugePages", "sizeLimit": "4Mi"}), None);
         assert_eq!(limited, Ok(StorageMedium::HugePages { page_size: 2 << 20, size: Some(4 << 20) }));
     }

@@ -23,6 +23,11 @@ fn urls_are_made_of_the_action() {
         ("//other/x", "http://10.0.0.1:80/x"),
         ("https://user:p@other:99/x", "http://10.0.0.1:80/x"),
         ("1:2", "http://10.0.0.1:80/1:2"),
+        ("a_b:c", "http://10.0.0.1:80/a_b:c"),
+        ("a:/b:c", "http://10.0.0.1:80/b:c"),
+        ("a:", "http://10.0.0.1:80"),
+        ("a:?b", "http://10.0.0.1:80?b"),
+        ("a://", "http://10.0.0.1:80"),
         ("/a\r\nHost: evil", "http://10.0.0.1:80/a%0D%0AHost:%20evil"),
         ("/ü", "http://10.0.0.1:80/%C3%BC"),
     ] {
@@ -54,6 +59,21 @@ fn hosts_schemes_and_ports_of_the_action_are_used() {
     assert!(matches!(refused(action("/", 0)), HttpGetError::Port(PortError::Range(0))));
     assert!(matches!(refused(with_headers(base.clone(), &[("a b", "")])), HttpGetError::Invalid { .. }));
     assert!(matches!(refused(with_headers(base, &[("a", "b\nc: d")])), HttpGetError::Invalid { .. }));
+}
+
+/// Upstream's client gets `http:bar`: a probe fails, and so does a hook.
+#[test]
+fn a_path_that_is_a_url_without_authority_is_not_sent() {
+    for (path, scheme, url) in [
+        ("foo:bar", "HTTP", "http:bar"),
+        ("foo:bar/baz?x=1", "HTTPS", "https:bar/baz?x=1"),
+        ("healthz:80", "", "http:80"),
+    ] {
+        let action = HTTPGetAction { scheme: Some(scheme.into()), ..action(path, 80) };
+        let error = HttpGet::new(&action, &[], "10.0.0.1", &Caller::probe("v1.36.3")).expect_err(path);
+        assert!(matches!(error, HttpGetError::Invalid { .. }), "no host or port is wrong: {error:?}");
+        assert_eq!(error.to_string(), format!("Get \"{url}\": http: no Host in request URL"));
+    }
 }
 
 #[test]

@@ -83,5 +83,11 @@ mod tests {
             (group.credential_mode(0o644), group.file_mode(0o600), group.dir_mode(0o755)),
             (0o600, 0o640, 0o2755)
         );
+        let user = Owners { user: Some(7), group: None };
+        assert_eq!(
+            (user.credential_mode(0o644), user.file_mode(0o600), user.dir_mode(0o755)),
+            (0o600, 0o600, 0o755),
+            "the user owns credentials, and only it reads them"
+        );
     }
 }

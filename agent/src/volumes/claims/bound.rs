@@ -197,6 +197,8 @@ mod tests {
             json!({"metadata": {"ownerReferences":
                 [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": true}]}})
         };
+        let mut no_controller = owner("u-1");
+        no_controller["metadata"]["ownerReferences"][0]["controller"] = json!(false);
         let deleted = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
         let protected = merged(deleted.clone(), json!({"metadata": {"finalizers": ["kubernetes.io/pvc-protection"]}}));
         let not_owned = "PVC ns/p-v was not created for pod ns/p (pod is not owner)";
@@ -210,6 +212,7 @@ mod tests {
             (json!({}), true, Err(not_owned)),
             (owner("u-2"), true, Err(not_owned)),
             (owner("u-1"), true, Ok("pv")),
+            (no_controller, true, Err(not_owned)),
         ] {
             let wanted = ClaimSource { claim: "p-v".to_owned(), is_ephemeral, read_only: false };
             let claim = claim(more);

@@ -108,9 +108,12 @@ impl Claims {
             problem,
         })?;
         let name = volume.metadata.name.clone().unwrap_or_default();
-        let affinity = if bound::is_block(&volume) { Step::MapAffinity } else { Step::Mount("NodeAffinity check") };
-        self.check_affinity(&volume).map_err(|error| error.in_step(&name, affinity))?;
         let source = Source::of(&volume);
+        let affinity = match bound::is_block(&volume) {
+            true => Step::MapAffinity,
+            false => Step::MountAffinity(source.plugin().unwrap_or_else(|| self.name())),
+        };
+        self.check_affinity(&volume).map_err(|error| error.in_step(&name, affinity))?;
         let is_directory = match &source {
             Source::Local(source) => local::is_directory(source).await,
             _ => false,

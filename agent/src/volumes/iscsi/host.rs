@@ -138,10 +138,11 @@ impl Host {
 
 /// Whether a name in `/dev/disk/by-path` is that of a unit. udev writes IPv6 addresses without brackets.
 fn is_path(name: &str, transport: &str, portal: &str, target: &str, lun: u8) -> bool {
-    let (plain, tail) = (portal.replace(['[', ']'], ""), format!("-iscsi-{target}-lun-{lun}"));
+    let tail = format!("-iscsi-{target}-lun-{lun}");
+    let bracketed = |own: &str| own.rsplit_once(':').map(|(address, port)| format!("[{address}]:{port}"));
     let is_ours = |name: &str| {
         let own = name.strip_prefix("ip-").and_then(|rest| rest.strip_suffix(&tail));
-        own.is_some_and(|own| own == portal || own == plain)
+        own.is_some_and(|own| is_same(own, portal) || bracketed(own).is_some_and(|own| is_same(&own, portal)))
     };
     match name.strip_prefix("pci-") {
         Some(rest) => transport != TCP && rest.match_indices("-ip-").any(|(at, _)| is_ours(&rest[at + 1..])),
@@ -302,6 +303,8 @@ mod tests {
             (format!("pci-0000:04:00.0-ip-192.0.2.12:3260-{iscsi}"), "iser", "192.0.2.1:3260", false),
             (format!("ip-fd00::1:3260-{iscsi}"), "tcp", "[fd00::1]:3260", true),
             (format!("ip-[fd00::1]:3260-{iscsi}"), "tcp", "[fd00::1]:3260", true),
+            (format!("ip-fd00::1:3260-{iscsi}"), "tcp", "[FD00:0::0:1]:3260", true),
+            (format!("ip-fd00::1:3260-{iscsi}"), "tcp", "[fd00::1]:326", false),
         ] {
             assert_eq!(is_path(&name, transport, portal, TARGET, 1), expected, "{name} {transport} {portal}");
         }

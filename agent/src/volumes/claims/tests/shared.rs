@@ -3,6 +3,7 @@
 use tokio::time::timeout;
 
 use super::*;
+use crate::volumes::bind_mount;
 
 /// As upstream: while files are given to the group of one pod, which may take long, the next one waits for its mount.
 #[test]
@@ -79,15 +80,24 @@ fn another_group_of_a_pod_that_only_reads_is_reported() {
     });
 }
 
-/// As upstream: the text is that of devices, the reason of the event that of mounts.
+/// As upstream: the text is that of devices, the reason of the event that of mounts. Mounts are counted as attempts on the
+/// plugin of the persistent volume, maps are not.
 #[test]
-fn a_raw_device_of_other_nodes_is_not_mapped() {
-    let fixture = Fixture::new();
+fn volumes_of_other_nodes_are_not_set_up() {
+    let mut fixture = Fixture::new();
+    let metrics = Metrics::new();
+    fixture.volumes = fixture.volumes.with_metrics(metrics.clone());
     let elsewhere = json!({"required": {"nodeSelectorTerms":
         [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]}});
-    fixture.binds(json!({"local": {"path": "/dev/null"}, "volumeMode": "Block", "nodeAffinity": elsewhere}));
+    fixture.binds(json!({"local": {"path": "/dev/null"}, "volumeMode": "Block", "nodeAffinity": &elsewhere}));
     let pod = using_device(pod("u-1", None, false));
     let failed = fixture.runtime.block_on(fixture.volumes.set_up(&pod, None)).expect_err("of other nodes");
     let expected = "MapVolume.NodeAffinity check failed for volume \"pv\" : no matching NodeSelectorTerms";
     assert_eq!((failed[0].to_string().as_str(), failed[0].reason()), (expected, "FailedMount"));
+    assert_eq!(samples(&metrics, "storage_operation"), [""; 0]);
+
+    fixture.binds(json!({"local": {"path": "/"}, "nodeAffinity": elsewhere}));
+    let expected = "MountVolume.NodeAffinity check failed for volume \"pv\" : no matching NodeSelectorTerms";
+    assert_eq!(fixture.set_up(&self::pod("u-2", None, false)), Err(expected.to_owned()));
+    assert_eq!(samples(&metrics, "storage_operation"), [operation("volume_mount", "local-volume", "fail-unknown", 1)]);
 }

@@ -1,5 +1,7 @@
 //! What metrics count of a disk.
 
+use k8s_openapi::api::core::v1::Pod;
+
 use super::*;
 use crate::metrics::Metrics;
 use crate::volumes::plugin::SET_UP_TIMEOUT;
