@@ -172,6 +172,11 @@ mod tests {
             json!({"containers": [], "volumes": [volume]})
         };
         let profile = |path: &str| json!({"seccompProfile": {"type": "Localhost", "localhostProfile": path}});
+        let certificate = |field: &str| {
+            let mut source = json!({"signerName": "example.com/s", "keyType": "ED25519"});
+            source[field] = "../c".into();
+            volume(json!({"projected": {"sources": [{"podCertificate": source}]}}))
+        };
         let items = json!([{"key": "k", "path": "a/../../b"}]);
         let bad = [
             json!({"containers": [container(json!({"name": "../c"}))]}),
@@ -189,6 +194,17 @@ mod tests {
             volume(json!({"downwardAPI": {"items": items.clone()}})),
             volume(json!({"projected": {"sources": [{"secret": {"items": items.clone()}}]}})),
             volume(json!({"projected": {"sources": [{"serviceAccountToken": {"path": "../t"}}]}})),
+            json!({"containers": [container(mount("subPath", "a\0b"))]}),
+            json!({"containers": [], "initContainers": [container(mount("subPath", "../a"))]}),
+            json!({"containers": [], "ephemeralContainers": [container(mount("subPath", "../a"))]}),
+            volume(json!({"projected": {"sources": [{"downwardAPI": {"items": items.clone()}}]}})),
+            volume(
+                json!({"projected": {"sources": [{"secret": {"name": "s"}}, {"configMap": {"items": items.clone()}}]}}),
+            ),
+            volume(json!({"projected": {"sources": [{"clusterTrustBundle": {"name": "n", "path": "../b"}}]}})),
+            certificate("credentialBundlePath"),
+            certificate("keyPath"),
+            certificate("certificateChainPath"),
         ];
         for spec in bad {
             assert!(content(&pod(spec.clone())).is_some(), "{spec}");

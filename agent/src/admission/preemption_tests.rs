@@ -65,8 +65,11 @@ fn the_nearest_pod_goes_then_the_smaller_then_the_later() {
     assert_eq!(of(&[("cpu", 300)], &["a:300:9", "b:300:5", "c:400:7"]), ["b"]);
     assert_eq!(of(&[("cpu", 300)], &["a:500:5", "b:400:5"]), ["b"]);
     assert_eq!(of(&[("cpu", 300)], &["a:300:5", "b:300:5"]), ["b"]);
+    assert_eq!(of(&[("cpu", 300)], &["a:500:5", "b:400:9"]), ["a"], "memory before cpu");
     // Both resources together: a has all of the cpu and none of the memory, b has most of both.
     assert_eq!(of(&[("cpu", 100), ("memory", 100)], &["a:100:0", "b:90:90", "c:10:100"]), ["b", "c"]);
+    // What is missing counts by its square: b leaves less of each, although a leaves less in all.
+    assert_eq!(of(&[("cpu", 100), ("memory", 100)], &["a:100:40", "b:60:60"]), ["b", "a"]);
 }
 
 #[test]

@@ -150,6 +150,8 @@ mod tests {
         assert_eq!(old.problem("net.ipv4.ip_local_reserved_ports", OWN), None);
         for name in [
             "net.ipv4.tcp_keepalive_time",
+            "net.ipv4.tcp_keepalive_intvl",
+            "net.ipv4.tcp_keepalive_probes",
             "net.ipv4.tcp_fin_timeout",
             "net.ipv4.tcp_rmem",
             "net.ipv4.tcp_wmem",
@@ -201,6 +203,31 @@ mod tests {
         assert_eq!(list.problem("user.max_user_namespaces", OWN), None);
         assert_eq!(list.problem("kernel.domainname", shared), None);
         assert!(HostNamespaces::of(&PodSpec::default()).users, "by default");
+    }
+
+    #[test]
+    fn what_the_pod_shares_with_the_host_decides() {
+        let sysctls = list(Some((6, 1)), &["user.*"]).expect("a list").into();
+        let node = NodeOffer { sysctls, ..NodeOffer::default() };
+        let (net, ipc, user) = ("net.ipv4.tcp_syncookies", "kernel.shm_rmid_forced", "user.max_user_namespaces");
+        for (mut spec, name, shared) in [
+            (json!({"hostNetwork": true}), net, Some("Net")),
+            (json!({"hostNetwork": true}), ipc, None),
+            (json!({"hostIPC": true}), ipc, Some("IPC")),
+            (json!({"hostIPC": true, "hostPID": true}), net, None),
+            (json!({}), user, Some("User")),
+            (json!({"hostUsers": true}), user, Some("User")),
+            (json!({"hostUsers": false}), user, None),
+        ] {
+            spec["containers"] = json!([]);
+            spec["securityContext"] = json!({"sysctls": [{"name": name, "value": "1"}]});
+            let pod = serde_json::from_value(json!({"spec": spec})).expect("a pod");
+            let expected = shared.map_or(Decision::Admit, |shared| {
+                let problem = format!("forbidden sysctl: {name:?} not allowed with host {shared} enabled");
+                Decision::reject("SysctlForbidden", problem)
+            });
+            assert_eq!(check(testing::input(&pod, &node)), expected, "{spec}");
+        }
     }
 
     #[test]

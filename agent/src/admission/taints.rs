@@ -57,5 +57,10 @@ mod tests {
             assert_eq!(tolerates_all(&pod, &taints, "NoExecute"), tolerated, "{toleration}");
         }
         assert!(tolerates_all(&Pod::default(), &[other], "NoExecute"), "it does not forbid to run");
+        let tolerations = json!([{ "key": "maintenance", "operator": "Exists" }]);
+        let spec = json!({ "containers": [], "tolerations": tolerations });
+        let pod: Pod = serde_json::from_value(json!({ "metadata": {}, "spec": spec })).expect("a pod");
+        let second = taint(json!({ "key": "second", "effect": "NoExecute" }));
+        assert!(!tolerates_all(&pod, &[maintenance, second], "NoExecute"), "one of two");
     }
 }

@@ -253,6 +253,33 @@ fn app_armor_needs_a_host_that_enforces_it() {
 }
 
 #[test]
+fn the_app_armor_profile_that_a_container_runs_with_counts() {
+    let nameless = json!({"appArmorProfile": {"type": "Localhost", "localhostProfile": " "}});
+    let (default, none) = (json!({"appArmorProfile": {"type": "RuntimeDefault"}}), json!({}));
+    let annotation = |value: &str| json!({"annotations": {"container.apparmor.security.beta.kubernetes.io/c": value}});
+    let message = "Cannot enforce AppArmor: invalid empty AppArmor profile name: \" \"";
+    let refused = rejected("AppArmor", message);
+    // Its own, else that of its annotation, else the pod's.
+    for (metadata, of_pod, own, is_refused) in [
+        (json!({}), &nameless, &none, true),
+        (json!({}), &nameless, &default, false),
+        (json!({}), &default, &nameless, true),
+        (annotation("localhost/ "), &default, &none, true),
+        (annotation("localhost/ "), &none, &default, false),
+        (annotation("runtime/default"), &nameless, &none, false),
+    ] {
+        let containers = json!([{"name": "c", "image": "i", "securityContext": own}]);
+        let found = rejection(&pod(metadata, json!({"securityContext": of_pod, "containers": containers})), &full());
+        assert_eq!(found, refused.clone().filter(|_| is_refused), "{of_pod} {own}");
+    }
+    for list in ["initContainers", "ephemeralContainers"] {
+        let mut spec = json!({});
+        spec[list] = json!([{"name": "other", "image": "i", "securityContext": nameless}]);
+        assert_eq!(rejection(&pod(json!({}), spec), &full()), refused, "{list}");
+    }
+}
+
+#[test]
 fn a_decision_is_stored_once_per_uid() {
     let (uid, mut decisions) = (PodUid::from("u"), Decisions::default());
     assert!(!decisions.contains(&uid) && decisions.rejection(&uid).is_none());

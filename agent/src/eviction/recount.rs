@@ -256,6 +256,30 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_count_that_found_no_excess_is_repeated_the_later_the_longer_it_took() {
+        for (took, pause) in [(0, 10), (1, 50), (4, 200), (60, 300)] {
+            let ((pod, usage), mut recounts) = (suspect(0), Recounts::default());
+            let pods = [pod.clone()];
+            let sizes = async move {
+                tokio::time::sleep(Duration::from_secs(took)).await;
+                Sizes::new()
+            };
+            recounts.start(pod.clone(), usage.clone(), Box::pin(sizes));
+            recounts.next().await;
+            assert!(recounts.take_exceeding(&pods, DiskLayout::Shared, Instant::now()).is_empty());
+            let mut is_counted_again = || {
+                recounts.tidy(&pods, Instant::now());
+                recounts.suspects = vec![(pod.clone(), usage.clone())];
+                recounts.next_suspect().is_some()
+            };
+            tokio::time::advance(Duration::from_secs(pause - 1)).await;
+            assert!(!is_counted_again(), "{took}");
+            tokio::time::advance(Duration::from_secs(2)).await;
+            assert!(is_counted_again(), "{took}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_pod_that_the_next_check_does_not_find_is_not_counted_again() {
         let mut recounts = Recounts { waiting: [suspect(0)].into(), ..Recounts::default() };
         recounts.start_check(Vec::new(), Box::pin(async { Ok(HashMap::new()) }), DiskLayout::Shared);

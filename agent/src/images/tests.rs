@@ -94,6 +94,31 @@ async fn a_pull_with_several_credentials_counts_once() {
     assert_eq!(error, "pull QPS exceeded");
 }
 
+/// Else pods with a secret that the registry refuses could use the image.
+#[tokio::test]
+async fn a_pull_has_the_source_of_the_credential_that_worked() {
+    let (socket, users) = (Socket::default(), Arc::new(Mutex::new(Vec::new())));
+    let seen = users.clone();
+    socket.serve(script(move |_, message| {
+        let auth = cri::PullImageRequest::decode(message).expect("a request").auth;
+        let user = auth.expect("a credential").username;
+        seen.lock().expect("unpoisoned").push(user.clone());
+        match user.as_str() {
+            "b" => say(&cri::PullImageResponse { image_ref: "sha256:1".into() }),
+            _ => Err(Status::unknown("denied")),
+        }
+    }));
+    let runtime =
+        Runtime::with_connector("unix:///test.sock", move || socket.clone().connect(), RuntimeOptions::default());
+    let images = Images::new(runtime, PullLimits::default());
+    let secrets = ["a", "b", "c"].map(|user| secret(user, &serde_json::json!({"auths": {"r.io": {"username": user}}})));
+    let credentials = images.credentials().matching("r.io/app:1", &Pod::default(), &secrets).await.expect("valid");
+    let pulled = images.pull("r.io/app:1", &cri::PodSandboxConfig::default(), &credentials).await.expect("pulled");
+    assert_eq!(*users.lock().expect("unpoisoned"), ["a", "b"], "the others are not tried");
+    let CredentialSource::Secret(used) = pulled.source else { panic!("a secret") };
+    assert_eq!((used.namespace.as_str(), used.name.as_str()), ("ns", "b"));
+}
+
 /// A runtime that answers PullImage with `image_ref`, and ImageStatus with the image of this id; and the names that it was
 /// asked for by ImageStatus.
 fn answering(image_ref: &'static str, id: Result<Option<&'static str>, Status>) -> (Images, Arc<Mutex<Vec<String>>>) {

@@ -235,6 +235,22 @@ async fn logs_that_do_not_grow_cost_no_call() {
     assert_eq!((node.writing.state().calls, node.files()), (1, vec!["0.log".to_owned()]), "a lost log is opened again");
 }
 
+/// The runtime would make an empty file, which readers would take for the log of the container.
+#[tokio::test(start_paused = true)]
+async fn logs_of_containers_that_have_exited_are_left_alone() {
+    let node = Node::new();
+    fs::write(node.dir.path().join("large.log"), vec![b'x'; 70_000]).expect("a log");
+    node.add("large", "large.log");
+    node.add("lost", "lost.log");
+    for status in node.containers.lock().expect("not poisoned").iter_mut().filter(|status| status.name != "c") {
+        status.state = ContainerState::Exited;
+    }
+    let _agent = node.agent(POLICY);
+    sleep(INTERVAL * 3).await;
+    assert_eq!(node.files(), ["large.log", "0.log"]);
+    assert_eq!(node.writing.state().calls, 0);
+}
+
 /// Its size was read while another rotation of it was in progress.
 #[tokio::test(start_paused = true)]
 async fn a_log_that_was_rotated_meanwhile_is_not_rotated_again() {

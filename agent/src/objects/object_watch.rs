@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use http::Request;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::core::WatchEvent;
 use serde::Deserialize;
@@ -66,8 +68,8 @@ pub(super) async fn watch<K: Kind>(
     streaming: &AtomicBool,
     mut listen: impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send,
 ) {
-    let mut retry = Retry::default();
-    let (mut seen, mut failed_lists) = (None, 0);
+    let (mut retry, mut failed_lists) = (Retry::default(), FailedLists::default());
+    let mut requests = Requests { client, key, seen: None };
     loop {
         let began = Instant::now();
         let (mut progress, mut opened) = (false, None);
@@ -75,26 +77,25 @@ pub(super) async fn watch<K: Kind>(
             progress = true;
             listen(news)
         };
-        let resumes = seen.is_some();
-        let listed = !resumes && (failed_lists >= MOST_FAILED_LISTS || !streaming.load(Relaxed));
+        let resumes = requests.seen.is_some();
+        let listed = !resumes && (failed_lists.are_too_many() || !streaming.load(Relaxed));
         let result = match listed {
-            true => list(&client, &key, &mut seen, &mut deliver).await,
-            false => stream(&client, &key, &mut seen, &mut opened, &mut deliver).await,
+            true => requests.list(&mut deliver).await,
+            false => requests.stream(&mut opened, &mut deliver).await,
         };
         // A watch cannot continue from a list without a resource version, as a broken proxy may return it.
-        let is_unversioned = listed && seen.is_none();
+        let is_unversioned = listed && requests.seen.is_none();
         // A watch from a known version is silent until something changes.
         if (progress && !is_unversioned) || (resumes && opened.is_some_and(|since: Instant| since.elapsed() > SHORT)) {
             retry.reset();
         }
-        let is_unfinished = seen.is_none() && !listed;
-        if is_unfinished && is_unserved(&result, opened.is_some()) {
-            let was_silent = matches!(&result, Err(error) if is_silence(error));
-            failed_lists = if was_silent { MOST_FAILED_LISTS } else { failed_lists + 1 };
+        let is_unfinished = requests.seen.is_none() && !listed;
+        if is_unfinished {
+            failed_lists.ended(&result, opened.is_some());
         }
-        if seen.is_some() {
+        if requests.seen.is_some() {
             // A later list may stream again.
-            failed_lists = 0;
+            failed_lists = FailedLists::default();
         }
         let delay = match result {
             Ok(ControlFlow::Break(())) => return,
@@ -113,7 +114,7 @@ pub(super) async fn watch<K: Kind>(
                 }
                 // 410: the resource version is too old. Other errors may mean that too: start over.
                 if status.is_some() {
-                    seen = None;
+                    requests.seen = None;
                 }
                 if listen(WatchUpdate::Failed(describe(&error))).is_break() {
                     return;
@@ -125,6 +126,24 @@ pub(super) async fn watch<K: Kind>(
     }
 }
 
+/// Streaming lists of one watch that failed in a row.
+#[derive(Default)]
+struct FailedLists(u32);
+
+impl FailedLists {
+    fn are_too_many(&self) -> bool {
+        self.0 >= MOST_FAILED_LISTS
+    }
+
+    /// A streaming list has ended before it was complete.
+    fn ended(&mut self, result: &Result<ControlFlow<()>, kube::Error>, is_opened: bool) {
+        if is_unserved(result, is_opened) {
+            let was_silent = matches!(result, Err(error) if is_silence(error));
+            self.0 = if was_silent { MOST_FAILED_LISTS } else { self.0 + 1 };
+        }
+    }
+}
+
 /// Whether every streaming list may end like this one, which is not complete.
 fn is_unserved(result: &Result<ControlFlow<()>, kube::Error>, is_opened: bool) -> bool {
     match result {
@@ -133,79 +152,100 @@ fn is_unserved(result: &Result<ControlFlow<()>, kube::Error>, is_opened: bool) -
     }
 }
 
-/// One watch request, to its end. `opened`: since when it is open.
-async fn stream<K: Kind>(
-    client: &Client,
-    key: &ObjectKey,
-    seen: &mut Option<String>,
-    opened: &mut Option<Instant>,
-    listen: &mut (impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send),
-) -> Result<ControlFlow<()>, kube::Error> {
-    let seconds = fastrand::u64(LIFETIME);
-    let from = match seen {
-        Some(version) => format!("resourceVersion={version}"),
-        None => "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned(),
-    };
-    let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
-    let mut events = pin!(in_time(WATCH_SILENCE, client.request_events::<K>(request::<K>(key, &query)?)).await?);
-    *opened = Some(Instant::now());
-    let mut exists = seen.is_some();
-    let until = Instant::now() + Duration::from_secs(seconds) + OVERDUE;
-    loop {
-        let limit = if seen.is_some() { until } else { Instant::now() + WATCH_SILENCE };
-        let event = match tokio::time::timeout_at(limit, events.try_next()).await {
-            Ok(event) => event?,
-            // A watch whose end does not arrive is abandoned.
-            Err(_) if seen.is_some() => None,
-            Err(_) => return Err(silence(WATCH_SILENCE)),
-        };
-        let Some(event) = event else { break };
-        let flow = match event {
-            WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
-                exists = true;
-                if let (Some(seen), Some(version)) = (seen.as_mut(), &object.meta().resource_version) {
-                    seen.clone_from(version);
-                }
-                listen(WatchUpdate::Now(Some(object)))
-            }
-            WatchEvent::Deleted(mut object) => {
-                if let (Some(seen), Some(version)) = (seen.as_mut(), &object.meta().resource_version) {
-                    seen.clone_from(version);
-                }
-                listen(WatchUpdate::Now(None))
-            }
-            WatchEvent::Bookmark(bookmark) => {
-                let complete = bookmark.metadata.annotations.get(INITIAL_END).is_some_and(|value| value == "true");
-                if complete || seen.is_some() {
-                    *seen = Some(bookmark.metadata.resource_version);
-                }
-                if complete && !exists { listen(WatchUpdate::Now(None)) } else { ControlFlow::Continue(()) }
-            }
-            WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
-        };
-        if flow.is_break() {
-            return Ok(flow);
-        }
-    }
-    Ok(ControlFlow::Continue(()))
+/// Requests of one watch, one after the other.
+struct Requests {
+    client: Client,
+    key: ObjectKey,
+    /// The version that the next one continues from; none until the object was listed.
+    seen: Option<String>,
 }
 
-/// Lists the object, for API servers without streaming lists.
-async fn list<K: Kind>(
-    client: &Client,
-    key: &ObjectKey,
-    seen: &mut Option<String>,
-    listen: &mut (impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send),
-) -> Result<ControlFlow<()>, kube::Error> {
-    #[derive(Deserialize)]
-    #[serde(bound = "K: Kind")]
-    struct List<K> {
-        metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta,
-        items: Option<Vec<K>>,
+impl Requests {
+    /// One watch request, to its end. `opened`: since when it is open.
+    async fn stream<K: Kind>(
+        &mut self,
+        opened: &mut Option<Instant>,
+        listen: &mut (impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send),
+    ) -> Result<ControlFlow<()>, kube::Error> {
+        let seconds = fastrand::u64(LIFETIME);
+        let from = match &self.seen {
+            Some(version) => format!("resourceVersion={version}"),
+            None => "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned(),
+        };
+        let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
+        let request = request::<K>(&self.key, &query)?;
+        let mut events = pin!(in_time(WATCH_SILENCE, self.client.request_events::<K>(request)).await?);
+        *opened = Some(Instant::now());
+        let mut exists = self.seen.is_some();
+        let until = Instant::now() + Duration::from_secs(seconds) + OVERDUE;
+        loop {
+            let limit = if self.seen.is_some() { until } else { Instant::now() + WATCH_SILENCE };
+            let event = match tokio::time::timeout_at(limit, events.try_next()).await {
+                Ok(event) => event?,
+                // A watch whose end does not arrive is abandoned.
+                Err(_) if self.seen.is_some() => None,
+                Err(_) => return Err(silence(WATCH_SILENCE)),
+            };
+            let Some(event) = event else { break };
+            let flow = take(event, &mut self.seen, &mut exists, listen)?;
+            if flow.is_break() {
+                return Ok(flow);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
     }
-    let list: List<K> = in_time(LIST_SILENCE, client.request(request::<K>(key, "limit=1")?)).await?;
-    *seen = list.metadata.resource_version;
-    Ok(listen(WatchUpdate::Now(list.items.into_iter().flatten().next())))
+
+    /// Lists the object, for API servers without streaming lists.
+    async fn list<K: Kind>(
+        &mut self,
+        listen: &mut (impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send),
+    ) -> Result<ControlFlow<()>, kube::Error> {
+        #[derive(Deserialize)]
+        #[serde(bound = "K: Kind")]
+        struct List<K> {
+            metadata: ListMeta,
+            items: Option<Vec<K>>,
+        }
+        let request = request::<K>(&self.key, "limit=1")?;
+        let list: List<K> = in_time(LIST_SILENCE, self.client.request(request)).await?;
+        self.seen = list.metadata.resource_version;
+        Ok(listen(WatchUpdate::Now(list.items.into_iter().flatten().next())))
+    }
+}
+
+/// Takes one event of a watch. `exists` becomes true with the first object.
+fn take<K: Kind>(
+    event: WatchEvent<K>,
+    seen: &mut Option<String>,
+    exists: &mut bool,
+    listen: &mut impl FnMut(WatchUpdate<K>) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, kube::Error> {
+    match event {
+        WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
+            *exists = true;
+            advance(seen, object.meta());
+            Ok(listen(WatchUpdate::Now(Some(object))))
+        }
+        WatchEvent::Deleted(mut object) => {
+            advance(seen, object.meta());
+            Ok(listen(WatchUpdate::Now(None)))
+        }
+        WatchEvent::Bookmark(bookmark) => {
+            let complete = bookmark.metadata.annotations.get(INITIAL_END).is_some_and(|value| value == "true");
+            if complete || seen.is_some() {
+                *seen = Some(bookmark.metadata.resource_version);
+            }
+            Ok(if complete && !*exists { listen(WatchUpdate::Now(None)) } else { ControlFlow::Continue(()) })
+        }
+        WatchEvent::Error(status) => Err(kube::Error::Api(status)),
+    }
+}
+
+/// The watch continues from this object's version, once its list is complete.
+fn advance(seen: &mut Option<String>, object: &ObjectMeta) {
+    if let (Some(seen), Some(version)) = (seen, &object.resource_version) {
+        seen.clone_from(version);
+    }
 }
 
 /// The caller has validated the names: they need no escaping.

@@ -103,3 +103,84 @@ impl Names {
         *known = need.max(*known);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(spec: &Value) -> References {
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec});
+        References::of(&serde_json::from_value(pod).expect("a pod"))
+    }
+
+    fn needs(names: &Names) -> Vec<(&str, Need)> {
+        assert_eq!(names.namespace, "ns");
+        names.needs.iter().map(|(name, need)| (name.as_str(), *need)).collect()
+    }
+
+    #[test]
+    fn objects_are_found_wherever_a_pod_names_them() {
+        let container = |at: &str| {
+            json!({"name": at,
+            "env": [
+                {"name": "A", "valueFrom": {"configMapKeyRef": {"name": format!("{at}-env"), "key": "k"}}},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": format!("{at}-env"), "key": "k"}}},
+            ],
+            "envFrom": [
+                {"configMapRef": {"name": format!("{at}-all")}},
+                {"secretRef": {"name": format!("{at}-all")}},
+            ]})
+        };
+        let found = of(&json!({
+            "containers": [container("main")], "initContainers": [container("init")],
+            "ephemeralContainers": [container("debug")],
+            "volumes": [
+                {"name": "a", "configMap": {"name": "volume"}},
+                {"name": "b", "secret": {"secretName": "volume"}},
+                {"name": "c", "projected": {"sources": [
+                    {"configMap": {"name": "projected"}},
+                    {"secret": {"name": "projected"}},
+                ]}},
+            ],
+        }));
+        let both = [
+            ("debug-all", Need::AtStart),
+            ("debug-env", Need::AtStart),
+            ("init-all", Need::AtStart),
+            ("init-env", Need::AtStart),
+            ("main-all", Need::AtStart),
+            ("main-env", Need::AtStart),
+            ("projected", Need::Always),
+            ("volume", Need::Always),
+        ];
+        assert_eq!(needs(&found.config_maps), both);
+        assert_eq!(needs(&found.secrets), both);
+        assert!(!found.trust_bundles && !found.certificates);
+    }
+
+    #[test]
+    fn the_longer_of_two_needs_counts() {
+        let found = of(&json!({
+            "containers": [{"name": "main", "envFrom": [{"secretRef": {"name": "both"}}]}],
+            "imagePullSecrets": [{"name": "both"}, {"name": "pull"}, {"name": ""}, {}],
+            "volumes": [{"name": "a", "secret": {"secretName": "both"}}],
+        }));
+        assert_eq!(needs(&found.secrets), [("both", Need::Always), ("pull", Need::AtStart)]);
+        assert!(found.config_maps.needs.is_empty());
+    }
+
+    #[test]
+    fn trust_bundles_and_certificates_are_distinguished() {
+        let projected = |source: Value| {
+            let found = of(&json!({"containers": [], "volumes": [{"name": "a", "projected": {"sources": [source]}}]}));
+            (found.trust_bundles, found.certificates)
+        };
+        assert_eq!(projected(json!({"clusterTrustBundle": {"name": "b", "path": "p"}})), (true, false));
+        let certificate = json!({"signerName": "s.example/x", "keyType": "ED25519", "credentialBundlePath": "p"});
+        assert_eq!(projected(json!({"podCertificate": certificate})), (false, true));
+        assert_eq!(projected(json!({"serviceAccountToken": {"path": "p"}})), (false, false));
+    }
+}

@@ -81,6 +81,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn stops_that_hang_delay_a_removal_by_two_seconds() {
+        let pacing = Pacing::new(PacingPolicy::default(), 1);
+        let _hanging = (pacing.stops.permit(false).await, pacing.stops.permit(false).await);
+        let start = Instant::now();
+        assert_eq!(pacing.removals.run(async { 1 }).await, 1);
+        assert_eq!(start.elapsed(), Duration::from_secs(2));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn removals_that_hang_keep_no_others_waiting() {
         let pacing = Pacing::new(PacingPolicy::default(), 1);
         let start = Instant::now();

@@ -186,6 +186,19 @@ mod tests {
         assert_eq!(stopped, [10_500, 10_500, 11_000, 11_000, 11_500, 11_500, 12_000, 12_000]);
     }
 
+    /// The networks of two pods are never torn down.
+    #[tokio::test(start_paused = true)]
+    async fn a_teardown_waits_for_others_no_longer_than_five_seconds() {
+        let limiter = StopLimiter::new(true, 1, Priority::default());
+        let _hanging = (limiter.permit(false).await, limiter.permit(false).await);
+        let start = Instant::now();
+        let mut permit = limiter.permit(false).await;
+        assert_eq!(start.elapsed().as_millis(), 2_000, "it has its signal without a permit");
+        permit.while_exiting(sleep(ms(100))).await;
+        permit.before_teardown().await;
+        assert_eq!(start.elapsed().as_millis(), 7_100);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_stop_has_high_priority_while_it_holds_a_permit() {
         let limiter = StopLimiter::new(true, 1, Priority::default());

@@ -123,14 +123,13 @@ pub(super) async fn prefetch_statuses(runtime: &Runtime, ids: Vec<ContainerId>) 
     answers.into_iter().filter_map(|(id, answer)| Some((id, answer?))).collect()
 }
 
-/// Completes a listing to a snapshot. `previous` (an older snapshot) and `early` (statuses requested after `sampled_at`)
+/// Completes a listing to a snapshot. `previous` (an older snapshot) and `early` (statuses requested after the listing began)
 /// save calls.
 pub(super) async fn complete(
     runtime: &Runtime,
     messages: &MessageReader,
     uid: &PodUid,
-    sampled_at: Instant,
-    listing: Listing,
+    (sampled_at, listing): (Instant, Listing),
     previous: Option<Arc<PodSnapshot>>,
     early: &PrefetchedStatuses,
 ) -> Result<PodSnapshot, RuntimeError> {
@@ -305,6 +304,25 @@ mod tests {
         listing.containers[49_999] = v1::Container { id: "another".to_owned(), state, ..Default::default() };
         assert!(!agrees(&listing, &known), "one is new");
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_pod_has_the_addresses_of_its_newest_sandbox_and_keeps_them_once_no_sandbox_is_ready() {
+        let sandbox = |ready, ip: &str| {
+            let status = convert::sandbox(v1::PodSandboxStatus::default(), "");
+            SandboxStatus { ready, ips: vec![ip.to_owned()], ..status }
+        };
+        let before = testing::snapshot(Instant::now(), Vec::new());
+        let before = PodSnapshot { ips: vec!["10.0.0.9".to_owned()], ..before };
+        for (sandboxes, previous, expected) in [
+            (vec![sandbox(true, "10.0.0.2"), sandbox(false, "10.0.0.1")], Some(&before), &["10.0.0.2"][..]),
+            (vec![sandbox(false, "10.0.0.2"), sandbox(true, "10.0.0.1")], Some(&before), &[]),
+            (vec![sandbox(false, "10.0.0.2")], Some(&before), &["10.0.0.9"]),
+            (Vec::new(), Some(&before), &["10.0.0.9"]),
+            (vec![sandbox(false, "10.0.0.2")], None, &[]),
+        ] {
+            assert_eq!(ips(&sandboxes, previous), expected, "{sandboxes:?}");
+        }
     }
 
     #[test]

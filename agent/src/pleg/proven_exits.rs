@@ -98,11 +98,20 @@ mod tests {
         let mut confirmed = snapshot(now, vec![container("a", "web", ContainerState::Exited)]);
         assert_eq!(overlay(&mut confirmed, now, None).settled, vec![ContainerId::from("a")]);
         assert!(confirmed.containers[0].proven.is_none());
+
+        let mut removed = snapshot(now, vec![container("b", "web", ContainerState::Running)]);
+        let applied = overlay(&mut removed, now, None);
+        assert_eq!((applied.settled, applied.pending), (vec![ContainerId::from("a")], false));
+        assert_eq!(removed.containers[0].state, ContainerState::Running, "another instance runs");
     }
 
     #[test]
     fn a_long_contradiction_is_decided_for_the_runtime() {
         let now = Instant::now();
+        let mut in_time = snapshot(now + CONTRADICTION, vec![container("a", "web", ContainerState::Running)]);
+        let applied = overlay(&mut in_time, now, Some(now));
+        assert_eq!((applied.contradicted, applied.pending), (Vec::new(), true));
+        assert_eq!(in_time.containers[0].state, ContainerState::Exited);
         let later = now + CONTRADICTION + Duration::from_millis(1);
         let mut late = snapshot(later, vec![container("a", "web", ContainerState::Running)]);
         assert_eq!(overlay(&mut late, now, Some(now)).contradicted, vec![ContainerId::from("a")]);

@@ -176,7 +176,10 @@ pub(super) fn retry_delay(failures: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use keblet_proto::cri::v1;
+
     use super::*;
+    use crate::pleg::convert;
     use crate::pleg::testing::container;
     use crate::pleg::testing::snapshot;
 
@@ -204,6 +207,51 @@ mod tests {
         early.hint(hint(Expect::Started, later));
         early.settle(now);
         assert!(!early.wants_inspection(), "already seen running");
+    }
+
+    #[tokio::test]
+    async fn a_hint_is_answered_by_what_it_announces_as_the_runtime_reports_it() {
+        let now = Instant::now();
+        let answered = |known: PodRecord, id: &str| {
+            [Expect::Started, Expect::Stopped, Expect::Deleted].map(|expect| {
+                let mut record = PodRecord { snapshot: known.snapshot.clone(), ..Default::default() };
+                record.hint(PendingHint { id: ContainerId::from(id), expect, at: now });
+                record.settle_now();
+                record.hints.is_empty()
+            })
+        };
+        for (state, expected) in [
+            (ContainerState::Created, [false, false, false]),
+            (ContainerState::Running, [true, false, false]),
+            (ContainerState::Exited, [true, true, false]),
+            (ContainerState::Unknown, [false, false, false]),
+        ] {
+            assert_eq!(answered(record(state, now), "a"), expected, "{state:?}");
+        }
+        assert_eq!(answered(record(ContainerState::Running, now), "gone"), [false, false, true]);
+        assert_eq!(answered(PodRecord::default(), "a"), [false, false, true], "nothing is known of the pod");
+        let with = |change: fn(&mut PodSnapshot)| {
+            let mut snapshot = snapshot(now, vec![container("a", "web", ContainerState::Exited)]);
+            change(&mut snapshot);
+            PodRecord { snapshot: Some(Arc::new(snapshot)), ..Default::default() }
+        };
+        let proven = with(|snapshot| {
+            let seen_at = snapshot.sampled_at;
+            let proof = ProvenExit { seen_at, kernel_age: None, exit_code: None, oom_killed: false };
+            snapshot.containers[0].proven = Some(proof);
+        });
+        assert_eq!(answered(proven, "a"), [true, false, false], "the runtime has not reported the exit");
+        let sandbox = |snapshot: &mut PodSnapshot| {
+            let status = convert::sandbox(v1::PodSandboxStatus { id: "s".into(), ..Default::default() }, "");
+            snapshot.sandboxes.push(status);
+        };
+        assert_eq!(answered(with(sandbox), "s"), [true, false, false], "it is ready");
+        let ended = with(|snapshot| {
+            let state = v1::PodSandboxState::SandboxNotready as i32;
+            let status = v1::PodSandboxStatus { id: "s".into(), state, ..Default::default() };
+            snapshot.sandboxes.push(convert::sandbox(status, ""));
+        });
+        assert_eq!(answered(ended, "s"), [true, true, false]);
     }
 
     #[tokio::test]

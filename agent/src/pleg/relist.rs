@@ -182,7 +182,7 @@ impl PlegTask {
         let target = uid.clone();
         self.spawn_inspection(uid, sampled_at, async move {
             let early = inspect::PrefetchedStatuses::new();
-            inspect::complete(&runtime, &messages, &target, sampled_at, listing, previous, &early).await
+            inspect::complete(&runtime, &messages, &target, (sampled_at, listing), previous, &early).await
         });
     }
 }

@@ -287,8 +287,7 @@ impl PlegTask {
         self.spawn_inspection(uid, Instant::now(), async move {
             let listing = inspect::list_one(&runtime, &target, &unlabelled);
             let (listed, early) = tokio::join!(listing, inspect::prefetch_statuses(&runtime, fresh));
-            let (sampled_at, listing) = listed?;
-            inspect::complete(&runtime, &messages, &target, sampled_at, listing, previous, &early).await
+            inspect::complete(&runtime, &messages, &target, listed?, previous, &early).await
         });
     }
 

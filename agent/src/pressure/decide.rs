@@ -261,4 +261,26 @@ mod tests {
         let never = PressurePolicy { relax: false, ..policy() };
         assert!(matches!(decide(&never, &with_room), PolicyDecision::Evict(_)));
     }
+
+    #[test]
+    fn the_pod_that_memory_high_makes_wait_longest_gets_sixteen_mebibytes_at_least() {
+        let throttled = |name: &str, waited, high_hits, bytes| {
+            let high = High { cgroup: "/pod/main".into(), bytes, max: None };
+            PodEvidence { waited, high_hits, highs: vec![high], ..pod(name, 90, 0) }
+        };
+        let pods = vec![
+            throttled("short", 0.1, 9, 100 * MIB),
+            throttled("long", 0.6, 1, 10 * MIB),
+            throttled("not throttled", 0.9, 0, 10 * MIB),
+        ];
+        let relaxed = |available| {
+            let evidence = Evidence { available: Some(available), ..thrashing(pods.clone()) };
+            match decide(&policy(), &evidence) {
+                PolicyDecision::Relax(relax) => Some((relax.name, relax.raises[0].to)),
+                _ => None,
+            }
+        };
+        assert_eq!(relaxed(32 * MIB), Some(("long".to_owned(), Some(26 * MIB))));
+        assert_eq!(relaxed(32 * MIB - 1), None, "less than twice as much is left");
+    }
 }

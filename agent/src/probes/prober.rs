@@ -365,6 +365,22 @@ mod tests {
     }
 
     #[test]
+    fn a_warning_is_a_success_and_an_error_counts_for_nothing() {
+        let text = || "moved".to_owned();
+        for (outcome, expected) in [
+            (Some(Outcome::Success), RunResult::Success),
+            (Some(Outcome::Warning(text())), RunResult::Success),
+            (Some(Outcome::Failure(text())), RunResult::Failure),
+            (Some(Outcome::Error { state: "unknown", message: text() }), RunResult::Error),
+            // Upstream's name of the state is not its effect.
+            (Some(Outcome::Error { state: "failure", message: text() }), RunResult::Error),
+            (None, RunResult::Error),
+        ] {
+            assert_eq!(result_of(outcome.as_ref()), expected, "{outcome:?}");
+        }
+    }
+
+    #[test]
     fn ticks_are_multiples_of_a_period_also_after_years() {
         let epoch = Instant::now();
         let years = Duration::from_secs(3 * 365 * 24 * 3600);

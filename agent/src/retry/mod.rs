@@ -358,9 +358,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_number_of_tracked_targets_is_bounded() {
         let retries = RetryTracker::new(Recorder::default(), None);
-        for target in 0..MAX_TRACKED + 10 {
+        for target in 0..MAX_TRACKED {
             assert!(retries.failed(Operation::RemovePod, &target.to_string(), "busy") > Instant::now());
         }
+        let longest = Instant::now() + Duration::from_secs(300);
+        assert_eq!(retries.failed(Operation::RemovePod, "one more", "busy"), longest, "nothing is known of it");
+        assert!(retries.failed(Operation::RemovePod, "0", "busy") < longest, "its second pause");
         assert_eq!(retries.lock().len(), MAX_TRACKED);
     }
 }

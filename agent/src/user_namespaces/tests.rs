@@ -115,6 +115,16 @@ async fn getsubids_is_called_for_users_and_groups() {
     assert_eq!(subordinate_ids(path).await, Ok(Some((131_072, 65_536))));
 }
 
+#[tokio::test(start_paused = true)]
+async fn getsubids_that_does_not_end_is_given_up() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let program = dir.path().join("getsubids");
+    write_program(&program, "exec sleep 1000");
+    let error = subordinate_ids(program.to_str().expect("a path")).await.expect_err("it hangs");
+    let expected = "error retrieving additional uids for user \"kubelet\": getsubids did not end within 30s";
+    assert_eq!(error, expected);
+}
+
 /// Replaces the program. The file is written under another name by a shell, so that no other test's child process can have
 /// it open for writing while it is executed.
 fn write_program(path: &std::path::Path, script: &str) {

@@ -111,6 +111,19 @@ async fn memory_comes_first_of_several_and_disks_last() {
 }
 
 #[tokio::test]
+async fn the_end_of_the_next_condition_is_awaited() {
+    let hard = json!({"evictionHard": {"memory.available": "100Mi", "pid.available": "10%"}});
+    let mut observed = Observed::new(hard);
+    observed.at(0, &[(Signal::PidAvailable, "99")]);
+    observed.at(10, &[(Signal::MemoryAvailable, "99Mi")]);
+    let end = |second| {
+        let now = observed.start + Duration::from_secs(second);
+        observed.history.next_transition(MINUTE, now).map(|end| end.duration_since(observed.start).as_secs())
+    };
+    assert_eq!([10, 59, 60, 69, 70].map(end), [Some(60), Some(60), Some(70), Some(70), None]);
+}
+
+#[tokio::test]
 async fn without_a_transition_period_a_condition_ends_with_its_cause() {
     let mut observed = Observed::new(json!({"evictionHard": {"memory.available": "100Mi"}}));
     let mut pressures = |second, available| {

@@ -76,6 +76,13 @@ fn one_container() {
         assert_eq!(found(&pod, &disks("8Mi", "3Mi", "0"), layout), None, "{layout:?}: writable layers do not count");
         assert_eq!(found(&pod, &disks("8Mi", "11Mi", "0"), layout), expected, "{layout:?}");
     }
+    let unlimited = self::pod(
+        "web",
+        json!({"containers": [
+            {"name": "main", "resources": limits("0")}, {"name": "roomy", "resources": limits("1Gi")},
+        ]}),
+    );
+    assert_eq!(found(&unlimited, &disks("8Mi", "3Mi", "0"), DiskLayout::Shared), None, "zero is no limit");
 }
 
 #[test]

@@ -122,6 +122,15 @@ fn inodes_have_no_request() {
     let [few, many] = ["few", "many"].map(|name| pod(name, json!({})));
     let table = [(&few, inodes(10)), (&many, inodes(1000))];
     assert_eq!(ranked(Signal::NodeFsInodesFree, DiskLayout::Shared, &table), ["many", "few"]);
+    let resources = json!({"requests": {"ephemeral-storage": "1Gi"}});
+    let asking = pod("asking", json!({"priority": -1, "containers": [{"name": "main", "resources": resources}]}));
+    let table = [(&few, inodes(10)), (&many, inodes(1000)), (&asking, inodes(5))];
+    let expected = ["asking", "many", "few"];
+    assert_eq!(ranked(Signal::NodeFsInodesFree, DiskLayout::Shared, &table), expected, "bytes permit no inodes");
+    let asking = requesting("asking", "ephemeral-storage", "500");
+    let table = [(&asking, inodes(1000)), (&few, inodes(600))];
+    let expected = ["few", "asking"];
+    assert_eq!(ranked(Signal::NodeFsInodesFree, DiskLayout::Shared, &table), expected, "as upstream counts the rest");
 }
 
 #[test]
@@ -166,11 +175,16 @@ fn pods_evicted_at_once_for_memory_are_suspended_unless_they_have_hooks() {
         json!({"evictionSoft": {"memory.available": "30%"}, "evictionSoftGracePeriod": {"memory.available": "1m"}});
     let (memory, disk) = (json!({"memory.available": "30%"}), json!({"nodefs.available": "30%"}));
     let (memory, disk) = (json!({ "evictionHard": memory }), json!({ "evictionHard": disk }));
-    let hooked = json!({"containers": [{"name": "main", "lifecycle": {"preStop": {"exec": {"command": ["drain"]}}}}]});
+    let hook = json!({"exec": {"command": ["drain"]}});
+    let hooked = json!({"containers": [{"name": "main", "lifecycle": {"preStop": hook}}]});
+    let sidecar = json!([{"name": "side", "restartPolicy": "Always", "lifecycle": {"preStop": hook}}]);
+    let started = json!({"containers": [{"name": "main", "lifecycle": {"postStart": hook}}]});
     let low = readings(Instant::now(), &[(Signal::MemoryAvailable, "1Mi"), (Signal::NodeFsAvailable, "1Mi")]);
     for (fields, spec, suspended) in [
         (&memory, json!({}), true),
         (&memory, hooked, false),
+        (&memory, json!({ "initContainers": sidecar }), false),
+        (&memory, started, true),
         (&memory, json!({"runtimeClassName": "kata"}), false),
         (&memory, json!({"runtimeClassName": ""}), true),
         (&disk, json!({}), false),

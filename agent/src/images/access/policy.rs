@@ -121,6 +121,9 @@ mod tests {
         ] {
             assert_eq!(proof(&one, &presented).is_some(), expected, "{presented:?}");
         }
+        let unhashed = Access { kubernetes_secrets: vec![used("u1", "ns", "s", "")], ..Access::default() };
+        assert!(proof(&unhashed, &[secret("u2", "ns", "other", "")]).is_none(), "no content is known of either");
+        assert!(proof(&unhashed, &[secret("u1", "ns", "s", "")]).is_some());
         let many: Vec<_> = (0..100).map(|n| used(&format!("u{n}"), "ns", "s", &format!("h{n}"))).collect();
         let full = Access { kubernetes_secrets: many, ..Access::default() };
         assert!(proof(&full, &[secret("u1", "ns", "s", "new")]).is_none());

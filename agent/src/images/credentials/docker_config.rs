@@ -175,6 +175,9 @@ mod tests {
             let old = parse_dockercfg(json!({"r.io": entry}).to_string().as_bytes()).expect("valid");
             assert_eq!(old["r.io"].username, "foo");
         }
+        // `foo:a:b`: a password may have colons, a user name may not.
+        let found = config(&json!({"auth": "Zm9vOmE6Yg=="})).expect("valid").remove("r.io").expect("an entry");
+        assert_eq!((found.username.as_str(), found.password.expose_secret()), ("foo", "a:b"));
         for nothing in ["{}", r#"{"auths": null}"#, r#"{"credsStore": "x", "auths": {}}"#, "null"] {
             assert!(parse_config_json(nothing.as_bytes()).expect(nothing).is_empty());
         }

@@ -244,7 +244,12 @@ mod tests {
             assert_eq!(keyring.matching(repository), [&"hub"], "{repository}");
             assert!(may_serve("https://index.docker.io/v1/", repository), "{repository}");
         }
-        assert!(keyring.matching("quay.io/x").is_empty() && !may_serve("index.docker.io", "quay.io/x"));
+        for repository in ["quay.io/x", "localhost:5000/x"] {
+            assert!(
+                keyring.matching(repository).is_empty() && !may_serve("index.docker.io", repository),
+                "{repository}"
+            );
+        }
         keyring.add("docker.io", "exact");
         assert_eq!(keyring.matching("docker.io/library/busybox"), [&"exact"]);
     }

@@ -273,6 +273,20 @@ async fn a_full_disk_is_reported_when_unused_images_are_not_enough() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn no_more_images_are_removed_than_needed() {
+    // Each is larger than any disk.
+    let images = vec![image("recent", 1 << 60), image("unused", 1 << 60)];
+    let mut bench = Bench::new(always_full(), Node { images, mountpoint: "/", ..Node::default() });
+    bench.gc.observe(None).await.expect("observed");
+    let info = crate::images::ImageInfo { image_ref: "recent".into(), uid: None, username: String::new(), size: 1 };
+    bench.gc.images.set_cached("pod", "recent:1", info, Instant::now());
+    tokio::time::advance(5 * MINUTE).await;
+    bench.gc.pass(Instant::now()).await.expect("enough is freed");
+    assert_eq!(bench.remaining(), ["recent"]);
+    assert!(bench.events.take().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn disks_without_size_or_runtimes_without_disks_fail_the_pass() {
     for (mountpoint, expected) in [
         ("/proc", "invalid capacity 0 on image filesystem"),

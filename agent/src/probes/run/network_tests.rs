@@ -63,6 +63,12 @@ async fn tcp_probes_connect() {
     let named = target(serde_json::json!([{ "name": "web", "containerPort": address.port() }]));
     assert_eq!(tcp_of(IntOrString::String("web".into()), &named).await, Outcome::Success);
     assert_eq!(tcp_of(IntOrString::Int(0), &named).await, Outcome::error("invalid port number: 0".into()));
+    let ((pod, id), target) = (ids(), target(serde_json::json!([])));
+    for (of_pod, host) in [("192.0.2.1", "127.0.0.1"), ("127.0.0.1", "")] {
+        let action = TCPSocketAction { host: Some(host.to_owned()), port: IntOrString::Int(address.port().into()) };
+        let subject = Subject { address: of_pod, ..subject(&pod, &id, &target) };
+        assert_eq!(tcp::run(&subject, &action).await, Outcome::Success, "{of_pod} {host}");
+    }
     drop(listening);
     let refused = format!("dial tcp {address}: connect: connection refused");
     assert_eq!(tcp_of(IntOrString::Int(address.port().into()), &named).await, Outcome::Failure(refused));

@@ -254,6 +254,16 @@ async fn the_initial_delay_counts_from_the_start_of_the_instance() {
 }
 
 #[tokio::test]
+async fn a_liveness_probe_with_an_initial_delay_waits_for_no_period() {
+    let (mut world, pod) = (World::new(), pod(&["liveness"]));
+    let mut delayed = Pod::unwrap_or_clone(pod);
+    let spec = delayed.spec.as_mut().expect("a spec");
+    spec.containers[0].liveness_probe.as_mut().expect("a probe").initial_delay_seconds = Some(3);
+    world.observe(&Arc::new(delayed), &snapshot(vec![running("a", 1)]), 0.0);
+    assert_eq!(world.table.next_due(), Some(world.at(3.0)));
+}
+
+#[tokio::test]
 async fn a_changed_probe_begins_anew_and_a_removed_one_ends() {
     let (mut world, all) = (World::new(), pod(&["liveness", "readiness"]));
     let runs = snapshot(vec![running("a", 1)]);
