@@ -154,6 +154,13 @@ mod tests {
             (requests("1", "4Gi"), json!({ "requests": { "memory": "8Gi" }, "limits": { "memory": "8Gi" } }));
         assert_eq!(judge(same, doubled.clone(), json!([]), Class::Burstable), None);
         assert_eq!(judge(one, doubled, json!([]), Class::Burstable), swaps, "it swaps now");
+        let critical = |memory: &str| {
+            let mut pod = pod(requests("1", memory), json!([]));
+            pod.spec.as_mut().expect("a spec").priority = Some(2_000_000_000);
+            pod
+        };
+        let judged = infeasible(&critical("2Gi"), &critical("1Gi"), Class::Burstable, policy);
+        assert_eq!(judged, None, "critical pods have no swap");
     }
 
     #[test]

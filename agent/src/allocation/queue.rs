@@ -100,6 +100,8 @@ mod tests {
             ("guaranteed", rank(true, 0, true, None)),
         ];
         assert_eq!(sorted(&equal), ["guaranteed", "old", "young", "new"]);
+        let unequal = [("guaranteed", rank(true, 0, true, Some(10))), ("important", rank(true, 10, false, None))];
+        assert_eq!(sorted(&unequal), ["important", "guaranteed"]);
     }
 
     #[test]

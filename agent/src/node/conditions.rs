@@ -225,6 +225,36 @@ mod tests {
     }
 
     #[test]
+    fn each_pressure_has_its_own_condition() {
+        let none = Pressures::default();
+        for (pressures, type_, reason, message) in [
+            (
+                Pressures { memory: true, ..none },
+                "MemoryPressure",
+                "KubeletHasInsufficientMemory",
+                "kubelet has insufficient memory available",
+            ),
+            (Pressures { disk: true, ..none }, "DiskPressure", "KubeletHasDiskPressure", "kubelet has disk pressure"),
+            (
+                Pressures { pid: true, ..none },
+                "PIDPressure",
+                "KubeletHasInsufficientPID",
+                "kubelet has insufficient PID available",
+            ),
+        ] {
+            let mut status = NodeStatus::default();
+            set_pressures(&mut status, pressures, &time(1));
+            let all = status.conditions.expect("conditions");
+            assert_eq!(all.len(), 3);
+            let mut under = all.iter().filter(|condition| condition.status != "False");
+            let condition = under.next().expect(type_);
+            assert_eq!((condition.type_.as_str(), condition.status.as_str()), (type_, "True"));
+            assert_eq!((condition.reason.as_deref(), condition.message.as_deref()), (Some(reason), Some(message)));
+            assert_eq!(under.next(), None, "{type_} alone");
+        }
+    }
+
+    #[test]
     fn unchanged_pressures_keep_their_message_and_position() {
         let foreign = NodeCondition {
             type_: "DiskPressure".into(),

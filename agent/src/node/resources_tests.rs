@@ -69,6 +69,14 @@ fn pods_are_limited_per_core() {
 }
 
 #[test]
+fn local_storage_is_offered_only_if_it_is_isolated() {
+    for isolated in [true, false] {
+        let config = config(serde_json::json!({ "localStorageCapacityIsolation": isolated }));
+        assert_eq!(allocatable(&sizes(), &config).contains_key("ephemeral-storage"), isolated);
+    }
+}
+
+#[test]
 fn thresholds_can_be_ignored_and_disabled() {
     let kubelet = serde_json::json!({ "evictionHard": { "memory.available": "1Gi", "nodefs.available": "0%" } });
     let kubelet: KubeletConfiguration = serde_json::from_value(kubelet).expect("a configuration");
@@ -85,6 +93,8 @@ fn reservations_above_the_capacity_fail() {
         "invalid Node Allocatable configuration. Resource \"memory\" has a reservation of 9Gi but capacity of 8Gi. \
          Expected capacity >= reservation."
     );
+    let all = self::config(serde_json::json!({ "systemReserved": { "memory": "8Gi" }, "evictionHard": {} }));
+    assert_eq!(check(&sizes(), &all), Ok(()), "all of it");
     let pids = self::config(serde_json::json!({ "kubeReserved": { "pid": "40000" } }));
     assert_eq!(check(&sizes(), &pids).expect_err("too many").resource, "pid");
 }

@@ -77,6 +77,7 @@ use crate::sync::SyncRequests;
 use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
 use crate::workers::act::ActContext;
+use crate::workers::act::ActServices;
 use crate::workers::act::NodeFiles;
 use crate::workers::act::gc::DeadContainers;
 use crate::workers::backoff;
@@ -268,32 +269,18 @@ impl Services {
             probes: ProbeResultStore::default(),
             journal: self.journal.clone(),
         };
-        let mirrors = match (&self.api, &self.mirrors_of) {
-            (Some(api), Some(node)) => Mirrors::new(api.clone(), node.clone()),
-            _ => Mirrors::none(),
-        };
+        let (mirrors, admission) = (self.mirrors(), self.admission(running.evictions()));
         let (pods, clock, recorder, startups) =
             (self.pods.clone(), self.clock, self.recorder.clone(), self.startups.clone());
         let (closed, pressures) = (self.closed.clone(), self.pressures.clone());
         let requests = SyncRequests { kills: kills_receiver, closed, pressures };
-        let evictions = EvictionSender::new(running.kills.clone());
-        let record = self.journal.record_of_preemptions(clock);
-        let admission = PodAdmission::new(self.offer.clone(), evictions, self.read_node.clone(), record);
         let (image_gc, metrics) = (self.image_gc, self.metrics.clone());
         let (allocations, resizes) = (self.allocations.clone(), PendingResizes::new(self.resize_policy));
-        let counted = metrics.clone();
         let prober = probed_pods::prober(&self, &running);
         tasks.spawn(named("prober", prober.clone().run(shutdown.clone())));
         let context = Arc::new(self.worker_context(&running, prober, tasks));
-        let images = Arc::new(ImageGc::new(context.act.images.clone(), image_gc, recorder.clone(), metrics));
-        let garbage = NodeGarbage::new(context.clone(), running.registry.clone(), images.clone());
-        let collecting = async move { images.run().await };
-        tasks.spawn(named("image garbage collection", until(shutdown.clone(), collecting)));
-        let devices = DeviceRelease::new(context.act.volumes.clone(), context.retries.clone());
-        tasks.spawn(named("release of devices", until(shutdown.clone(), devices.run())));
-        if let Some(limits) = DeadContainerLimits::new(context.clone(), running.registry.clone(), pods.clone()) {
-            tasks.spawn(named("limits on dead containers", until(shutdown.clone(), limits.run())));
-        }
+        let images = ImageGc::new(context.act.images.clone(), image_gc, recorder.clone(), metrics.clone());
+        let garbage = collect_garbage(&context, images, &running.registry, &pods, tasks, &shutdown);
         let (sweep_again, leftovers_due) = mpsc::channel(1);
         let sync = SyncLoop {
             leftovers: Arc::new(OrphanCleanup::new(
@@ -307,7 +294,7 @@ impl Services {
             admission,
             allocations,
             resizes,
-            metrics: counted,
+            metrics,
             pods,
             pleg: running.pleg.clone(),
             sources: desired.sources,
@@ -343,21 +330,35 @@ impl Services {
         statuses
     }
 
+    /// Mirror pods, if the API server is to have them.
+    fn mirrors(&self) -> Mirrors {
+        match (&self.api, &self.mirrors_of) {
+            (Some(api), Some(node)) => Mirrors::new(api.clone(), node.clone()),
+            _ => Mirrors::none(),
+        }
+    }
+
+    /// The admission of pods, which may preempt others.
+    fn admission(&self, evictions: EvictionSender) -> PodAdmission {
+        let record = self.journal.record_of_preemptions(self.clock);
+        PodAdmission::new(self.offer.clone(), evictions, self.read_node.clone(), record)
+    }
+
     /// What all pod workers share.
     fn worker_context(self, running: &Running, prober: Prober, tasks: &mut JoinSet<()>) -> WorkerContext {
         let network = network_of(self.state.clone(), tasks);
-        let mut act = ActContext::new(
-            self.runtime,
-            self.images,
-            self.volumes,
-            self.cgroups,
-            self.node,
-            self.files,
+        let mut act = ActContext::new(ActServices {
+            runtime: self.runtime,
+            images: self.images,
+            volumes: self.volumes,
+            cgroups: self.cgroups,
+            settings: self.node,
+            files: self.files,
             network,
-            self.recorder.clone(),
-            self.clock,
-            self.pacing,
-        )
+            recorder: self.recorder.clone(),
+            clock: self.clock,
+            pacing: self.pacing,
+        })
         .with_objects(self.objects)
         .with_user_namespaces(self.user_namespaces);
         act.startups = self.startups;
@@ -384,6 +385,28 @@ impl Services {
             shutdown: CancellationToken::new(),
         }
     }
+}
+
+/// Collects garbage in `tasks`: unused images, devices of volumes, dead containers. Returns what the eviction manager may
+/// remove beside that.
+fn collect_garbage(
+    context: &Arc<WorkerContext>,
+    images: ImageGc,
+    registry: &WorkerRegistry,
+    pods: &SharedPods,
+    tasks: &mut JoinSet<()>,
+    shutdown: &CancellationToken,
+) -> NodeGarbage {
+    let images = Arc::new(images);
+    let garbage = NodeGarbage::new(context.clone(), registry.clone(), images.clone());
+    let collecting = async move { images.run().await };
+    tasks.spawn(named("image garbage collection", until(shutdown.clone(), collecting)));
+    let devices = DeviceRelease::new(context.act.volumes.clone(), context.retries.clone());
+    tasks.spawn(named("release of devices", until(shutdown.clone(), devices.run())));
+    if let Some(limits) = DeadContainerLimits::new(context.clone(), registry.clone(), pods.clone()) {
+        tasks.spawn(named("limits on dead containers", until(shutdown.clone(), limits.run())));
+    }
+    garbage
 }
 
 /// Why the runtime's network is not ready, which concerns pods with a network of their own.

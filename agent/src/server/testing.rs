@@ -33,6 +33,7 @@ use super::SensorReport;
 use super::run_main;
 use super::secure::Reviews;
 use super::secure::Secure;
+use super::secure::SecureOptions;
 use super::secure::ServingSource;
 use super::secure::testing::Authority;
 use super::secure::testing::Pair;
@@ -172,7 +173,9 @@ impl Setup {
     async fn open_with(&self, source: ServingSource) -> Result<Secure, super::secure::SetupError> {
         let listener = super::secure::bind(&self.config).await?;
         let reviews = self.reviews.clone();
-        Secure::open(listener, &self.config, &self.gates, "n1", source, reviews, &Metrics::new())
+        let (config, gates, metrics) = (&self.config, &self.gates, Metrics::new());
+        let options = SecureOptions { config, gates, node: "n1", serving: source, reviews, metrics: &metrics };
+        Secure::open(listener, options)
     }
 
     pub(super) async fn start(self) -> MainPort {

@@ -249,7 +249,7 @@ mod tests {
         assert!(*offered.node_known.borrow(), "there is none");
         let mut offer = offered.offer;
         assert!(offer.borrow().supplemental_groups_policy && offer.borrow().pod_level_resources);
-        sender.send_replace(RuntimeState::NotReady("restarting".to_owned()));
+        sender.send_replace(RuntimeState::NotReady { error: "restarting".to_owned(), network_error: None });
         offer.changed().await.expect("an update");
         assert!(offer.borrow_and_update().supplemental_groups_policy, "as it was");
         sender.send_replace(ready(None));

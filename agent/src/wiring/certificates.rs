@@ -26,27 +26,35 @@ use crate::model::named;
 /// The serving certificate; `None` until the first one is signed, and while the last one has expired.
 pub(super) type Serving = watch::Receiver<Option<Arc<CertifiedKey>>>;
 
+/// What the serving certificate is made from.
+pub(super) struct Parts<'a> {
+    /// The configuration.
+    pub settings: &'a Settings,
+    /// The node's name.
+    pub node_name: &'a str,
+    /// The API server; `None` when standalone.
+    pub api: Option<&'a ApiServer>,
+    /// The own Node as last seen.
+    pub node: watch::Receiver<Option<Arc<Node>>>,
+    /// What is counted.
+    pub metrics: &'a Arc<Metrics>,
+}
+
 /// Keeps the serving certificate of `serverTLSBootstrap` valid, in `tasks`; `None` if that is off. Its names follow the
 /// addresses of the Node as the API server has them. Without an API server an existing pair is served as it is.
 ///
 /// # Errors
 /// A pair is there but cannot be used.
 pub(super) fn serving(
-    settings: &Settings,
-    node_name: &str,
-    api: Option<&ApiServer>,
-    nodes: watch::Receiver<Option<Arc<Node>>>,
-    metrics: &Arc<Metrics>,
+    parts: Parts<'_>,
     tasks: &mut JoinSet<()>,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<Option<Serving>> {
-    let kubelet = &settings.kubelet;
-    if !kubelet.server_tls_bootstrap || !settings.gates.enabled(Feature::RotateKubeletServerCertificate) {
+    let Parts { settings, node_name, api, node, metrics } = parts;
+    if !settings.kubelet.server_tls_bootstrap || !settings.gates.enabled(Feature::RotateKubeletServerCertificate) {
         return Ok(None);
     }
-    let configured = [&kubelet.tls_cert_file, &kubelet.tls_private_key_file].map(PathBuf::from);
-    let configured = configured.iter().all(|path| !path.as_os_str().is_empty()).then(|| configured.clone().into());
-    let store = Store::new(&settings.flags.cert_dir, Purpose::Serving, configured);
+    let store = store(settings);
     let first = store.load().context("serving certificate")?.map(Arc::new);
     let expires = first.as_ref().map(|pair| pair.leaf.not_after);
     let (current, seen) = watch::channel(first);
@@ -62,7 +70,7 @@ pub(super) fn serving(
         return Ok(Some(serving));
     };
     let (templates, template) = watch::channel(None);
-    let following = follow_addresses(node_name.to_owned(), nodes, templates, shutdown.clone());
+    let following = follow_addresses(node_name.to_owned(), node, templates, shutdown.clone());
     tasks.spawn(named("names of the serving certificate", following));
     let manager = RotationManager {
         store,
@@ -75,6 +83,14 @@ pub(super) fn serving(
     };
     tasks.spawn(named("rotation of the serving certificate", manager.run(current, shutdown.clone())));
     Ok(Some(serving))
+}
+
+/// Where the certificate is kept: in the files of the configuration, or else in the certificate directory.
+fn store(settings: &Settings) -> Store {
+    let kubelet = &settings.kubelet;
+    let configured = [&kubelet.tls_cert_file, &kubelet.tls_private_key_file].map(PathBuf::from);
+    let configured = configured.iter().all(|path| !path.as_os_str().is_empty()).then(|| configured.clone().into());
+    Store::new(&settings.flags.cert_dir, Purpose::Serving, configured)
 }
 
 async fn follow_addresses(
@@ -135,8 +151,9 @@ mod tests {
         let flags = [("cert-dir", &*place), ("rotate-server-certificates", "true")];
         let settings = crate::config::load(&flags.into_iter().collect()).expect("valid settings");
         let (metrics, mut tasks, shutdown) = (Metrics::new(), JoinSet::new(), CancellationToken::new());
-        let nodes = watch::channel(None).1;
-        let served = serving(&settings, "n", None, nodes, &metrics, &mut tasks, &shutdown).expect("a pair");
+        let node = watch::channel(None).1;
+        let parts = Parts { settings: &settings, node_name: "n", api: None, node, metrics: &metrics };
+        let served = serving(parts, &mut tasks, &shutdown).expect("a pair");
         assert!(served.is_some() && tasks.len() == 2, "the caller watches {} tasks", tasks.len());
         let text = metrics.render().expect("metrics");
         let left = text.lines().find_map(|line| line.strip_prefix("kubelet_certificate_manager_server_ttl_seconds "));

@@ -123,7 +123,7 @@ impl AgentState for Agent {
     fn runtime_ready(&self) -> Result<(), String> {
         match &*self.runtime.borrow() {
             RuntimeState::Ready { .. } => Ok(()),
-            RuntimeState::Unreachable(reason) | RuntimeState::NotReady(reason) => Err(reason.clone()),
+            RuntimeState::Unreachable(error) | RuntimeState::NotReady { error, .. } => Err(error.clone()),
             RuntimeState::Unknown => Err("the container runtime has not answered yet".to_owned()),
         }
     }

@@ -16,6 +16,7 @@ use crate::server::secure;
 use crate::server::secure::ApiReviews;
 use crate::server::secure::Reviews;
 use crate::server::secure::Secure;
+use crate::server::secure::SecureOptions;
 use crate::server::secure::Serving;
 use crate::server::secure::ServingSource;
 
@@ -98,8 +99,9 @@ async fn main(
     show_pair(&handles.configz, &source);
     let metrics = handles.metrics.clone();
     let reviews = reviews.map(|client| Arc::new(ApiReviews { client, metrics: metrics.clone() }) as Arc<dyn Reviews>);
-    let opened = Secure::open(listener, &settings.kubelet, &settings.gates, &node, source, reviews, &metrics);
-    let main = opened.context("starting the main server")?;
+    let (config, gates) = (&settings.kubelet, &settings.gates);
+    let secured = SecureOptions { config, gates, node: &node, serving: source, reviews, metrics: &metrics };
+    let main = Secure::open(listener, secured).context("starting the main server")?;
     server::run_main(main, options, handles, mounted, shutdown).await;
     Ok(())
 }

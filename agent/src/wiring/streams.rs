@@ -43,12 +43,10 @@ const NODE_LOGS: &str = "/var/log";
 pub(super) fn mounted(
     settings: &Settings,
     stats: Stats,
-    shared: &SharedPods,
-    pipeline: &PipelineHandle,
+    pods: Arc<Pods>,
     runtime: &Runtime,
     metrics: &Arc<Metrics>,
 ) -> Mounted {
-    let pods = Arc::new(Pods { shared: shared.clone(), pipeline: pipeline.clone() });
     let containers = Containers { pods, runtime: runtime.clone() };
     let split = settings.gates.enabled(Feature::PodLogsQuerySplitStreams);
     let checkpoints =
@@ -68,8 +66,7 @@ pub(super) fn mounted(
 pub(super) fn stats(
     settings: &Settings,
     node_name: &str,
-    shared: &SharedPods,
-    pipeline: &PipelineHandle,
+    pods: Arc<Pods>,
     runtime: &Runtime,
     layout: Layout,
     ooms: &OomCounts,
@@ -87,15 +84,17 @@ pub(super) fn stats(
             pod_logs: PathBuf::from(&settings.kubelet.pod_logs_dir),
         },
         runtime: runtime.clone(),
-        snapshots: Arc::new(Pods { shared: shared.clone(), pipeline: pipeline.clone() }),
+        snapshots: pods,
         ooms: ooms.clone(),
     }))
 }
 
 /// Pods as the handlers of the servers see them, and as their usage is measured.
-struct Pods {
-    shared: SharedPods,
-    pipeline: PipelineHandle,
+pub(super) struct Pods {
+    /// Desired pods.
+    pub shared: SharedPods,
+    /// The pipeline that runs them.
+    pub pipeline: PipelineHandle,
 }
 
 impl PodLookup for Pods {

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn uid_image_and_resources_are_part_of_the_key() {
+    fn uid_name_image_and_resources_are_part_of_the_key() {
         let pod = testing::pod("Always", &[], &["main"]);
         let container = testing::container("main");
         let key = crash_loop_key(&pod, &container);
@@ -254,8 +254,17 @@ mod tests {
             resources: Some(ResourceRequirements { limits: Some(limit), ..Default::default() }),
             ..container.clone()
         };
+        let request = BTreeMap::from([("cpu".to_owned(), Quantity("1".into()))]);
+        let requesting = Container {
+            resources: Some(ResourceRequirements { requests: Some(request), ..Default::default() }),
+            ..container.clone()
+        };
         let changed = Container { image: Some("image:2".into()), ..container.clone() };
+        let neighbour = Container { name: "neighbour".into(), ..container.clone() };
         assert_eq!(crash_loop_key(&pod, &container), key);
+        assert_ne!(crash_loop_key(&pod, &neighbour), key, "of the same image");
+        assert_ne!(crash_loop_key(&pod, &requesting), key);
+        assert_ne!(crash_loop_key(&pod, &requesting), crash_loop_key(&pod, &resized), "a request is no limit");
         assert_ne!(crash_loop_key(&renewed, &container), key);
         assert_ne!(crash_loop_key(&pod, &resized), key);
         assert_ne!(crash_loop_key(&pod, &changed), key);

@@ -18,6 +18,7 @@ mod publish;
 pub mod registry;
 pub mod state;
 pub mod static_pod_start_queue;
+mod sync_state;
 mod syncing;
 mod terminating;
 mod volume_refresh;

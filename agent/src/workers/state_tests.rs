@@ -50,9 +50,46 @@ fn a_deletion_timestamp_terminates_the_pod_with_its_own_grace() {
     assert!(s.request(Request::Update(pod(Some(30), Some(7)))).cancel);
     assert_eq!(s.take_work(), Some(Phase::Terminating));
     assert_eq!(s.termination_options().grace, Some(7));
+    assert!(!s.content_may_be_removed(), "its containers still write their logs");
     s.terminating_done();
     assert_eq!(s.take_work(), Some(Phase::Terminated));
     assert!(s.content_may_be_removed());
+}
+
+#[test]
+fn what_a_pod_leaves_is_removed_if_it_is_deleted_or_evicted_and_kept_if_it_ended_by_itself() {
+    let finished = |terminate: &dyn Fn(&mut PodState)| {
+        let mut s = state();
+        s.request(Request::Create(pod(Some(30), None)));
+        s.take_work();
+        terminate(&mut s);
+        let before = s.content_may_be_removed();
+        assert_eq!(s.take_work(), Some(Phase::Terminating));
+        s.terminating_done();
+        (before, s.content_may_be_removed())
+    };
+    let evicted = || Request::Kill(KillOptions { evicted: true, ..KillOptions::default() });
+    assert_eq!(finished(&PodState::sync_was_terminal), (false, false), "its logs can still be read");
+    assert_eq!(finished(&|s| _ = s.request(killed(None))), (false, false), "its object may exist, as at a shutdown");
+    assert_eq!(finished(&|s| _ = s.request(evicted())), (true, true));
+    assert_eq!(finished(&|s| _ = s.orphaned()), (false, true), "no source desires it");
+}
+
+#[test]
+fn a_pod_that_no_source_desires_any_more_ends_with_its_own_grace_period() {
+    let mut s = state();
+    s.request(Request::Create(pod(Some(30), None)));
+    s.take_work();
+    assert_eq!(s.orphaned(), Reaction { wake: true, cancel: true });
+    assert_eq!(s.take_work(), Some(Phase::Terminating));
+    let options = s.termination_options();
+    assert_eq!((options.grace, options.immediately), (Some(30), false));
+    assert_eq!(s.orphaned(), Reaction { wake: true, cancel: false }, "it is being stopped already");
+    s.request(killed(Some(5)));
+    assert_eq!((s.orphaned().cancel, s.termination_options().grace), (false, Some(5)), "a shorter one stays");
+    s.terminating_done();
+    s.terminated_done();
+    assert_eq!(s.orphaned(), Reaction::default());
 }
 
 #[test]

@@ -96,6 +96,7 @@ mod tests {
         assert!(queue.try_acquire("web_default", &a));
         assert!(queue.try_acquire("web_default", &a), "the owner acquires again");
         queue.release("web_default", &b);
+        assert!(!queue.try_acquire("web_default", &c), "one that has only waited does not release the name");
         queue.release("web_default", &a);
         assert!(queue.try_acquire("web_default", &c), "a UID that left the queue is skipped");
     }

@@ -1,8 +1,6 @@
 //! A worker's syncing phase (`SyncPod`): inspect, plan, execute, and again, until the plan is empty.
 
-use std::collections::HashMap;
 use std::collections::HashSet;
-use std::time::Duration;
 use std::time::SystemTime;
 
 use tokio::time::Instant;
@@ -12,12 +10,12 @@ use super::act;
 use super::act::PassContext;
 use super::act::PodError;
 use super::act::SyncOutcome;
-use super::active_deadline::ActiveDeadline;
 use super::backoff;
 use super::plan::PlanInput;
 use super::plan::plan;
 use super::publish::Transition;
-use super::volume_refresh::VolumeRefresh;
+use super::sync_state::SyncState;
+use super::sync_state::last_exited;
 use super::volume_refresh::earliest;
 use super::worker::Next;
 use super::worker::Worker;
@@ -27,76 +25,12 @@ use crate::model::ContainerState;
 use crate::model::Pod;
 use crate::model::PodActions;
 use crate::model::PodSnapshot;
-use crate::model::SandboxPlan;
 use crate::model::SandboxStatus;
 use crate::model::StartContainer;
 use crate::model::StartFailure;
 use crate::model::spec;
 use crate::recorder::EventType;
 use crate::retry::Operation;
-
-/// State of the syncing phase between passes.
-#[derive(Default)]
-pub(super) struct SyncState {
-    /// When the event of a container's crash-loop back-off was last sent, by name.
-    event_sent: HashMap<String, Instant>,
-    /// Since when back-off holds a container, by name, by a clock that is not set; until its next start.
-    held: HashMap<String, Instant>,
-    /// The last start of each container if it failed, by name.
-    failed: HashMap<String, FailedStart>,
-    /// When all containers were last removed to be restarted.
-    restarted_all: Option<Instant>,
-    /// When the plan that has last created a sandbox was executed.
-    sandbox_created: Option<Instant>,
-    /// Refresh state of the pod's volumes.
-    pub volumes: VolumeRefresh,
-    /// The end of the pod's `activeDeadlineSeconds`.
-    pub deadline: ActiveDeadline,
-}
-
-/// A start that failed.
-struct FailedStart {
-    at: Instant,
-    /// The instance that had exited last by then.
-    exited: Option<ContainerId>,
-}
-
-impl SyncState {
-    /// Keeps which starts failed, of a plan that was made from this snapshot.
-    fn remember_starts(&mut self, snapshot: &PodSnapshot, outcome: &SyncOutcome) {
-        let last_exited = last_exited(snapshot);
-        for tried in &outcome.starts {
-            self.held.remove(&tried.name);
-            if tried.result.is_ok() {
-                self.failed.remove(&tried.name);
-            } else {
-                let exited = last_exited.get(tried.name.as_str()).copied().cloned();
-                self.failed.insert(tried.name.clone(), FailedStart { at: Instant::now(), exited });
-            }
-        }
-    }
-
-    /// For how long the status still shows why the last start of a container failed, instead of the back-off that holds the
-    /// next one; `None` if it need not, or if an instance has exited since.
-    fn failure_shown_for(&self, last_exited: &LastExited<'_>, name: &str) -> Option<Duration> {
-        let failed = self.failed.get(name)?;
-        let left = FAILURE_SHOWN.saturating_sub(failed.at.elapsed());
-        (!left.is_zero() && failed.exited.as_ref() == last_exited.get(name).copied()).then_some(left)
-    }
-
-    /// When the restart of all containers that is planned is due, if it is too early now.
-    fn restart_all_due(&self, actions: &PodActions) -> Option<Instant> {
-        let due = self.restarted_all? + RESTART_ALL_PERIOD;
-        (!actions.remove.is_empty() && due > Instant::now()).then_some(due)
-    }
-
-    /// When the creation of a sandbox that is planned is due, if it is too early now.
-    fn sandbox_due(&self, actions: &PodActions) -> Option<Instant> {
-        let due = self.sandbox_created? + SANDBOX_PERIOD;
-        let creates = matches!(actions.sandbox, SandboxPlan::Create { .. });
-        (creates && due > Instant::now()).then_some(due)
-    }
-}
 
 impl Worker {
     /// Executes plans until there is nothing to do for now.
@@ -115,7 +49,10 @@ impl Worker {
     async fn sync_until_settled(&mut self, state: &mut SyncState) -> Next {
         let mut before: Option<PodActions> = None;
         loop {
-            self.runtime_ready().await;
+            if self.ends_before_runtime_is_ready().await {
+                self.mailbox.state().sync_was_terminal();
+                return Next::Phase;
+            }
             if self.context.shutdown.is_cancelled() {
                 return Next::Wait(None);
             }
@@ -167,6 +104,36 @@ impl Worker {
         }
     }
 
+    /// Waits until the runtime is ready, or the agent stops. Meanwhile the status shows the exits that the kernel proves.
+    /// Returns whether the pod has ended by them.
+    async fn ends_before_runtime_is_ready(&mut self) -> bool {
+        while !self.context.runtime.borrow().is_ready() && !self.context.shutdown.is_cancelled() {
+            if self.publish_cached().await {
+                return true;
+            }
+            tokio::select! {
+                () = self.runtime_ready() => {}
+                // What woke it is still pending for the next pass.
+                () = self.mailbox.woken() => {}
+            }
+        }
+        false
+    }
+
+    /// Publishes what is cached of the pod since the worker's last action. Returns whether the pod has ended.
+    async fn publish_cached(&mut self) -> bool {
+        if !self.has_view() || self.mailbox.state().termination_requested() {
+            return false;
+        }
+        // A first status needs to know what the runtime supports.
+        let Some(pod) = self.pod().filter(|_| self.context.statuses.stored(self.uid()).is_some()) else { return false };
+        self.note_replaced_resize();
+        match self.view().await {
+            Ok(view) => self.publish(&self.pass_context(pod, view), Transition::Inspected),
+            Err(_) => false,
+        }
+    }
+
     fn decide(&self, pass: &PassContext) -> PodActions {
         let began = Instant::now();
         let actions = plan(&PlanInput {
@@ -211,42 +178,41 @@ impl Worker {
             false => execution.await,
         };
         self.record_starts(&pass.pod, actions, &outcome, began_at);
-        state.remember_starts(&pass.snapshot, &outcome);
+        state.executed(&pass.snapshot, &outcome);
         let started = self.remember(&outcome);
         self.remember_resize(pass, &outcome);
         let resized = actions.resize.iter().flat_map(|resize| resize.memory.iter().chain(&resize.cpu));
         self.acted_on(started, resized.map(|container| container.id.clone()).collect());
         self.context.observer.acted(began.elapsed(), &outcome);
-        if outcome.restart_all_done {
-            state.restarted_all = Some(Instant::now());
-        }
-        if outcome.sandbox == Some(true) {
-            state.sandbox_created = Some(Instant::now());
-        }
         if outcome.is_ok() {
             return None;
         }
         if let Ok(after) = self.view().await {
             self.publish(&pass.with_snapshot(after), Transition::Inspected);
         }
-        let reason = failures(&outcome);
+        Some(self.after_failure(state, &outcome, blocked))
+    }
+
+    /// What follows a plan that failed. `blocked`: when the first start is due that back-off holds.
+    fn after_failure(&mut self, state: &mut SyncState, outcome: &SyncOutcome, blocked: Option<SystemTime>) -> Next {
+        let reason = failures(outcome);
         // Container exits and requests wake the worker; this is for what just failed.
         let operation = if outcome.network_not_ready() { Operation::AwaitNetwork } else { Operation::SyncPod };
         let first = [blocked, outcome.retry_at()].into_iter().flatten().min();
         if let Some(until) = first.filter(|_| outcome.is_held_back()) {
-            return Some(Next::Retry(self.recheck_at(until)));
+            return Next::Retry(self.recheck_at(until));
         }
         match first {
             None if outcome.volumes_not_ready() => {
                 tracing::debug!(pod = %self.pod_ref, reason, "volumes are not ready");
-                Some(Next::Wait(Some(state.volumes.failed(outcome.claims_not_ready()))))
+                Next::Wait(Some(state.volumes.failed(outcome.claims_not_ready())))
             }
-            None => Some(self.retry(operation, &reason)),
+            None => self.retry(operation, &reason),
             Some(until) => {
                 let due = self.recheck_at(until);
                 match self.retry(operation, &reason) {
-                    Next::Retry(retry) => Some(Next::Retry(retry.min(due))),
-                    next => Some(next),
+                    Next::Retry(retry) => Next::Retry(retry.min(due)),
+                    next => next,
                 }
             }
         }
@@ -316,21 +282,6 @@ impl Worker {
         }
     }
 
-    /// Ends back-offs that have lasted long enough. The end in the plan is a time of the wall clock, counted from that of an
-    /// exit: a clock that was set back since reaches it late.
-    fn bound_back_offs(&self, held: &mut HashMap<String, Instant>, actions: &mut PodActions) {
-        let (now, wall) = (Instant::now(), self.context.clock.wall());
-        for start in &mut actions.start {
-            let Some(block) = &mut start.blocked else { continue };
-            let since = *held.entry(start.name.clone()).or_insert(now);
-            let left = block.backoff.saturating_sub(now.saturating_duration_since(since));
-            block.until = block.until.min(wall + left);
-            if left.is_zero() {
-                start.blocked = None;
-            }
-        }
-    }
-
     /// Removes starts blocked by back-off from the plan, and shows them as waiting; returns when the first of them is due, or is
     /// to be shown as waiting instead of failed.
     fn take_blocked_starts(
@@ -339,7 +290,7 @@ impl Worker {
         state: &mut SyncState,
         mut actions: PodActions,
     ) -> (PodActions, Option<SystemTime>) {
-        self.bound_back_offs(&mut state.held, &mut actions);
+        state.bound_back_offs(&mut actions, self.context.clock.wall());
         let blocked: Vec<StartContainer> = actions.start.extract_if(.., |start| start.blocked.is_some()).collect();
         let (last_exited, mut first) = (last_exited(&pass.snapshot), None);
         for start in &blocked {
@@ -361,13 +312,11 @@ impl Worker {
         let known = self.status.reasons.insert(start.name.clone(), failure.clone());
         // The runtime's own finish time moves the end of the back-off a little; the message is the same.
         let new = known.is_none_or(|known| known.message != failure.message);
-        let sent = state.event_sent.get(&start.name);
-        if new || sent.is_none_or(|sent| sent.elapsed() >= BACK_OFF_EVENT_PERIOD) {
-            state.event_sent.insert(start.name.clone(), Instant::now());
-            if let Some(event) = error.event() {
-                let recorder = &self.context.recorder;
-                recorder.pod_event(pod, &field_path(start), event.kind, &event.reason, &event.message);
-            }
+        if state.event_is_due(&start.name, new)
+            && let Some(event) = error.event()
+        {
+            let recorder = &self.context.recorder;
+            recorder.pod_event(pod, &field_path(start), event.kind, &event.reason, &event.message);
         }
     }
 
@@ -406,28 +355,6 @@ fn failures(outcome: &SyncOutcome) -> String {
     outcome.errors.iter().map(ToString::to_string).chain(starts).collect::<Vec<_>>().join(", ")
 }
 
-/// Containers that exit at once would otherwise be restarted several times a second, each time with new files: no back-off
-/// applies (KEP-5532). Upstream sees an exit with its next relist, once a second.
-const RESTART_ALL_PERIOD: Duration = Duration::from_secs(1);
-
-/// A sandbox that ends at once, or is reported without an address, would otherwise be replaced as fast as the runtime makes
-/// another one: no back-off applies. Upstream sees its end with its next relist, once a second.
-const SANDBOX_PERIOD: Duration = Duration::from_secs(1);
-
-/// The cause of a failed start is shown at least for so long: a kubelet syncs the pod again after that.
-const FAILURE_SHOWN: Duration = Duration::from_secs(10);
-
-/// The event of a blocked start is repeated after this at the earliest.
-const BACK_OFF_EVENT_PERIOD: Duration = Duration::from_secs(1);
-
-/// The instance of each container that has exited last, by name.
-type LastExited<'a> = HashMap<&'a str, &'a ContainerId>;
-
-fn last_exited(snapshot: &PodSnapshot) -> LastExited<'_> {
-    let exited = snapshot.containers.iter().rev().filter(|instance| instance.state == ContainerState::Exited);
-    exited.map(|instance| (instance.name.as_str(), &instance.id)).collect()
-}
-
 fn field_path(start: &StartContainer) -> String {
     let list = match start.class {
         ContainerClass::Regular => "containers",
@@ -435,60 +362,4 @@ fn field_path(start: &StartContainer) -> String {
         ContainerClass::Ephemeral => "ephemeralContainers",
     };
     format!("spec.{list}{{{}}}", start.name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::StartOutcome;
-    use crate::model::testing::exited;
-    use crate::model::testing::snapshot;
-
-    fn tried(result: Result<ContainerId, StartFailure>) -> SyncOutcome {
-        let start = StartOutcome { name: "c".to_owned(), class: ContainerClass::Regular, result };
-        SyncOutcome { starts: vec![start], ..SyncOutcome::default() }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_cause_of_a_failed_start_is_shown_until_another_start_or_exit() {
-        let refused = || {
-            let (token, message) = ("CreateContainerError".to_owned(), "refused".to_owned());
-            tried(Err(StartFailure { token, message, retry_at: None }))
-        };
-        let crashed = snapshot(vec![exited("c", 0, 1)]);
-        let mut state = SyncState::default();
-        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "c"), None, "no start has failed");
-        state.remember_starts(&crashed, &refused());
-        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "c"), Some(FAILURE_SHOWN));
-        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "other"), None);
-        let again = snapshot(vec![exited("c", 1, 1), exited("c", 0, 1)]);
-        assert_eq!(state.failure_shown_for(&last_exited(&again), "c"), None, "it has exited once more");
-        tokio::time::advance(FAILURE_SHOWN).await;
-        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "c"), None, "it was shown for long enough");
-        state.remember_starts(&crashed, &refused());
-        state.remember_starts(&crashed, &tried(Ok("c-1".into())));
-        assert_eq!(state.failure_shown_for(&last_exited(&crashed), "c"), None, "it was started");
-    }
-
-    /// Containers: as many as an object of the API server has room for.
-    #[tokio::test(start_paused = true)]
-    async fn thousands_of_failed_starts_are_kept() {
-        let names: Vec<String> = (0..20_000).map(|number| format!("c{number}")).collect();
-        let crashed = |attempt| snapshot(names.iter().map(|name| exited(name, attempt, 1)).collect());
-        let (token, message) = ("CreateContainerError".to_owned(), "refused".to_owned());
-        let refused = StartFailure { token, message, retry_at: None };
-        let start = |name: &String| StartOutcome {
-            name: name.clone(),
-            class: ContainerClass::Regular,
-            result: Err(refused.clone()),
-        };
-        let outcome = SyncOutcome { starts: names.iter().map(start).collect(), ..SyncOutcome::default() };
-        let (before, mut state) = (crashed(0), SyncState::default());
-        state.remember_starts(&before, &outcome);
-        let again = crashed(1);
-        for (view, shown) in [(before, Some(FAILURE_SHOWN)), (again, None)] {
-            let exited = last_exited(&view);
-            assert!(names.iter().all(|name| state.failure_shown_for(&exited, name) == shown), "{shown:?}");
-        }
-    }
 }

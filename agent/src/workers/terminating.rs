@@ -407,4 +407,17 @@ mod tests {
             assert_eq!((of(true), of(false)), (expected, false), "{state:?}");
         }
     }
+
+    /// In a shared PID namespace processes outlive the init process of their container until the sandbox is stopped.
+    #[test]
+    fn sandboxes_of_pods_whose_processes_may_outlive_their_containers_are_stopped_first() {
+        let view = testing::snapshot(vec![testing::running("a", 0)]);
+        for (host_pid, is_shared, expected) in [(false, false, true), (true, false, false), (false, true, false)] {
+            let mut pod = testing::pod("Always", &[], &["a"]);
+            let spec = pod.spec.as_mut().expect("a spec");
+            spec.host_network = Some(true);
+            (spec.host_pid, spec.share_process_namespace) = (Some(host_pid), Some(is_shared));
+            assert_eq!(can_leave_sandboxes(&Arc::new(pod), &view), expected, "{host_pid} {is_shared}");
+        }
+    }
 }

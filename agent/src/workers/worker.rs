@@ -22,7 +22,7 @@ use super::pass_metrics::PassMetrics;
 use super::publish::StatusSources;
 use super::state::Phase;
 use super::static_pod_start_queue::StaticPodStartQueue;
-use super::syncing::SyncState;
+use super::sync_state::SyncState;
 use super::terminating::Stopped;
 use super::volume_refresh::earliest;
 use super::volume_refresh::refresh_ended;
@@ -149,6 +149,12 @@ struct LastAction {
     started: Vec<ContainerId>,
     /// Containers whose resources were changed since then. The runtime lists them as before: only their status shows it.
     resized: Vec<ContainerId>,
+}
+
+impl LastAction {
+    fn is_shown_by(&self, snapshot: &PodSnapshot) -> bool {
+        self.resized.is_empty() && snapshot.sampled_at > self.ended_at
+    }
 }
 
 /// Failed passes in a row.
@@ -344,6 +350,12 @@ impl Worker {
         &self.pod_ref.uid
     }
 
+    /// Whether [`Self::view`] needs no answer of the runtime.
+    pub(super) fn has_view(&self) -> bool {
+        let cached = self.context.pleg.cached(self.uid());
+        cached.is_some_and(|snapshot| self.last_action.as_ref().is_none_or(|last| last.is_shown_by(&snapshot)))
+    }
+
     /// A snapshot sampled after this worker's last action, with the termination messages of exits that the runtime has not
     /// reported yet.
     pub(super) async fn view(&mut self) -> Result<Arc<PodSnapshot>, InspectError> {
@@ -352,9 +364,7 @@ impl Worker {
             None => pleg.view(uid).await,
             Some(last) => {
                 let mut fresh = std::mem::take(&mut last.started);
-                let is_new =
-                    |snapshot: &Arc<PodSnapshot>| last.resized.is_empty() && snapshot.sampled_at > last.ended_at;
-                match pleg.cached(uid).filter(is_new) {
+                match pleg.cached(uid).filter(|snapshot| last.is_shown_by(snapshot)) {
                     Some(snapshot) => Ok(snapshot),
                     None => {
                         fresh.extend(last.resized.iter().cloned());

@@ -28,6 +28,7 @@ use keblet::server::SensorReport;
 use keblet::server::logs;
 use keblet::server::run_main;
 use keblet::server::secure::Secure;
+use keblet::server::secure::SecureOptions;
 use keblet::server::secure::bind;
 use keblet::server::secure::serving_files;
 use keblet_tests::cri::SimRuntime;
@@ -92,8 +93,10 @@ async fn serve(folder: PathBuf, shutdown: CancellationToken) -> anyhow::Result<(
     config.authentication.anonymous.enabled = true;
     config.authentication.webhook.enabled = false;
     config.authorization.mode = "AlwaysAllow".to_owned();
-    let source = serving_files(&config, &gates, &folder, "localhost")?;
-    let main = Secure::open(bind(&config).await?, &config, &gates, "node", source, None, &Metrics::new())?;
+    let (serving, metrics) = (serving_files(&config, &gates, &folder, "localhost")?, Metrics::new());
+    let node = "node";
+    let secure = SecureOptions { config: &config, gates: &gates, node, serving, reviews: None, metrics: &metrics };
+    let main = Secure::open(bind(&config).await?, secure)?;
     println!("{}", main.address().context("the port has no address")?);
     run_main(main, Options::new(&config, &gates), handles(), mounted, shutdown).await;
     Ok(())

@@ -43,6 +43,7 @@ use keblet::runtime::RuntimeEndpoint;
 use keblet::runtime::RuntimeOptions;
 use keblet::volumes::Volumes;
 use keblet::workers::act::ActContext;
+use keblet::workers::act::ActServices;
 use keblet::workers::act::NodeFiles;
 use keblet::workers::act::PassContext;
 use keblet::workers::act::TerminationOptions;
@@ -114,18 +115,18 @@ impl Node {
         fs::create_dir_all(dir.join("act/links")).unwrap();
         let files = NodeFiles { log_links: Some(dir.join("act/links")), ..NodeFiles::default() };
         let (_, network) = watch::channel(None);
-        let ctx = ActContext::new(
-            runtime.clone(),
-            Images::new(runtime, PullLimits::default()),
-            Volumes::new(&dir.join("act/root")),
-            Some(cgroups),
+        let ctx = ActContext::new(ActServices {
+            runtime: runtime.clone(),
+            images: Images::new(runtime, PullLimits::default()),
+            volumes: Volumes::new(&dir.join("act/root")),
+            cgroups: Some(cgroups),
             settings,
             files,
             network,
-            Recorder::default(),
-            Clock::System,
-            Pacing::for_this_machine(PacingPolicy::default()),
-        );
+            recorder: Recorder::default(),
+            clock: Clock::System,
+            pacing: Pacing::for_this_machine(PacingPolicy::default()),
+        });
         Self { calls, containerd, dir, cgroup_root, ctx }
     }
 

@@ -190,7 +190,8 @@ async fn a_restart_of_the_agent_does_not_change_readiness() {
 async fn readiness_is_updated_at_once() {
     let bench = Bench::settled(|_| {}).await;
     let moment = Duration::from_millis(100);
-    bench.runtime.send_replace(RuntimeState::NotReady("container runtime not ready: x".to_owned()));
+    let error = "container runtime not ready: x".to_owned();
+    bench.runtime.send_replace(RuntimeState::NotReady { error, network_error: None });
     pass(moment).await;
     assert_eq!(bench.ready(), ("False".to_owned(), "container runtime not ready: x".to_owned()));
     assert_eq!(bench.events(), ["NodeNotReady"]);

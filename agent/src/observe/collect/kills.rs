@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use tokio::time::Instant;
+
 use super::sample::CountedKills;
 use crate::observe::record::Confidence;
 use crate::observe::record::OomRecord;
@@ -22,6 +24,8 @@ pub(super) struct KillCounts {
     /// Kills of pods that were not measured yet and that the probe or the kernel log has reported, by UID; and measurements
     /// since the first of them.
     recorded: HashMap<String, (Recorded, u32)>,
+    /// When the reading of the counters that are compared began.
+    began: Option<Instant>,
 }
 
 /// Kills by the container's id.
@@ -35,6 +39,8 @@ struct Known {
     of_pod: u64,
     /// Kills counted in containers that exist, by id.
     of_containers: HashMap<String, u64>,
+    /// Kills that its first measurement has reported as earlier ones and that have no verdict yet, and when that began.
+    earlier: Option<(Instant, Recorded)>,
 }
 
 /// A container that has exited, as the runtime reports it: its name and id.
@@ -64,6 +70,29 @@ impl KillCounts {
         }
     }
 
+    /// A measurement began at `at`: its counters contain every kill before.
+    pub(super) fn measuring(&mut self, at: Instant) {
+        self.began = Some(at);
+    }
+
+    /// Whether the first measurement of the pod has reported a kill of `at`, whose verdict comes only now: it may wait for
+    /// the inspection of a pod.
+    pub(super) fn was_counted(&mut self, record: &OomRecord, at: Instant) -> bool {
+        let known = record.pod.as_ref().and_then(|pod| self.pods.get_mut(&pod.uid));
+        let Some((measured, earlier)) = known.and_then(|known| known.earlier.as_mut()) else { return false };
+        if at >= *measured {
+            return false;
+        }
+        // Kills of containers that were gone are reported of the pod.
+        for id in [&record.container_id, &None] {
+            if let Some(left) = earlier.get_mut(id).filter(|left| **left > 0) {
+                *left -= 1;
+                return true;
+            }
+        }
+        false
+    }
+
     /// Takes the counters of a pod. `existed`: the pod was there before observing began; then its first counts are of
     /// earlier kills, and `dead` are its containers of which the runtime says that they were OOM-killed.
     pub(super) fn measured(&mut self, counted: &CountedKills, existed: bool, dead: &[Dead]) -> Vec<OomRecord> {
@@ -74,7 +103,16 @@ impl KillCounts {
         let is_first = !std::mem::replace(&mut known.measured, true);
         let new = known.grown(counted);
         let (recorded, _) = self.recorded.remove(&counted.pod.uid).unwrap_or_default();
-        if is_first && existed { earlier(counted, dead, &recorded) } else { new }
+        if !is_first || !existed {
+            return new;
+        }
+        let records = earlier(counted, dead, &recorded);
+        let mut reported = Recorded::new();
+        for record in &records {
+            *reported.entry(record.container_id.clone()).or_default() += record.kills;
+        }
+        known.earlier = self.began.map(|began| (began, reported));
+        records
     }
 }
 
@@ -203,6 +241,20 @@ mod tests {
         kills.recorded(&record(&unmeasured, None, Victim::Child, 1, false));
         kills.removed("v");
         assert!(kills.recorded.is_empty());
+    }
+
+    #[test]
+    fn verdicts_after_the_first_measurement_are_on_kills_that_it_has_reported_or_on_later_ones() {
+        let (mut kills, counted) = (KillCounts::default(), kills_of(Some(2), &[("a", 1)]));
+        let (before, step) = (Instant::now(), std::time::Duration::from_secs(1));
+        kills.measuring(before + step);
+        assert_eq!(kills.measured(&counted, true, &[]).len(), 2);
+        let verdict = |id| record(&counted.pod, Some(("name", id)), Victim::Child, 1, false);
+        assert!(!kills.was_counted(&verdict("a"), before + step), "not before the counters were read");
+        let reported = ["a", "gone", "a", "gone"].map(|id| kills.was_counted(&verdict(id), before));
+        assert_eq!(reported, [true, true, false, false], "each once");
+        let other = PodName { uid: "v".into(), ..counted.pod.clone() };
+        assert!(!kills.was_counted(&OomRecord { pod: Some(other), ..verdict("a") }, before));
     }
 
     /// The verdict on a kill may come after the runtime has removed the pod.

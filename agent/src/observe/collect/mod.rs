@@ -162,10 +162,10 @@ pub async fn start(
     let (runtime, states) = (runtime.clone(), sensor_states.clone());
     let subscriber = Subscriber { runtime, hints, sensor_states: states, metrics, shutdown: shutdown.clone() };
     let sampler = sample::Sampler::new(hierarchies.clone(), options.cgroup_root.clone(), probes);
-    let is_v2 = hierarchies.layout.is_v2();
-    let task = task::Task::new(options, is_v2, log_is_followed, pleg, sensor_states, sampler, sender);
+    let v2 = hierarchies.layout.is_v2();
+    let parts = task::Parts { options, v2, log_is_followed, pleg, sensor_states, sampler, out: sender };
     let inputs = task::Inputs { verdicts, measures, versions: subscriber.start() };
-    tokio::spawn(shutdown.run_until_cancelled_owned(task.run(inputs)));
+    tokio::spawn(shutdown.run_until_cancelled_owned(task::Task::new(parts).run(inputs)));
     Ok((receiver, Measure(measure)))
 }
 

@@ -63,12 +63,24 @@ pub(super) struct Inputs {
     pub(super) versions: oneshot::Receiver<(String, String)>,
 }
 
+/// What the loop works with.
+pub(super) struct Parts {
+    pub(super) options: CollectOptions,
+    /// The node has cgroup v2 only.
+    pub(super) v2: bool,
+    /// The kernel log is followed: its follower also reports kills that it does not contain, and those while it cannot be
+    /// read.
+    pub(super) log_is_followed: bool,
+    pub(super) pleg: PlegHandle,
+    pub(super) sensor_states: SensorStates,
+    pub(super) sampler: Sampler,
+    pub(super) out: mpsc::Sender<Message>,
+}
+
 /// The loop's state.
 pub(super) struct Task {
     options: CollectOptions,
     v2: bool,
-    /// The kernel log is followed: its follower also reports kills that it does not contain, and those while it cannot be
-    /// read.
     log_is_followed: bool,
     pleg: PlegHandle,
     sensor_states: SensorStates,
@@ -91,23 +103,15 @@ pub(super) struct Task {
 struct Closed;
 
 impl Task {
-    pub(super) fn new(
-        options: CollectOptions,
-        v2: bool,
-        log_is_followed: bool,
-        pleg: PlegHandle,
-        sensor_states: SensorStates,
-        sampler: Sampler,
-        out: mpsc::Sender<Message>,
-    ) -> Self {
+    pub(super) fn new(parts: Parts) -> Self {
         Self {
-            options,
-            v2,
-            log_is_followed,
-            pleg,
-            sensor_states,
-            sampler: Some(sampler),
-            out,
+            options: parts.options,
+            v2: parts.v2,
+            log_is_followed: parts.log_is_followed,
+            pleg: parts.pleg,
+            sensor_states: parts.sensor_states,
+            sampler: Some(parts.sampler),
+            out: parts.out,
             began: Clock::System.wall_nanos(),
             pods: HashMap::new(),
             sensors: HashMap::new(),
@@ -275,6 +279,9 @@ impl Task {
         match verdict {
             Ok(verdict) => {
                 let (time, record) = oom::record(&verdict);
+                if self.kills.was_counted(&record, verdict.moment.0) {
+                    return Ok(());
+                }
                 self.kills.recorded(&record);
                 self.line(Line::new(time, Record::Oom(record))).await
             }
@@ -308,6 +315,7 @@ impl Task {
     async fn measure(&mut self, verdicts: &mut Verdicts) -> Result<(), Closed> {
         let Some(mut sampler) = self.sampler.take() else { return Ok(()) };
         let targets: Vec<Target> = self.pods.values().map(target).collect();
+        self.kills.measuring(Instant::now());
         let measured = tokio::task::spawn_blocking(move || {
             let measurement = sampler.measure(&targets);
             (sampler, measurement)

@@ -44,7 +44,7 @@ fn task(
         node: "node".to_owned(),
         version: "0",
     };
-    Task::new(options, true, false, pleg, sensor_states, sampler, out)
+    Task::new(Parts { options, v2: true, log_is_followed: false, pleg, sensor_states, sampler, out })
 }
 
 /// A node without pods.
@@ -180,6 +180,17 @@ async fn kills_are_reported_once_while_the_log_that_is_followed_cannot_be_read()
 /// It is counted before its verdict is taken.
 #[tokio::test(start_paused = true)]
 async fn a_kill_during_the_first_measurement_is_reported_once() {
+    assert_eq!(kills_with_verdict(false).await, [(Some("p".to_owned()), Confidence::Kernel, false)]);
+}
+
+/// A verdict may wait for the inspection of its pod.
+#[tokio::test(start_paused = true)]
+async fn a_kill_whose_verdict_comes_after_the_first_measurement_is_reported_once() {
+    assert_eq!(kills_with_verdict(true).await, [(Some("p".to_owned()), Confidence::Counter, true)]);
+}
+
+/// What is reported of a kill before the first measurement that has a verdict before, or after (`is_late`), its end.
+async fn kills_with_verdict(is_late: bool) -> Vec<(Option<String>, Confidence, bool)> {
     let tree = tempfile::tempdir().unwrap();
     let cgroup = tree.path().join("kubepods/podp");
     std::fs::create_dir_all(&cgroup).unwrap();
@@ -195,8 +206,16 @@ async fn a_kill_during_the_first_measurement_is_reported_once() {
     let decided = broadcast::Sender::new(1);
     let mut verdicts = decided.subscribe();
     let record = OomRecord { place: Some(place_of("/kubepods/podp")), ..evidence() };
-    decided.send(Arc::new(decide(&record, None, false, OomTime(1)))).unwrap();
+    let verdict = Arc::new(decide(&record, None, false, OomTime(1)));
+    tokio::time::advance(Duration::from_millis(1)).await;
+    if !is_late {
+        decided.send(verdict.clone()).unwrap();
+    }
     assert!(task.measure(&mut verdicts).await.is_ok());
+    if is_late {
+        decided.send(verdict).unwrap();
+        assert!(task.take_decided(&mut verdicts).await.is_ok());
+    }
     let mut kills = Vec::new();
     while let Ok(message) = messages.try_recv() {
         if let Message::Line(line) = message
@@ -205,7 +224,7 @@ async fn a_kill_during_the_first_measurement_is_reported_once() {
             kills.push((kill.pod.map(|pod| pod.uid), kill.confidence, kill.earlier));
         }
     }
-    assert_eq!(kills, [(Some("p".to_owned()), Confidence::Kernel, false)]);
+    kills
 }
 
 /// A kill that the probe has reported.

@@ -87,6 +87,18 @@ mod tests {
     }
 
     #[test]
+    fn containers_of_every_kind_have_logs() {
+        for list in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
+            let found = json!({"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"running": {}}, "containerID": "t://1"});
+            let mut status = json!({});
+            status[list] = json!([found]);
+            let status = serde_json::from_value(status).unwrap();
+            assert_eq!(log_instance(&status, "p", "c", false), Ok("t://1".to_owned()), "{list}");
+        }
+    }
+
+    #[test]
     fn errors_without_a_log() {
         let cases = [
             (json!({"state": {"running": {}}}), true, "previous terminated container \"c\" in pod \"p\" not found"),

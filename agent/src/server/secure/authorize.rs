@@ -289,6 +289,17 @@ mod tests {
         assert_eq!(webhook(script).authorize(asked(&ann(), "/pods")).await, Ok(()));
     }
 
+    #[tokio::test]
+    async fn everything_about_the_user_is_reviewed() {
+        let user = User { uid: "7".to_owned(), extra: [("k".to_owned(), vec!["v".to_owned()])].into(), ..ann() };
+        let expected = user.clone();
+        let script = Script::access(move |spec| {
+            let is_same = spec.uid.as_ref() == Some(&expected.uid) && spec.extra.as_ref() == Some(&expected.extra);
+            Ok(status(is_same, false))
+        });
+        assert_eq!(webhook(script).authorize(asked(&user, "/pods")).await, Ok(()));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_first_allowed_subresource_wins_also_after_a_denial() {
         let script = Script::access(|spec| Ok(status(subresource(spec) == "proxy", subresource(spec) == "pods")));

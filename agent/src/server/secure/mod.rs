@@ -81,6 +81,22 @@ pub fn serving_files(
     Ok(ServingSource::Files { certificate, key, reload: gates.enabled(Feature::ReloadKubeletServerCertificateFile) })
 }
 
+/// What [`Secure::open`] applies.
+pub struct SecureOptions<'a> {
+    /// The configuration.
+    pub config: &'a KubeletConfiguration,
+    /// Feature gates.
+    pub gates: &'a FeatureGates,
+    /// The node's name.
+    pub node: &'a str,
+    /// The serving certificate.
+    pub serving: ServingSource,
+    /// The API server, if there is one.
+    pub reviews: Option<Arc<dyn Reviews>>,
+    /// What is counted.
+    pub metrics: &'a Arc<Metrics>,
+}
+
 /// The main port, ready to be served by [`super::run_main`].
 pub struct Secure {
     listener: TcpListener,
@@ -91,20 +107,13 @@ pub struct Secure {
 }
 
 impl Secure {
-    /// Validates the configuration of the main port, whose address `listener` has bound. `reviews` is the API server, if
-    /// there is one. Reads the certificate files, which blocks.
+    /// Validates the configuration of the main port, whose address `listener` has bound. Reads the certificate files, which
+    /// blocks.
     ///
     /// # Errors
     /// A setting that cannot be applied.
-    pub fn open(
-        listener: TcpListener,
-        config: &KubeletConfiguration,
-        gates: &FeatureGates,
-        node: &str,
-        serving: ServingSource,
-        reviews: Option<Arc<dyn Reviews>>,
-        metrics: &Arc<Metrics>,
-    ) -> Result<Self, SetupError> {
+    pub fn open(listener: TcpListener, options: SecureOptions<'_>) -> Result<Self, SetupError> {
+        let SecureOptions { config, gates, node, serving, reviews, metrics } = options;
         let settings = TlsSettings::new(config)?;
         let file = Some(&config.authentication.x509.client_ca_file).filter(|file| !file.is_empty());
         let client_ca = match file {

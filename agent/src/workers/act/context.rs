@@ -71,6 +71,31 @@ pub struct ActContext {
     pulls: Mutex<PullHistory>,
 }
 
+/// Services that [`ActContext::new`] has no default for.
+#[derive(Debug)]
+pub struct ActServices {
+    /// The container runtime.
+    pub runtime: Runtime,
+    /// Images and the limits on pulling them.
+    pub images: Images,
+    /// Pods' directories and volumes.
+    pub volumes: Volumes,
+    /// The cgroup tree; `None` with `cgroupsPerQOS: false`.
+    pub cgroups: Option<Cgroups>,
+    /// The node's settings for sandboxes and containers.
+    pub settings: NodeSettings,
+    /// Files of the node.
+    pub files: NodeFiles,
+    /// Why the runtime's network is not ready; `None` once it is.
+    pub network: watch::Receiver<Option<String>>,
+    /// Events.
+    pub recorder: Recorder,
+    /// The wall clock.
+    pub clock: Clock,
+    /// Permits and priorities.
+    pub pacing: Pacing,
+}
+
 /// Files of the node that pods' files are made from or linked in.
 #[derive(Clone, Debug)]
 pub struct NodeFiles {
@@ -106,25 +131,13 @@ impl Default for NodeFiles {
 
 impl ActContext {
     /// A context of these services.
-    #[expect(clippy::too_many_arguments, reason = "each service is made elsewhere; there is no default")]
-    pub fn new(
-        runtime: Runtime,
-        images: Images,
-        volumes: Volumes,
-        cgroups: Option<Cgroups>,
-        settings: NodeSettings,
-        files: NodeFiles,
-        network: watch::Receiver<Option<String>>,
-        recorder: Recorder,
-        clock: Clock,
-        pacing: Pacing,
-    ) -> Self {
-        let pulls = Mutex::new(PullHistory::default());
-        let objects = Objects::standalone();
+    pub fn new(services: ActServices) -> Self {
+        let ActServices { runtime, images, volumes, cgroups, settings, files, network, recorder, clock, pacing } =
+            services;
         Self {
             runtime,
             images: Arc::new(images),
-            objects,
+            objects: Objects::standalone(),
             volumes: volumes.with_recorder(recorder.clone()),
             cgroups,
             allocations: Allocations::default(),
@@ -141,7 +154,7 @@ impl ActContext {
             dead_containers: DeadContainers::default(),
             pre_stops: PreStops::default(),
             orphans: OrphanRemovals::default(),
-            pulls,
+            pulls: Mutex::default(),
         }
     }
 

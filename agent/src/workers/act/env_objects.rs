@@ -210,6 +210,33 @@ mod tests {
     }
 
     #[test]
+    fn every_object_that_a_variable_refers_to_is_looked_up_once() {
+        let by_key = |kind: &str, name: &str| json!({"name": "X", "valueFrom": {kind: {"name": name, "key": "k"}}});
+        let container = json!({
+            "name": "c",
+            "env": [
+                by_key("configMapKeyRef", "m1"), by_key("configMapKeyRef", "m2"), by_key("configMapKeyRef", "m1"),
+                by_key("secretKeyRef", "s1"), {"name": "Y", "value": "plain"},
+            ],
+            "envFrom": [
+                {"configMapRef": {"name": "m2"}}, {"configMapRef": {"name": "m3"}}, {"secretRef": {"name": "s2"}},
+            ],
+        });
+        let container: Container = serde_json::from_value(container).expect("a container");
+        let (config_maps, secrets) = references(&container);
+        assert_eq!(config_maps.into_iter().collect::<Vec<_>>(), ["m1", "m2", "m3"]);
+        assert_eq!(secrets.into_iter().collect::<Vec<_>>(), ["s1", "s2"]);
+    }
+
+    /// An optional reference does not stand for an object that may exist.
+    #[test]
+    fn an_object_is_not_absent_without_an_api_server() {
+        let found = lookup::<Secret>(Err(ObjectError::Standalone), "secret", "ns", "s");
+        let expected = "couldn't get secret ns/s, no kubeClient defined";
+        assert!(matches!(&found, ObjectLookup::Failed(reason) if reason == expected), "{found:?}");
+    }
+
+    #[test]
     fn an_object_with_an_invalid_name_is_absent() {
         let error = ObjectError::BadName { kind: "secret", name: "A_b".to_owned() };
         let found = lookup::<Secret>(Err(error.clone()), "secret", "ns", "A_b");

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use super::cause::Cause;
 use super::hooks::HookError;
 use super::resize::ResizeError;
 use crate::cgroups::CgroupError;
@@ -19,7 +20,6 @@ use crate::images::ReferenceError;
 use crate::model::StartContainer;
 use crate::model::StartFailure;
 use crate::model::aggregate;
-use crate::objects::ObjectError;
 use crate::recorder::EventType;
 use crate::runtime::RuntimeError;
 use crate::user_namespaces::UserNamespaceError;
@@ -110,67 +110,6 @@ pub enum PodError {
     ReleaseUserNamespace { uid: String, source: UserNamespaceError },
     /// A directory of a pod that no longer exists cannot be removed.
     RemoveDirectory { directory: PathBuf, source: io::Error },
-}
-
-/// Why an action on a container or sandbox failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Cause {
-    /// The runtime failed the call.
-    #[error("{}", .0.rpc_text())]
-    Runtime(#[from] RuntimeError),
-    /// No configuration can be made from the spec.
-    #[error(transparent)]
-    Generate(Box<GenerateError>),
-    /// An API object cannot be read.
-    #[error(transparent)]
-    Object(#[from] ObjectError),
-    /// A volume or a file of the pod cannot be made.
-    #[error(transparent)]
-    Volume(#[from] VolumeError),
-    /// The pod cannot have a user namespace of its own.
-    #[error(transparent)]
-    UserNamespace(#[from] UserNamespaceError),
-    /// A name of the cgroup tree is invalid.
-    #[error(transparent)]
-    Cgroup(#[from] CgroupError),
-    /// A file operation failed.
-    #[error("{attempt}: {source}")]
-    File {
-        /// What was tried.
-        attempt: String,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The file system does not accept the name of the pod's log directory.
-    #[error("mkdir {}: file name too long: namespace, name and UID of the pod make {length} bytes", directory.display())]
-    LogDirectoryName {
-        /// The directory.
-        directory: PathBuf,
-        /// Bytes of its name.
-        length: usize,
-    },
-    /// The spec does not name the container, so that its grace period is unknown.
-    #[error("failed to get container spec of container {0:?} of the pod")]
-    NoContainerSpec(String),
-    /// The container that an ephemeral container targets has no instance.
-    #[error("unable to find target container {0}")]
-    NoTargetContainer(String),
-    /// The pod was terminated meanwhile. The text is that of a kubelet, whose calls end.
-    #[error("context canceled")]
-    Terminated,
-}
-
-impl From<GenerateError> for Cause {
-    fn from(error: GenerateError) -> Self {
-        Self::Generate(Box::new(error))
-    }
-}
-
-impl Cause {
-    /// A file operation that failed.
-    pub(super) fn file(attempt: String, source: io::Error) -> Self {
-        Self::File { attempt, source }
-    }
 }
 
 /// An error in upstream's words.

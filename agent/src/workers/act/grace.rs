@@ -63,7 +63,10 @@ mod tests {
             "metadata": {"deletionGracePeriodSeconds": deletion},
             "spec": {
                 "terminationGracePeriodSeconds": spec_grace,
-                "containers": [{"name": "a", "livenessProbe": {"terminationGracePeriodSeconds": 99}}],
+                "containers": [
+                    {"name": "a", "livenessProbe": {"terminationGracePeriodSeconds": 99}},
+                    {"name": "b", "startupProbe": {"terminationGracePeriodSeconds": 77}},
+                ],
             },
         }))
         .expect("a pod")
@@ -89,6 +92,10 @@ mod tests {
             let pod = pod(deletion, spec_grace);
             let container = &spec::regular_containers(&pod)[0];
             assert_eq!(grace_period(&pod, container, reason, grace_override), expected, "{deletion:?} {reason:?}");
+        }
+        let starting = &spec::regular_containers(&pod(None, Some(30)))[1].clone();
+        for (reason, expected) in [(Startup, 77), (Liveness, 30), (PodKilled, 30)] {
+            assert_eq!(grace_period(&pod(None, Some(30)), starting, reason, None), expected, "{reason:?}");
         }
     }
 

@@ -14,6 +14,7 @@
 //! A worker does not cancel these functions. Only the stop of a whole pod is dropped, for another with a shorter grace
 //! period.
 
+mod cause;
 mod config;
 mod context;
 mod env_objects;
@@ -43,9 +44,10 @@ mod tests;
 mod user_namespace;
 mod volumes;
 
+pub use cause::Cause;
 pub use context::ActContext;
+pub use context::ActServices;
 pub use context::NodeFiles;
-pub use error::Cause;
 pub use error::PodError;
 pub use error::Rendered;
 pub use error::joined;

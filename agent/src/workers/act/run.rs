@@ -100,14 +100,7 @@ async fn steps(
         stop_at(outcome, remove::remove_planned(ctx, &pass.snapshot, remove).await)?;
     }
     outcome.restart_all_done = !actions.remove.is_empty();
-    if let Some(planned) = &actions.resize {
-        // That of a pod that was killed is stopped.
-        let sandbox = pass.snapshot.sandboxes.first().filter(|sandbox| sandbox.ready && !actions.kill_pod);
-        // A failure keeps nothing from being started: a container that was stopped for its resize would stay so.
-        let resized = resize::resize(ctx, pass, planned, sandbox).await;
-        outcome.resized = Some(resized.is_ok());
-        outcome.errors.extend(resized.err());
-    }
+    resize_in_place(ctx, pass, actions, outcome).await;
     if creates {
         prune(ctx, pass, &actions.prune).await;
     }
@@ -139,6 +132,16 @@ fn stop_at<T>(outcome: &mut SyncOutcome, result: Result<T, PodError>) -> Result<
         outcome.errors.push(error);
         Stop
     })
+}
+
+/// A failure keeps nothing from being started: a container that was stopped for its resize would stay so.
+async fn resize_in_place(ctx: &ActContext, pass: &PassContext, actions: &PodActions, outcome: &mut SyncOutcome) {
+    let Some(planned) = &actions.resize else { return };
+    // That of a pod that was killed is stopped.
+    let sandbox = pass.snapshot.sandboxes.first().filter(|sandbox| sandbox.ready && !actions.kill_pod);
+    let resized = resize::resize(ctx, pass, planned, sandbox).await;
+    outcome.resized = Some(resized.is_ok());
+    outcome.errors.extend(resized.err());
 }
 
 async fn prepare(

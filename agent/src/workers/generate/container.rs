@@ -148,6 +148,42 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::workers::generate::DnsSettings;
+
+    #[test]
+    fn fields_of_the_pod_are_values_of_variables() {
+        let value = |host_network: bool, node_ips: &[&str], path: &str| {
+            let field = json!({"name": "X", "valueFrom": {"fieldRef": {"fieldPath": path}}});
+            let spec = json!({"enableServiceLinks": true, "nodeName": "node1", "serviceAccountName": "builder",
+                "hostNetwork": host_network, "containers": [{"name": "c", "env": [field]}]});
+            let metadata = json!({"name": "web", "namespace": "ns", "uid": "u"});
+            let pod: Pod = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod");
+            let node_ips: Vec<String> = node_ips.iter().map(|ip| (*ip).to_owned()).collect();
+            let dns = DnsSettings { node_ips: node_ips.into(), ..DnsSettings::default() };
+            let settings = NodeSettings { dns, ..NodeSettings::default() };
+            let of_pod = ["10.0.0.5", "fd00::5"].map(str::to_owned);
+            let spec = ContainerSpec::named(&pod, "c").expect("the container");
+            let made = environment(&pod, &spec, &of_pod, &EnvObjects::default(), &settings);
+            made.map(|all| String::from_utf8_lossy(&all["X"]).into_owned()).map_err(|error| error.to_string())
+        };
+        let node = ["192.0.2.7", "2001:db8::7"];
+        for (host_network, path, expected) in [
+            (false, "metadata.name", "web"),
+            (false, "metadata.namespace", "ns"),
+            (false, "spec.nodeName", "node1"),
+            (false, "spec.serviceAccountName", "builder"),
+            (false, "status.hostIP", "192.0.2.7"),
+            (false, "status.hostIPs", "192.0.2.7,2001:db8::7"),
+            (false, "status.podIPs", "10.0.0.5,fd00::5"),
+            (true, "status.podIP", "192.0.2.7"),
+            (true, "status.podIPs", "192.0.2.7,2001:db8::7"),
+        ] {
+            assert_eq!(value(host_network, &node, path).as_deref(), Ok(expected), "{host_network} {path}");
+        }
+        let unknown = "the address of the node is not known, cannot resolve status.hostIP".to_owned();
+        assert_eq!(value(false, &[], "status.hostIP"), Err(unknown.clone()), "it will be known later");
+        assert_eq!(value(false, &[], "status.hostIPs"), Err(unknown));
+    }
 
     #[test]
     fn stop_signals_by_name() {

@@ -99,6 +99,8 @@ mod tests {
         assert!(relabelled.selinux_relabel);
         let slave = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "HostToContainer"}));
         assert_eq!(volume_mount(&slave, source(), false).expect("valid").propagation, 1);
+        let shared = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "Bidirectional"}));
+        assert_eq!(volume_mount(&shared, source(), false).expect("valid").propagation, 2);
         let none = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "None"}));
         assert_eq!(volume_mount(&none, source(), false).expect("valid").propagation, 0);
         let newer = mount(serde_json::json!({"name": "v", "mountPath": "/d", "mountPropagation": "Newer"}));
@@ -145,6 +147,9 @@ mod tests {
         for (volume, expected) in [
             (serde_json::json!({"name": "own", "emptyDir": {}}), true),
             (serde_json::json!({"name": "map", "configMap": {"name": "m"}}), true),
+            (serde_json::json!({"name": "secret", "secret": {"secretName": "s"}}), true),
+            (serde_json::json!({"name": "token", "projected": {"sources": []}}), true),
+            (serde_json::json!({"name": "labels", "downwardAPI": {"items": []}}), true),
             (serde_json::json!({"name": "host", "hostPath": {"path": "/var/lib"}}), false),
             (serde_json::json!({"name": "share", "nfs": {"server": "s", "path": "/"}}), false),
         ] {

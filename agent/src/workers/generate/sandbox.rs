@@ -133,6 +133,42 @@ mod tests {
         assert!(mapped.eq((0..150_000).chain([7])), "each port once for each container");
     }
 
+    /// As of a DNS server, which has one port for TCP and UDP.
+    #[test]
+    fn a_port_is_mapped_for_each_of_its_protocols_and_addresses_once() {
+        let port = |name: &str, protocol: &str, host_ip: &str| ContainerPort {
+            container_port: 53,
+            host_port: Some(5353),
+            name: (!name.is_empty()).then(|| name.to_owned()),
+            protocol: (!protocol.is_empty()).then(|| protocol.to_owned()),
+            host_ip: (!host_ip.is_empty()).then(|| host_ip.to_owned()),
+        };
+        let mut pod = testing::pod("Always", &[], &["a"]);
+        pod.spec.as_mut().expect("a spec").containers[0].ports = Some(vec![
+            port("", "TCP", ""),
+            port("", "", ""),
+            port("", "UDP", ""),
+            port("", "SCTP", ""),
+            port("", "TCP", "192.0.2.1"),
+            port("", "TCP", "fd00::1"),
+            port("", "TCP", "fd00::1"),
+            port("dns", "TCP", ""),
+            port("dns", "UDP", ""),
+        ]);
+        let mapped = port_mappings(&pod);
+        let mapped: Vec<_> =
+            mapped.iter().map(|port| (port.protocol(), port.host_ip.as_str(), port.host_port)).collect();
+        let expected = [
+            (cri::Protocol::Tcp, "", 5353),
+            (cri::Protocol::Udp, "", 5353),
+            (cri::Protocol::Sctp, "", 5353),
+            (cri::Protocol::Tcp, "192.0.2.1", 5353),
+            (cri::Protocol::Tcp, "fd00::1", 5353),
+            (cri::Protocol::Tcp, "", 5353),
+        ];
+        assert_eq!(mapped, expected, "TCP is the default, and a name is used once");
+    }
+
     #[test]
     fn sysctl_names_are_dotted() {
         let table = [

@@ -301,9 +301,133 @@ fn legacy_apparmor(profile: &cri::SecurityProfile) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
     use serde_json::json;
 
     use super::*;
+    use crate::workers::generate::user_namespace;
+
+    /// A pod with these fields of its spec.
+    fn pod(spec: Value) -> Pod {
+        let metadata = json!({"name": "p", "namespace": "ns", "uid": "u"});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
+    }
+
+    /// A pod and its container `c` with these security contexts.
+    fn contexts(of_pod: Value, own: Value) -> Pod {
+        pod(json!({"securityContext": of_pod, "containers": [{"name": "c", "securityContext": own}]}))
+    }
+
+    /// The context of the container `c`, whose image runs as root.
+    fn of_container(pod: &Pod) -> Result<cri::LinuxContainerSecurityContext, GenerateError> {
+        let (spec, users) = (ContainerSpec::named(pod, "c").expect("the container"), user_namespace::host());
+        container_security(pod, &spec, &ImageUser::Id(0), None, &users, &SecuritySettings::default())
+    }
+
+    #[test]
+    fn what_a_container_states_counts_before_what_its_pod_states() {
+        let of_pod = json!({"runAsUser": 1, "runAsGroup": 2, "seLinuxOptions": {"level": "s0:c1"}});
+        let own = json!({"runAsUser": 7, "runAsGroup": 8, "seLinuxOptions": {"level": "s0:c2"}});
+        let stated = of_container(&contexts(of_pod, own)).expect("valid");
+        let id = |value| Some(cri::Int64Value { value });
+        assert_eq!((stated.run_as_user, stated.run_as_group), (id(7), id(8)));
+        assert_eq!(stated.selinux_options.expect("a label").level, "s0:c2");
+        for (of_pod, own, is_refused) in [
+            (json!(true), json!(null), true),
+            (json!(true), json!(false), false),
+            (json!(false), json!(true), true),
+            (json!(null), json!(null), false),
+        ] {
+            let pod = contexts(json!({"runAsNonRoot": of_pod}), json!({"runAsNonRoot": own}));
+            assert_eq!(of_container(&pod).is_err(), is_refused, "{of_pod} {own}");
+        }
+    }
+
+    #[test]
+    fn a_seccomp_profile_is_the_containers_else_the_pods_else_the_nodes() {
+        use ProfileType::RuntimeDefault;
+        use ProfileType::Unconfined;
+        for (own, of_pod, seccomp_default, expected) in [
+            (None, None, false, Unconfined),
+            (None, None, true, RuntimeDefault),
+            (None, Some("RuntimeDefault"), false, RuntimeDefault),
+            (None, Some("Unconfined"), true, Unconfined),
+            (Some("RuntimeDefault"), Some("Unconfined"), false, RuntimeDefault),
+            (Some("Unconfined"), Some("RuntimeDefault"), true, Unconfined),
+        ] {
+            let context = |kind: Option<&str>| json!({"seccompProfile": kind.map(|kind| json!({"type": kind}))});
+            let pod = contexts(context(of_pod), context(own));
+            let container = &pod.spec.as_ref().expect("a spec").containers[0];
+            let settings = SecuritySettings { seccomp_default, ..SecuritySettings::default() };
+            let made = seccomp(&pod, container, &settings).expect("valid");
+            assert_eq!(made.profile_type(), expected, "{own:?} {of_pod:?} {seccomp_default}");
+        }
+    }
+
+    /// Annotations of static pods are not converted to fields.
+    #[test]
+    fn an_apparmor_profile_is_the_containers_else_that_of_its_annotation_else_the_pods() {
+        use ProfileType::Localhost;
+        use ProfileType::RuntimeDefault;
+        use ProfileType::Unconfined;
+        for (own, annotated, of_pod, expected) in [
+            (None, None, None, None),
+            (None, None, Some("RuntimeDefault"), Some((RuntimeDefault, ""))),
+            (None, Some(("c", "unconfined")), Some("RuntimeDefault"), Some((Unconfined, ""))),
+            (None, Some(("c", "runtime/default")), Some("Unconfined"), Some((RuntimeDefault, ""))),
+            (None, Some(("c", "localhost/web")), Some("Unconfined"), Some((Localhost, "web"))),
+            (None, Some(("other", "unconfined")), Some("RuntimeDefault"), Some((RuntimeDefault, ""))),
+            (Some("RuntimeDefault"), Some(("c", "unconfined")), Some("Unconfined"), Some((RuntimeDefault, ""))),
+        ] {
+            let context = |kind: Option<&str>| json!({"appArmorProfile": kind.map(|kind| json!({"type": kind}))});
+            let mut pod = contexts(context(of_pod), context(own));
+            pod.metadata.annotations = annotated.map(|(container, text)| {
+                let key = format!("container.apparmor.security.beta.kubernetes.io/{container}");
+                [(key, text.to_owned())].into()
+            });
+            let found = apparmor(&pod, &pod.spec.as_ref().expect("a spec").containers[0]).expect("valid");
+            let found = found.as_ref().map(|found| (found.profile_type(), found.localhost_ref.as_str()));
+            assert_eq!(found, expected, "{own:?} {annotated:?} {of_pod:?}");
+        }
+    }
+
+    #[test]
+    fn namespaces_of_the_host_and_of_the_pod_are_asked_for() {
+        use cri::NamespaceMode::Container;
+        use cri::NamespaceMode::Node;
+        use cri::NamespaceMode::Pod as OfPod;
+        use cri::NamespaceMode::Target;
+        // Network, IPC, PID, and PID of an ephemeral container with a target.
+        for (spec, expected) in [
+            (json!({}), [OfPod, OfPod, Container, Target]),
+            (json!({"hostNetwork": true}), [Node, OfPod, Container, Target]),
+            (json!({"hostIPC": true}), [OfPod, Node, Container, Target]),
+            (json!({"hostPID": true}), [OfPod, OfPod, Node, Node]),
+            (json!({"shareProcessNamespace": true}), [OfPod, OfPod, OfPod, OfPod]),
+        ] {
+            let mut with_containers = spec.clone();
+            with_containers["containers"] = json!([]);
+            let (pod, users) = (pod(with_containers), user_namespace::host());
+            let plain = namespaces(&pod, None, &users);
+            let debugging = namespaces(&pod, Some(&"target".into()), &users);
+            assert_eq!([plain.network(), plain.ipc(), plain.pid(), debugging.pid()], expected, "{spec}");
+            let joined = if expected[3] == Target { "target" } else { "" };
+            assert_eq!((plain.target_id.as_str(), debugging.target_id.as_str()), ("", joined), "{spec}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_is_privileged_for_any_container_of_its_pod() {
+        let container = |is_privileged: bool| json!([{"name": "c", "securityContext": {"privileged": is_privileged}}]);
+        for (list, is_privileged) in
+            [("containers", false), ("containers", true), ("initContainers", true), ("ephemeralContainers", true)]
+        {
+            let mut spec = json!({"containers": []});
+            spec[list] = container(is_privileged);
+            let made = sandbox_security(&pod(spec), &user_namespace::host()).expect("valid");
+            assert_eq!(made.privileged, is_privileged, "{list}");
+        }
+    }
 
     #[test]
     fn what_a_newer_api_may_demand_is_refused() {

@@ -1,11 +1,15 @@
 //! Settings of the node that go into sandbox and container configurations.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 
 use tokio::sync::watch;
 
 use super::memory_qos::MemoryQos;
 use crate::model::qos::Amounts;
+use crate::runtime::RuntimeOffer;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 
@@ -139,36 +143,41 @@ pub struct SecuritySettings {
 
 /// Features of the runtime's handlers, as the runtime last reported them.
 #[derive(Clone, Debug)]
-pub struct HandlerFeatures(watch::Receiver<RuntimeState>);
+pub struct HandlerFeatures {
+    state: watch::Receiver<RuntimeState>,
+    /// What the runtime offered when it was last found ready: statuses are published also while it is not. Clones share it.
+    last: Arc<Mutex<Arc<RuntimeOffer>>>,
+}
 
 impl HandlerFeatures {
     /// Whether this handler (empty: the default one) can make user namespaces (KEP-127).
     pub fn user_namespaces(&self, handler: &str) -> HandlerSupport {
-        match &*self.0.borrow() {
-            RuntimeState::Ready { offer, .. } if !offer.handlers.is_empty() => {
-                match offer.handlers.iter().find(|offered| offered.name == handler) {
-                    Some(offered) if offered.user_namespaces => HandlerSupport::Yes,
-                    Some(_) => HandlerSupport::No,
-                    None => HandlerSupport::UnknownHandler,
-                }
-            }
-            _ => HandlerSupport::No,
+        let offer = self.offer();
+        match offer.handlers.iter().find(|offered| offered.name == handler) {
+            Some(offered) if offered.user_namespaces => HandlerSupport::Yes,
+            None if !offer.handlers.is_empty() => HandlerSupport::UnknownHandler,
+            Some(_) | None => HandlerSupport::No,
         }
     }
 
     /// Follows `state`.
     pub fn new(state: watch::Receiver<RuntimeState>) -> Self {
-        Self(state)
+        Self { state, last: Arc::default() }
     }
 
     /// True if this handler (empty: the default one) supports recursive read-only mounts (KEP-3857).
     pub fn recursive_read_only(&self, handler: &str) -> bool {
-        match &*self.0.borrow() {
-            RuntimeState::Ready { offer, .. } => {
-                offer.handlers.iter().any(|offered| offered.name == handler && offered.recursive_read_only_mounts)
-            }
-            RuntimeState::Unknown | RuntimeState::Unreachable(_) | RuntimeState::NotReady(_) => false,
+        let offer = self.offer();
+        offer.handlers.iter().any(|offered| offered.name == handler && offered.recursive_read_only_mounts)
+    }
+
+    fn offer(&self) -> Arc<RuntimeOffer> {
+        // Replaced as a whole: a panic elsewhere leaves it usable.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let RuntimeState::Ready { offer, .. } = &*self.state.borrow() {
+            last.clone_from(offer);
         }
+        Arc::clone(&last)
     }
 }
 
@@ -186,6 +195,26 @@ pub enum HandlerSupport {
 impl Default for HandlerFeatures {
     /// No handler has any feature.
     fn default() -> Self {
-        Self(watch::channel(RuntimeState::Unknown).1)
+        Self::new(watch::channel(RuntimeState::Unknown).1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::HandlerOffer;
+
+    #[test]
+    fn a_runtime_that_does_not_answer_has_the_features_that_it_last_reported() {
+        let handler = HandlerOffer { name: String::new(), recursive_read_only_mounts: true, user_namespaces: true };
+        let offer = RuntimeOffer { handlers: vec![handler], ..RuntimeOffer::default() };
+        let (runtime, state) = watch::channel(RuntimeState::Unknown);
+        let handlers = HandlerFeatures::new(state);
+        let found = || (handlers.recursive_read_only(""), handlers.user_namespaces(""));
+        assert_eq!(found(), (false, HandlerSupport::No), "it was not ready yet");
+        runtime.send_replace(RuntimeState::Ready { network_error: None, offer: Arc::new(offer) });
+        assert_eq!(found(), (true, HandlerSupport::Yes));
+        runtime.send_replace(RuntimeState::Unreachable("refused".to_owned()));
+        assert_eq!(found(), (true, HandlerSupport::Yes));
     }
 }

@@ -244,6 +244,60 @@ async fn f12_runtime_restart_restarts_only_exited_containers() {
     }
 }
 
+/// F12: the status shows exits that the kernel proves, since endpoints of services depend on it.
+#[tokio::test(start_paused = true)]
+async fn exits_are_shown_while_the_runtime_does_not_answer() {
+    let node = Node::new();
+    let web = pod("web").running("main", "run").running("side", "run");
+    let once = pod("once").restarted("Never").running("main", "run");
+    let agent = node.start(SensorSet::ALL, [web, once]);
+    for (pod, container) in [("web", "main"), ("web", "side"), ("once", "main")] {
+        node.running(pod, container).await;
+    }
+    sleep(secs(10)).await;
+    node.sim.go_down();
+    sleep(secs(5)).await;
+    let code = |pod: &str, container: &str| {
+        let status = agent.statuses.get(&PodUid::from(format!("{pod}-uid"))).expect("a status");
+        let of = status.container_statuses.iter().flatten().find(|of| of.name == container)?;
+        Some(of.state.as_ref()?.terminated.as_ref()?.exit_code)
+    };
+    for (pod, container) in [("web", "main"), ("web", "side"), ("once", "main")] {
+        assert_eq!(code(pod, container), None);
+        let killed = Instant::now();
+        node.sim.kill(pod, container, Exit::Code(3)).expect("alive");
+        while code(pod, container) != Some(3) {
+            assert!(killed.elapsed() < secs(1), "{pod}/{container}: {:?}", code(pod, container));
+            sleep(ms(10)).await;
+        }
+    }
+    node.sim.come_up(Recovery::default());
+    node.running("web", "main").await;
+    node.running("web", "side").await;
+    sleep(secs(30)).await;
+    node.no_duplicates();
+    assert_eq!((node.attempts("web", "main"), node.attempts("web", "side")), (vec![0, 1], vec![0, 1]));
+    assert_eq!(node.attempts("once", "main"), [0]);
+    let once = agent.statuses.get(&PodUid::from("once-uid")).expect("a status");
+    assert_eq!(once.phase.as_deref(), Some("Failed"));
+}
+
+/// As through a proxy that drops all events, without those of the kernel.
+#[tokio::test(start_paused = true)]
+async fn f12_exit_is_noticed_soon_although_the_event_stream_is_silent() {
+    let node = Node::new();
+    node.sim.faults(|f| f.events.lost = 1.0);
+    let _agent = node.start(SensorSet::EVENTS, [pod("web").running("main", "run")]);
+    node.running("web", "main").await;
+    sleep(secs(60)).await;
+    let killed = Instant::now();
+    node.sim.kill("web", "main", Exit::Code(1)).expect("alive");
+    while node.attempts("web", "main") != [0, 1] {
+        assert!(killed.elapsed() < secs(5), "not restarted");
+        sleep(ms(10)).await;
+    }
+}
+
 /// The worker's own inspection reports the exit, at a moment when the worker has already decided to do nothing.
 #[tokio::test(start_paused = true)]
 async fn exit_during_container_cleanup_is_handled() {

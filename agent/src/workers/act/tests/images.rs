@@ -107,6 +107,21 @@ async fn a_failed_pull_backs_off() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_failed_pull_holds_back_neither_another_image_nor_another_pod() {
+    let node = Node::new();
+    let failing = with_policy("absent:1", "IfNotPresent");
+    started(&node, &failing).await.expect_err("absent");
+    node.runtime.state().registry.insert("other:1".into(), image("sha256:other"));
+    started(&node, &with_policy("other:1", "IfNotPresent")).await.expect("pulled");
+    let mut another = failing.clone();
+    another.metadata.uid = Some("another".into());
+    for (pod, token) in [(&another, "ErrImagePull"), (&failing, "ImagePullBackOff"), (&another, "ImagePullBackOff")] {
+        let failure = started(&node, pod).await.expect_err("absent");
+        assert_eq!(failure.token, token, "{:?}", pod.metadata.uid);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_clock_that_is_set_does_not_change_the_back_off_of_a_pull() {
     let mut node = Node::new();
     let pod = with_policy("absent:1", "IfNotPresent");

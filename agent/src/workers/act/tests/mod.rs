@@ -64,22 +64,22 @@ impl Node {
         let (recorder, events) = listening();
         let limits = PullLimits { per_second: 0, ..PullLimits::default() };
         let access = AccessRecords::open(dir.path(), VerificationPolicy::default(), Metrics::new()).expect("opened");
-        let ctx = ActContext::new(
-            client.clone(),
-            Images::new(client, limits).with_access(access),
-            Volumes::new(&dir.path().join("root")),
+        let ctx = ActContext::new(ActServices {
+            runtime: client.clone(),
+            images: Images::new(client, limits).with_access(access),
+            volumes: Volumes::new(&dir.path().join("root")),
             cgroups,
-            settings(dir.path()),
-            NodeFiles {
+            settings: settings(dir.path()),
+            files: NodeFiles {
                 resolv_conf: Some(dir.path().join("resolv.conf")),
                 log_links: Some(dir.path().join("links")),
                 ..NodeFiles::default()
             },
-            ready,
+            network: ready,
             recorder,
-            Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)),
-            Pacing::new(PacingPolicy::default(), 2),
-        );
+            clock: Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)),
+            pacing: Pacing::new(PacingPolicy::default(), 2),
+        });
         Self { dir, runtime, network, events, ctx }
     }
 
