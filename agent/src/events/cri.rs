@@ -117,10 +117,10 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Forwards events until the stream, which was requested then, ends; returns its last error.
     async fn read(&self, mut events: ContainerEvents, clock: Clock, requested: Instant) -> Option<RuntimeError> {
-        let (mut backlog, mut silence) = (Backlog::of_new_subscription(clock), Silence::default());
+        let (mut backlog, mut silence) = (Backlog::of_new_subscription(clock), Silence::new(requested));
         let mut starts = self.runtime.starts();
-        let since_then = starts.borrow_and_update().filter(|sent| *sent >= requested);
-        silence.started(since_then, Instant::now());
+        let sent = *starts.borrow_and_update();
+        silence.started(sent, Instant::now());
         loop {
             tokio::select! {
                 biased;

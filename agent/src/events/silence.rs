@@ -8,17 +8,25 @@ use tokio::time::Instant;
 pub(super) const SILENCE: Duration = Duration::from_secs(10);
 
 /// The events of one stream beside the starts of containers, each of which causes an event.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Silence {
+    requested: Instant,
     last_event: Option<Instant>,
     due: Option<Instant>,
     is_silent: bool,
 }
 
 impl Silence {
-    /// A container has started; the request was sent at `sent`. Its event may have come before the answer.
+    /// A stream that was requested then.
+    pub(super) fn new(requested: Instant) -> Self {
+        Self { requested, last_event: None, due: None, is_silent: false }
+    }
+
+    /// A container has started; the request was sent at `sent`. Its event may have come before the answer, also in an
+    /// earlier stream if the request was sent before this one was requested.
     pub(super) fn started(&mut self, sent: Option<Instant>, now: Instant) {
-        if sent.is_some_and(|sent| self.last_event.is_none_or(|event| event < sent)) {
+        let is_missing = |sent: Instant| sent >= self.requested && self.last_event.is_none_or(|event| event < sent);
+        if sent.is_some_and(is_missing) {
             self.due = self.due.or(Some(now + SILENCE));
         }
     }
@@ -47,13 +55,16 @@ mod tests {
     #[test]
     fn a_start_without_an_event_is_a_silence() {
         let (begin, second) = (Instant::now(), Duration::from_secs(1));
-        let mut silence = Silence::default();
+        let mut silence = Silence::new(begin + second);
         assert_eq!(silence.due(), None);
         silence.started(None, begin);
         assert_eq!(silence.due(), None);
-        // The event comes before the answer.
-        assert!(!silence.ends(begin + second));
+        // The event may have come in an earlier stream.
         silence.started(Some(begin), begin + second * 2);
+        assert_eq!(silence.due(), None);
+        // The event comes before the answer.
+        assert!(!silence.ends(begin + second * 2));
+        silence.started(Some(begin + second), begin + second * 2);
         assert_eq!(silence.due(), None);
         // The event comes after it.
         silence.started(Some(begin + second * 3), begin + second * 4);
