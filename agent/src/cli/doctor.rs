@@ -33,7 +33,6 @@ use crate::kernel::facts::NodeFacts;
 use crate::kernel::project_quota;
 use crate::kernel::project_quota::NoProjectQuotas;
 use crate::kernel::usage::AvailableMemory;
-use crate::node;
 use crate::runtime::Features;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeEndpoint;
@@ -151,7 +150,7 @@ fn oom_score(wanted: i32, capabilities: Capabilities) -> Finding {
 /// The memory that this node has left, by both definitions, and how far they lie apart.
 fn available_memory(settings: &Settings) -> Option<Finding> {
     let layout = Hierarchies::detect().ok()?.layout;
-    let memory = AvailableMemory::read(&layout, node::hugepages_in_all())?;
+    let memory = AvailableMemory::read(&layout)?;
     Some(memory_finding(memory, settings.keblet.eviction.memory_available))
 }
 

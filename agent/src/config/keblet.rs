@@ -39,7 +39,7 @@ document! {
     #[derive(Eq)]
     pub struct Relist {
         period "period": GoDuration = GoDuration::secs(300), pointer, used, "Time between two relists while the runtime's event stream is read.";
-        degraded_period "degradedPeriod": GoDuration = GoDuration::secs(1), pointer, used, "Time between two relists while the event stream is down.";
+        degraded_period "degradedPeriod": GoDuration = GoDuration::secs(1), pointer, used, "Time between two relists while the event stream is not up.";
         fixed_period "fixedPeriod": Option<GoDuration>, pointer, used, "Always relist at this period, whatever the sensors do; for comparing with polling.";
     }
 }

@@ -35,7 +35,6 @@ use crate::model::pod_ref;
 use crate::model::qos::qos_class;
 use crate::model::runtime_keys;
 use crate::model::spec;
-use crate::node;
 use crate::pressure::NodeSample;
 use crate::pressure::PodPlace;
 use crate::pressure::PodSample;
@@ -279,7 +278,7 @@ impl<G: Garbage> Observe for ThisNode<G> {
         let (layout, kubepods) = (self.sources.layout.clone(), self.sources.kubepods.clone());
         let reading = tokio::task::spawn_blocking(move || {
             let of_pods = kubepods.and_then(|path| CgroupPlace::at(&layout, &path).read_memory());
-            (AvailableMemory::read(&layout, node::hugepages_in_all()), of_pods, Machine::processes())
+            (AvailableMemory::read(&layout), of_pods, Machine::processes())
         });
         let mut readings = Readings::default();
         if let Ok((machine, of_pods, processes)) = reading.await {

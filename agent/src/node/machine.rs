@@ -100,12 +100,6 @@ fn kibibytes(meminfo: &str, name: &str) -> Option<i64> {
     value.trim().strip_suffix("kB")?.trim().parse::<i64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes of huge pages of all sizes, which no process can use as ordinary memory.
-pub fn hugepages_in_all() -> u64 {
-    let all = hugepages(Path::new("/sys/kernel/mm/hugepages"));
-    all.into_values().filter_map(|bytes| u64::try_from(bytes).ok()).sum()
-}
-
 /// Page sizes are folders like `hugepages-2048kB`.
 fn hugepages(folder: &Path) -> BTreeMap<u64, i64> {
     let pages = |entry: fs::DirEntry| {

@@ -55,7 +55,6 @@ pub use machine::Machine;
 pub use machine::RootFs;
 pub use machine::Sizes;
 pub(crate) use machine::architecture;
-pub use machine::hugepages_in_all;
 pub use pleg_health::PlegHealth;
 pub use standalone::standalone;
 pub use status::Inputs;

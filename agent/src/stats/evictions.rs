@@ -1,4 +1,5 @@
-//! What evictions are decided by: usage that is measured now. Old or missing figures permit none.
+//! What evictions are decided by: usage that is measured now, or missing. Sizes of volumes may be older, if the caller
+//! permits that.
 
 use std::collections::HashMap;
 use std::collections::HashSet;

@@ -30,7 +30,6 @@ use crate::model::PodRef;
 use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
-use crate::node;
 use crate::pipeline::Running;
 use crate::runtime::RuntimeState;
 use crate::server;
@@ -179,7 +178,7 @@ impl Gauges {
     /// Blocks.
     fn compute(&self, claims: &[ClaimUsage]) {
         self.metrics.volumes.claims(claims.iter().map(claim_stats));
-        if let Some(memory) = AvailableMemory::read(&self.layout, node::hugepages_in_all()) {
+        if let Some(memory) = AvailableMemory::read(&self.layout) {
             self.metrics.eviction.memory_available(memory.working_set, memory.mem_available);
         }
         let (fixed, api): (Vec<Pod>, Vec<Pod>) = self.shared.all().into_iter().partition(|pod| spec::is_static(pod));

@@ -117,8 +117,8 @@ impl SyncState {
         }
     }
 
-    /// Whether to send the event of a start that back-off holds; the event counts as sent then. `is_new`: the container had
-    /// no event with this message yet.
+    /// Whether to send the event of a start that back-off holds; the event counts as sent then. `is_new`: the start of
+    /// the container was not held for this reason yet.
     pub(super) fn event_is_due(&mut self, name: &str, is_new: bool) -> bool {
         let sent = self.event_sent.get(name);
         let is_due = is_new || sent.is_none_or(|sent| sent.elapsed() >= BACK_OFF_EVENT_PERIOD);

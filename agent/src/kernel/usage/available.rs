@@ -20,14 +20,14 @@ pub struct AvailableMemory {
 }
 
 impl AvailableMemory {
-    /// Reads `memory.*` of the root cgroup and `/proc/meminfo`. `hugepages`: bytes of huge pages of all sizes. `None` if the
-    /// size of the memory is unknown. Blocks.
-    pub fn read(layout: &Layout, hugepages: u64) -> Option<Self> {
+    /// Reads `memory.*` of the root cgroup and `/proc/meminfo`. `None` if the size of the memory is unknown. Blocks.
+    pub fn read(layout: &Layout) -> Option<Self> {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        Self::of(Machine::memory(layout), hugepages, super::machine::kibibytes(&meminfo, "MemAvailable"))
+        let of = |name| super::machine::kibibytes(&meminfo, name);
+        Self::of(Machine::memory(layout), of("Hugetlb").unwrap_or(0), of("MemAvailable"))
     }
 
-    /// From readings. Pages of huge pages are not part of `MemAvailable`.
+    /// From readings. `hugepages`: bytes of huge pages of all sizes, which are no part of `MemAvailable`.
     pub fn of(machine: MemoryUsage, hugepages: u64, mem_available: Option<u64>) -> Option<Self> {
         let capacity = machine.limit?.saturating_sub(hugepages);
         let working_set = capacity.saturating_sub(machine.working_set);
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn this_machine() {
         let layout = crate::cgroups::Hierarchies::detect().expect("hierarchies").layout;
-        let found = AvailableMemory::read(&layout, 0).expect("a size");
+        let found = AvailableMemory::read(&layout).expect("a size");
         assert!(found.working_set > 0 && found.working_set < found.capacity);
         assert!(found.mem_available.is_some_and(|bytes| bytes > 0 && bytes <= found.capacity));
     }

@@ -43,7 +43,8 @@ impl Machine {
         of_machine(CgroupPlace::at(layout, "/").read_memory(), Path::new(PROC))
     }
 
-    /// Bytes of huge pages of all sizes, by the files of `proc`. The kernel charges them to no cgroup's memory.
+    /// Bytes of huge pages of all sizes, by the files of `proc`. The kernel charges them to no cgroup's memory, unless cgroups
+    /// are mounted with `memory_hugetlb_accounting`.
     pub fn huge_pages(proc: &Path) -> u64 {
         let table = fs::read_to_string(proc.join("meminfo")).unwrap_or_default();
         kibibytes(&table, "Hugetlb").unwrap_or(0)
