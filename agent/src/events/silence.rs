@@ -10,9 +10,13 @@ pub(super) const SILENCE: Duration = Duration::from_secs(10);
 /// The events of one stream beside the starts of containers, each of which causes an event.
 #[derive(Debug)]
 pub(super) struct Silence {
+    /// When the stream was requested.
     requested: Instant,
+    /// When the last event arrived.
     last_event: Option<Instant>,
+    /// When the event of the first start without one is overdue.
     due: Option<Instant>,
+    /// It was overdue, and no event has arrived since.
     is_silent: bool,
 }
 
@@ -36,7 +40,7 @@ impl Silence {
         self.due.filter(|_| !self.is_silent)
     }
 
-    /// It is silent.
+    /// The event is overdue: the stream is silent until the next one.
     pub(super) fn begins(&mut self) {
         self.is_silent = true;
     }
