@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use prometheus::proto::MetricFamily;
 
@@ -133,7 +134,10 @@ impl<'a> Reader<'a> {
     }
 
     fn read(&self, path: &str, measured: &Measured) -> Row {
-        let detail = CgroupPlace::at(self.layout, path).detail(&measured.usage);
+        let detail = match &measured.open {
+            Some(open) => open.detail(&measured.usage),
+            None => CgroupPlace::at(self.layout, path).open().detail(&measured.usage),
+        };
         let has_pressure = self.layout.is_v2() && self.machine_has_pressure;
         Row { id: path.to_owned(), usage: measured.usage, detail, has_pressure, ..Row::default() }
     }
@@ -164,8 +168,11 @@ impl<'a> Reader<'a> {
 
     /// The row of a QoS class, which samples do not contain; `None` if it has no cgroup.
     fn class(&self, path: &str) -> Option<Row> {
-        let place = CgroupPlace::at(self.layout, path);
-        place.exists().then(|| self.read(path, &Measured::new(path, place.read())))
+        let open = CgroupPlace::at(self.layout, path).open();
+        let usage = open.read();
+        usage
+            .is_there()
+            .then(|| self.read(path, &Measured { open: Some(Arc::new(open)), ..Measured::new(path, usage) }))
     }
 
     /// The rows of a pod, its sandbox and its containers. Takes their OOM events.

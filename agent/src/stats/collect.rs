@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::StatsError;
 use super::StatsSource;
+use super::open_cgroups::OpenCgroups;
 use super::sample::ContainerSample;
 use super::sample::Measured;
 use super::sample::PodSample;
@@ -58,13 +59,14 @@ pub(super) async fn take_within(
     limit: Duration,
     turn: &Arc<Mutex<()>>,
     source: &Arc<StatsSource>,
+    before: Option<Arc<Sample>>,
 ) -> Result<Sample, StatsError> {
     let taking = async {
         let turn = turn.clone().lock_owned().await;
         let (source, snapshots) = (source.clone(), source.snapshots.all());
         let taken = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            take(&source, &snapshots)
+            take(&source, &snapshots, before.as_deref())
         });
         taken.await.map_err(|error| StatsError::Stopped(error.to_string()))
     };
@@ -72,15 +74,16 @@ pub(super) async fn take_within(
     taken.unwrap_or_else(|_| Err(StatsError::Pods(format!("the files of cgroups were not read within {limit:?}"))))
 }
 
-/// Measures everything now, except what only the runtime can.
-pub(super) fn take(source: &StatsSource, snapshots: &[Arc<PodSnapshot>]) -> Sample {
+/// Measures everything now, except what only the runtime can. Cgroups that an earlier sample has found and that still exist
+/// are not looked up again.
+pub(super) fn take(source: &StatsSource, snapshots: &[Arc<PodSnapshot>], before: Option<&Sample>) -> Sample {
     let StatsSource { layout, system, proc, .. } = source;
     let (taken, at) = (Instant::now(), Clock::System.wall_nanos());
+    let mut opened = OpenCgroups::of(before);
     let system = system.iter().filter_map(|(name, cgroup)| {
         let path = cgroup.path(source)?;
         let usage = CgroupPlace::at(layout, &path).read();
-        let is_there = usage.cpu.is_some() || usage.memory.is_some();
-        is_there.then(|| (*name, Measured::new(*name, usage).at(Some(path))))
+        usage.is_there().then(|| (*name, Measured::new(*name, usage).at(Some(path))))
     });
     Sample {
         taken,
@@ -88,7 +91,7 @@ pub(super) fn take(source: &StatsSource, snapshots: &[Arc<PodSnapshot>]) -> Samp
         node: Measured::new("/", Machine::usage(layout, proc)).at(Some("/".to_owned())),
         huge_pages: Machine::huge_pages(proc),
         system: system.collect(),
-        pods: snapshots.iter().filter_map(|snapshot| pod(source, snapshot)).collect(),
+        pods: snapshots.iter().filter_map(|snapshot| pod(source, snapshot, &mut opened)).collect(),
         is_incomplete: false,
     }
 }
@@ -107,20 +110,25 @@ pub(super) fn add_runtime_stats(sample: &mut Sample, all: &[cri::ContainerStats]
 }
 
 /// A pod with running containers.
-fn pod(source: &StatsSource, snapshot: &PodSnapshot) -> Option<PodSample> {
-    let StatsSource { layout, proc, .. } = source;
-    let mut own = None;
+fn pod(source: &StatsSource, snapshot: &PodSnapshot, opened: &mut OpenCgroups<'_>) -> Option<PodSample> {
+    let mut own = opened.measure(snapshot.pod.uid.as_str());
     let mut containers = Vec::new();
     for container in snapshot.running() {
-        let memberships = container.pid.and_then(|pid| memberships_of(proc, &pid.to_string()));
-        let named = |id: &str| CgroupPlace::named(layout, memberships.as_deref()?, id);
+        if let Some(measured) = opened.measure(container.id.as_str()) {
+            containers.push(of_container(container, measured, false));
+            continue;
+        }
+        let memberships = container.pid.and_then(|pid| memberships_of(&source.proc, &pid.to_string()));
+        let mut named = |id: &str| opened.find(&source.layout, memberships.as_deref()?, id);
         own = own.or_else(|| named(snapshot.pod.uid.as_str()));
-        let place = named(container.id.as_str());
+        let measured = named(container.id.as_str());
         // A process elsewhere runs a sandbox such as a virtual machine, or its number was used again. One that is gone uses
         // nothing: the runtime, which is slow while containers end, is not queried for it.
-        let runs_elsewhere = memberships.as_deref().is_some_and(|memberships| is_in_a_cgroup(layout, memberships));
-        let needs_runtime = place.is_none() && (container.pid.is_none() || runs_elsewhere);
-        containers.push(measure(layout, container, place.as_ref(), needs_runtime));
+        let runs_elsewhere =
+            memberships.as_deref().is_some_and(|memberships| is_in_a_cgroup(&source.layout, memberships));
+        let needs_runtime = measured.is_none() && (container.pid.is_none() || runs_elsewhere);
+        let unknown = || Measured::new(container.id.as_str(), CgroupUsage::default());
+        containers.push(of_container(container, measured.unwrap_or_else(unknown), needs_runtime));
     }
     let newest = snapshot.sandboxes.first();
     let earliest = containers.iter().map(|container: &ContainerSample| container.created_at).min()?;
@@ -131,7 +139,7 @@ fn pod(source: &StatsSource, snapshot: &PodSnapshot) -> Option<PodSample> {
         sandbox: newest.map(|sandbox| sandbox.id.clone()),
         sandbox_attempt: newest.map_or(0, |sandbox| sandbox.attempt),
         network_of: snapshot.running().find_map(|container| container.pid).filter(|_| !is_on_host),
-        own: own.map(|place| Measured::new(snapshot.pod.uid.as_str(), place.read()).at(place.path(layout))),
+        own,
         containers,
     })
 }
@@ -148,23 +156,13 @@ fn memberships_of(proc: &Path, process: &str) -> Option<String> {
     read::text(&proc.join(process).join("cgroup"), read::PROC_FILE_LIMIT).ok()
 }
 
-fn measure(
-    layout: &Layout,
-    container: &ContainerStatus,
-    place: Option<&CgroupPlace>,
-    needs_runtime: bool,
-) -> ContainerSample {
-    let key = container.id.as_str();
-    let measured = match place {
-        Some(place) => Measured::new(key, place.read()).at(place.path(layout)),
-        None => Measured::new(key, CgroupUsage::default()),
-    };
+fn of_container(container: &ContainerStatus, measured: Measured, needs_runtime: bool) -> ContainerSample {
     ContainerSample {
         name: container.name.clone(),
         id: container.id.clone(),
         attempt: container.attempt,
         image: container.image.clone(),
-        init: container.pid.filter(|_| place.is_some()),
+        init: container.pid.filter(|_| measured.path.is_some()),
         created_at: container.created_at,
         needs_runtime,
         measured,
@@ -300,7 +298,7 @@ mod tests {
     async fn containers_without_a_pid_are_measured_by_the_runtime() {
         let snapshot = testing::snapshot(vec![testing::running("a", 0), testing::exited("b", 0, 0)]);
         let source = source(vec![("pods", SystemCgroup::At("/no/such/cgroup".to_owned()))]);
-        let mut sample = take(&source, &[Arc::new(snapshot)]);
+        let mut sample = take(&source, &[Arc::new(snapshot)], None);
         assert!(sample.needs_runtime() && sample.needs_runtime_for_pods());
         let nameless = cri::ContainerStats { attributes: None, ..runtime_stats("a-0") };
         add_runtime_stats(&mut sample, &[nameless, runtime_stats("other-0"), runtime_stats("a-0")]);
@@ -322,12 +320,43 @@ mod tests {
             cgroup(dir.path(), path, memory);
         }
         let source = source_in(dir.path(), &[("7", &init)], Vec::new());
-        let sample = take(&source, &[Arc::new(testing::snapshot(vec![running_as("a", 7)]))]);
+        let sample = take(&source, &[Arc::new(testing::snapshot(vec![running_as("a", 7)]))], None);
         assert!(!sample.needs_runtime());
         let [found] = &sample.pods[..] else { panic!("one pod") };
         let (own, measured) = (found.own.as_ref().unwrap(), &found.containers[0].measured);
         assert_eq!((memory(own), own.path.as_deref()), (Some(600), Some(pod)));
         assert_eq!((memory(measured), measured.path.as_deref()), (Some(500), Some(container.as_str())));
+    }
+
+    #[tokio::test]
+    async fn a_cgroup_that_was_found_is_not_looked_up_again_until_it_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pod, container) = ("/kubepods/poduid", "/kubepods/poduid/a-0");
+        for path in [pod, container] {
+            cgroup(dir.path(), path, 600);
+        }
+        let source = source_in(dir.path(), &[("7", container)], Vec::new());
+        let snapshots = [Arc::new(testing::snapshot(vec![running_as("a", 7)]))];
+        let first = take(&source, &snapshots, None);
+        let measured = |sample: &Sample| {
+            let of = |measured: &Measured| measured.path.clone().zip(memory(measured));
+            (sample.pods[0].own.as_ref().and_then(of), of(&sample.pods[0].containers[0].measured))
+        };
+        let at = |path: &str, memory| Some((path.to_owned(), memory));
+
+        std::fs::remove_dir_all(&source.proc).unwrap();
+        cgroup(dir.path(), container, 500);
+        let second = take(&source, &snapshots, Some(&first));
+        assert_eq!(measured(&second), (at(pod, 600), at(container, 500)), "its process is not asked for");
+
+        std::fs::remove_dir_all(dir.path().join("cgroup")).unwrap();
+        cgroup(dir.path(), container, 400);
+        let third = take(&source, &snapshots, Some(&second));
+        assert_eq!(measured(&third), (None, None), "removed, and no process says where it is now");
+
+        let source = source_in(dir.path(), &[("7", container)], Vec::new());
+        let fourth = take(&source, &snapshots, Some(&third));
+        assert_eq!(measured(&fourth).1, at(container, 400));
     }
 
     #[tokio::test]
@@ -337,7 +366,7 @@ mod tests {
         cgroup(dir.path(), "/kubepods/poduid", 700);
         let source = source_in(dir.path(), &[("7", "/kubepods/poduid/sandbox-0")], Vec::new());
         let snapshot = testing::snapshot(vec![running_as("a", 7), running_as("gone", 8)]);
-        let mut sample = take(&source, &[Arc::new(snapshot)]);
+        let mut sample = take(&source, &[Arc::new(snapshot)], None);
         assert!(sample.needs_runtime() && !sample.needs_runtime_for_pods(), "the cgroup of the pod is known");
         add_runtime_stats(&mut sample, &[runtime_stats("a-0"), runtime_stats("gone-0")]);
         let [pod] = &sample.pods[..] else { panic!("one pod") };
@@ -350,7 +379,7 @@ mod tests {
     async fn a_process_that_is_gone_needs_no_runtime() {
         let dir = tempfile::tempdir().unwrap();
         let snapshot = testing::snapshot(vec![running_as("gone", 8)]);
-        assert!(!take(&source_in(dir.path(), &[], Vec::new()), &[Arc::new(snapshot)]).needs_runtime());
+        assert!(!take(&source_in(dir.path(), &[], Vec::new()), &[Arc::new(snapshot)], None).needs_runtime());
     }
 
     #[test]
@@ -375,7 +404,7 @@ mod tests {
         }
         let system = vec![("kubelet", SystemCgroup::OfAgent)];
         let found = |cgroup: &str| {
-            let sample = take(&source_in(dir.path(), &[("self", cgroup)], system.clone()), &[]);
+            let sample = take(&source_in(dir.path(), &[("self", cgroup)], system.clone()), &[], None);
             let one = |(name, measured): &(&'static str, Measured)| (*name, measured.path.clone(), memory(measured));
             sample.system.iter().map(one).collect::<Vec<_>>()
         };
@@ -388,7 +417,7 @@ mod tests {
     #[tokio::test]
     async fn a_pod_without_running_containers_is_absent() {
         let all = [Arc::new(testing::snapshot(vec![testing::exited("b", 0, 0)]))];
-        assert!(take(&source(Vec::new()), &all).pods.is_empty());
+        assert!(take(&source(Vec::new()), &all, None).pods.is_empty());
     }
 
     /// In real time, as a call that hangs stops a paused clock: a pipe is opened for reading when it is opened for writing.
@@ -402,7 +431,7 @@ mod tests {
         let source = Arc::new(StatsSource { snapshots: Arc::new(OnePod), ..source });
         let (turn, mut early) = (Arc::default(), Vec::new());
         for _ in 0..3 {
-            early.push(take_within(Duration::from_millis(20), &turn, &source).await);
+            early.push(take_within(Duration::from_millis(20), &turn, &source, None).await);
         }
         let holders = Arc::strong_count(&source);
         // Lets the thread go on, which the end of the test waits for.
@@ -411,14 +440,14 @@ mod tests {
         drop(writer);
         assert!(early.iter().all(|taken| matches!(taken, Err(StatsError::Pods(_)))), "{early:?}");
         assert_eq!(holders, 2, "the test, and one thread");
-        let taken = take_within(Duration::from_secs(60), &turn, &source).await;
+        let taken = take_within(Duration::from_secs(60), &turn, &source, None).await;
         assert_eq!(taken.unwrap().pods.len(), 1);
     }
 
     #[tokio::test]
     async fn a_reused_pid_is_not_measured() {
         let snapshot = testing::snapshot(vec![running_as("a", std::process::id())]);
-        let sample = take(&source(Vec::new()), &[Arc::new(snapshot)]);
+        let sample = take(&source(Vec::new()), &[Arc::new(snapshot)], None);
         assert_eq!(sample.pods[0].containers[0].measured.usage, CgroupUsage::default());
     }
 }

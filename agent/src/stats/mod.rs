@@ -25,6 +25,7 @@ mod extras;
 mod family;
 mod files;
 mod filesystems;
+mod open_cgroups;
 mod pod_usage;
 mod quotas;
 mod resource;
@@ -261,15 +262,14 @@ impl Stats {
                 return Ok(sample.clone());
             }
         }
-        let before = match last.take().filter(|sample| sample.is_recent(now)) {
-            Some(sample) => Some(sample),
-            None if with_rates => Some(Arc::new(self.take().await?)),
-            None => None,
-        };
+        let mut before = last.take();
+        if with_rates && !before.as_ref().is_some_and(|sample| sample.is_recent(now)) {
+            before = Some(Arc::new(self.take(before).await?));
+        }
         if let Some(before) = before.as_ref().filter(|_| with_rates) {
             tokio::time::sleep_until(before.taken() + APART).await;
         }
-        let mut sample = self.take().await?;
+        let mut sample = self.take(before.clone()).await?;
         if let Some(before) = before {
             sample.rate_since(&before);
         }
@@ -337,8 +337,8 @@ impl Stats {
 
     /// Measures everything now. If the runtime is slow, what it alone can measure is absent: a container in a virtual machine
     /// must not hide all others.
-    async fn take(&self) -> Result<Sample, StatsError> {
-        let mut sample = collect::take_within(SCRAPE_FILES_TIMEOUT, &self.reading, &self.source).await?;
+    async fn take(&self, before: Option<Arc<Sample>>) -> Result<Sample, StatsError> {
+        let mut sample = collect::take_within(SCRAPE_FILES_TIMEOUT, &self.reading, &self.source, before).await?;
         if sample.needs_runtime() {
             self.ask_runtime(&mut sample, SCRAPE_RUNTIME_TIMEOUT).await;
         }
@@ -348,7 +348,7 @@ impl Stats {
     /// Measures what can be read from files, however long that takes.
     async fn take_files(&self) -> Result<Sample, StatsError> {
         let (source, snapshots) = (self.source.clone(), self.source.snapshots.all());
-        let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots)).await;
+        let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots, None)).await;
         taken.map_err(|error| StatsError::Stopped(error.to_string()))
     }
 

@@ -2,11 +2,13 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::cgroups::usage::CgroupUsage;
+use crate::cgroups::usage::OpenCgroup;
 use crate::model::ContainerId;
 use crate::model::PodRef;
 use crate::model::SandboxId;
@@ -74,6 +76,8 @@ pub(super) struct Measured {
     pub(super) key: String,
     /// The cgroup; absent if the runtime reported the usage.
     pub(super) path: Option<String>,
+    /// The cgroup's open folders, of which further values and the next sample are read; absent if they are not kept open.
+    pub(super) open: Option<Arc<OpenCgroup>>,
     pub(super) usage: CgroupUsage,
     /// Recent CPU usage in billionths of a core.
     pub(super) nano_cores: Option<u64>,
@@ -81,7 +85,7 @@ pub(super) struct Measured {
 
 impl Measured {
     pub(super) fn new(key: impl Into<String>, usage: CgroupUsage) -> Self {
-        Self { key: key.into(), path: None, usage, nano_cores: None }
+        Self { key: key.into(), path: None, open: None, usage, nano_cores: None }
     }
 
     /// The usage of the cgroup at this path.
@@ -122,13 +126,15 @@ impl Sample {
         unknown.flat_map(|pod| &pod.containers).any(|container| container.needs_runtime)
     }
 
+    /// Pods, by their own cgroups, and containers.
+    pub(super) fn of_pods(&self) -> impl Iterator<Item = &Measured> {
+        let containers = self.pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.measured);
+        self.pods.iter().filter_map(|pod| pod.own.as_ref()).chain(containers)
+    }
+
     fn all(&self) -> impl Iterator<Item = &Measured> {
         let system = self.system.iter().map(|(_, measured)| measured);
-        let containers = self.pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.measured);
-        std::iter::once(&self.node)
-            .chain(system)
-            .chain(self.pods.iter().filter_map(|pod| pod.own.as_ref()))
-            .chain(containers)
+        std::iter::once(&self.node).chain(system).chain(self.of_pods())
     }
 
     fn all_mut(&mut self) -> impl Iterator<Item = &mut Measured> {

@@ -7,6 +7,7 @@
 
 use super::file::Folder;
 use super::place::CgroupPlace;
+use super::place::OpenCgroup;
 use super::pressure::Pressure;
 
 /// Usage at one moment. Values without a file are absent.
@@ -111,32 +112,41 @@ pub struct MemoryUsage {
 impl CgroupPlace {
     /// Reads the memory alone.
     pub fn read_memory(&self) -> Option<MemoryUsage> {
-        self.memory_in(&Folder::open(self.memory.as_deref()?)?, &mut FileCounters::default())
-    }
-
-    fn memory_in(&self, folder: &Folder, counters: &mut FileCounters) -> Option<MemoryUsage> {
-        if self.v2 { memory_v2(folder, counters) } else { memory_v1(folder, counters) }
+        memory_in(&Folder::open(self.memory.as_deref()?)?, self.v2, &mut FileCounters::default())
     }
 
     /// Reads the usage; nothing of a cgroup that was removed.
     pub fn read(&self) -> CgroupUsage {
-        let folders = self.open();
+        self.open().read()
+    }
+}
+
+impl OpenCgroup {
+    /// Reads the usage; nothing of a cgroup that was removed.
+    pub fn read(&self) -> CgroupUsage {
         let pressure = |file: &str| {
-            let text = folders.memory.as_ref().filter(|_| self.v2).and_then(|folder| folder.text(file));
+            let text = self.memory.as_ref().filter(|_| self.v2).and_then(|folder| folder.text(file));
             text.map(|text| Pressure::parse(&text)).unwrap_or_default()
         };
         let mut counters = FileCounters::default();
         let cpu = |folder: &Folder| if self.v2 { cpu_v2(folder, &mut counters) } else { cpu_v1(folder) };
-        let cpu = folders.cpu.as_deref().and_then(cpu);
+        let cpu = self.cpu.as_deref().and_then(cpu);
         CgroupUsage {
             cpu,
             cpu_pressure: pressure("cpu.pressure"),
-            memory: folders.memory.as_deref().and_then(|folder| self.memory_in(folder, &mut counters)),
+            memory: self.memory.as_deref().and_then(|folder| memory_in(folder, self.v2, &mut counters)),
             memory_pressure: pressure("memory.pressure"),
             io_pressure: pressure("io.pressure"),
-            tasks: folders.pids.as_deref().and_then(|folder| folder.number("pids.current")),
+            tasks: self.pids.as_deref().and_then(|folder| folder.number("pids.current")),
             counters,
         }
+    }
+}
+
+impl CgroupUsage {
+    /// False for a cgroup that was removed.
+    pub fn is_there(&self) -> bool {
+        self.cpu.is_some() || self.memory.is_some()
     }
 }
 
@@ -165,6 +175,10 @@ impl std::ops::Add for MemoryUsage {
             swap_limit: both(self.swap_limit, other.swap_limit),
         }
     }
+}
+
+fn memory_in(folder: &Folder, v2: bool, counters: &mut FileCounters) -> Option<MemoryUsage> {
+    if v2 { memory_v2(folder, counters) } else { memory_v1(folder, counters) }
 }
 
 fn cpu_v2(folder: &Folder, counters: &mut FileCounters) -> Option<u64> {

@@ -17,6 +17,7 @@ use super::basic::FileCounters;
 use super::basic::Throttling;
 use super::file::Folder;
 use super::place::CgroupPlace;
+use super::place::OpenCgroup;
 use super::place::process_ids;
 use crate::cgroups::arithmetic;
 
@@ -87,38 +88,39 @@ impl DiskTraffic {
     }
 }
 
-impl CgroupPlace {
+impl OpenCgroup {
     /// Reads the values beside `usage`, which was read of the same cgroup; nothing of a cgroup that was removed.
     pub fn detail(&self, usage: &CgroupUsage) -> CgroupDetail {
-        let folders = self.open();
         let mut detail = CgroupDetail::default();
-        if let Some(folder) = &folders.cpu {
+        if let Some(folder) = &self.cpu {
             if self.v2 { cpu_v2(folder, &usage.counters, &mut detail) } else { cpu_times_v1(folder, &mut detail) }
         }
-        if let Some(folder) = folders.cpu_shares.as_ref().filter(|_| !self.v2) {
+        if let Some(folder) = self.cpu_shares.as_ref().filter(|_| !self.v2) {
             cpu_shares_v1(folder, &mut detail);
         }
-        if let Some(folder) = folders.memory.as_ref().filter(|_| usage.memory.is_some()) {
+        if let Some(folder) = self.memory.as_ref().filter(|_| usage.memory.is_some()) {
             let kernel = usage.counters.kernel;
             detail.memory = Some(if self.v2 { memory_v2(folder, kernel) } else { memory_v1(folder) });
         }
-        if let Some(folder) = &folders.pids {
+        if let Some(folder) = &self.pids {
             detail.processes = folder.text("cgroup.procs").map(|list| process_ids(&list));
             detail.tasks_max = folder.number("pids.max");
         }
-        detail.disks = folders.io.map(|folder| self.disks_in(&folder)).unwrap_or_default();
+        detail.disks = self.io.as_ref().map(|folder| disks_in(folder, self.v2)).unwrap_or_default();
         detail
     }
+}
 
+impl CgroupPlace {
     /// Reads the traffic with disks.
     pub(super) fn disks(&self) -> Vec<DiskTraffic> {
         let folder = self.io.as_deref().and_then(Folder::open);
-        folder.map(|folder| self.disks_in(&folder)).unwrap_or_default()
+        folder.map(|folder| disks_in(&folder, self.v2)).unwrap_or_default()
     }
+}
 
-    fn disks_in(&self, folder: &Folder) -> Vec<DiskTraffic> {
-        if self.v2 { disks_v2(folder) } else { disks_v1(folder) }
-    }
+fn disks_in(folder: &Folder, v2: bool) -> Vec<DiskTraffic> {
+    if v2 { disks_v2(folder) } else { disks_v1(folder) }
 }
 
 fn cpu_v2(folder: &Folder, counters: &FileCounters, detail: &mut CgroupDetail) {
@@ -264,7 +266,7 @@ mod tests {
         );
         let place = CgroupPlace::at(&layout, "/a");
         let usage = place.read();
-        let detail = place.detail(&usage);
+        let detail = place.open().detail(&usage);
         let expected = CgroupDetail {
             cpu_user: Some(2000),
             cpu_system: Some(1000),
@@ -303,7 +305,7 @@ mod tests {
         };
         assert_eq!(usage.counters.reclaim, Some(reclaim));
         let none = CgroupPlace::at(&layout, "/none");
-        assert_eq!(none.detail(&none.read()), CgroupDetail::default());
+        assert_eq!(none.open().detail(&none.read()), CgroupDetail::default());
     }
 
     #[test]
@@ -345,7 +347,7 @@ mod tests {
         );
         let place = CgroupPlace::at(&layout, "/a");
         let usage = place.read();
-        let detail = place.detail(&usage);
+        let detail = place.open().detail(&usage);
         assert_eq!((detail.cpu_shares, detail.cpu_period, detail.cpu_quota), (Some(2), Some(100_000), None));
         assert_eq!((detail.throttling, detail.cpu_user), (None, detail.cpu_system.map(|system| system * 3)));
         let memory = detail.memory.expect("memory");

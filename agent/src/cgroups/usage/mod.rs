@@ -18,6 +18,7 @@ pub use detail::CgroupDetail;
 pub use detail::DiskTraffic;
 pub use detail::MemoryDetail;
 pub use place::CgroupPlace;
+pub use place::OpenCgroup;
 pub use pressure::CgroupStalls;
 pub use pressure::Pressure;
 pub use pressure::PressureLine;

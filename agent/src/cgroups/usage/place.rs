@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::file::Folder;
 use crate::cgroups::Layout;
@@ -29,14 +29,22 @@ pub struct CgroupPlace {
     pub(super) io: Option<PathBuf>,
 }
 
-/// The folders of a cgroup, opened; those that do not exist are absent.
+/// A cgroup whose folders are open: its files are read without looking up its path for each of them. One that was removed
+/// since has no files.
 #[derive(Debug)]
-pub(super) struct Folders {
-    pub(super) cpu: Option<Rc<Folder>>,
-    pub(super) cpu_shares: Option<Rc<Folder>>,
-    pub(super) memory: Option<Rc<Folder>>,
-    pub(super) pids: Option<Rc<Folder>>,
-    pub(super) io: Option<Rc<Folder>>,
+pub struct OpenCgroup {
+    pub(super) v2: bool,
+    // By controller, as those of [`CgroupPlace`]; absent if they do not exist.
+    pub(super) cpu: Option<Arc<Folder>>,
+    pub(super) cpu_shares: Option<Arc<Folder>>,
+    pub(super) memory: Option<Arc<Folder>>,
+    pub(super) pids: Option<Arc<Folder>>,
+    pub(super) io: Option<Arc<Folder>>,
+}
+
+impl OpenCgroup {
+    /// The most descriptors that one holds.
+    pub const MOST_FOLDERS: usize = 5;
 }
 
 impl CgroupPlace {
@@ -101,19 +109,19 @@ impl CgroupPlace {
     }
 
     /// Opens each folder once: with v2 all controllers have the same.
-    pub(super) fn open(&self) -> Folders {
-        let mut opened: Vec<(&Path, Rc<Folder>)> = Vec::new();
+    pub fn open(&self) -> OpenCgroup {
+        let mut opened: Vec<(&Path, Arc<Folder>)> = Vec::new();
         let paths = [&self.cpu, &self.cpu_shares, &self.memory, &self.pids, &self.io];
         let [cpu, cpu_shares, memory, pids, io] = paths.map(|path| {
             let path = path.as_deref()?;
             if let Some((_, folder)) = opened.iter().find(|(known, _)| *known == path) {
                 return Some(folder.clone());
             }
-            let folder = Rc::new(Folder::open(path)?);
+            let folder = Arc::new(Folder::open(path)?);
             opened.push((path, folder.clone()));
             Some(folder)
         });
-        Folders { cpu, cpu_shares, memory, pids, io }
+        OpenCgroup { v2: self.v2, cpu, cpu_shares, memory, pids, io }
     }
 
     /// Ids of the processes in the cgroup itself. If there are none, of those below it: with v2 all processes of a container
