@@ -7,8 +7,8 @@ use nix::sys::resource::Resource;
 use nix::sys::resource::getrlimit;
 use nix::sys::resource::setrlimit;
 
-/// The soft limit that systems have for processes that ask for no more.
-const LEAST: usize = 1024;
+/// The soft limit of processes that do not raise it.
+const USUAL: usize = 1024;
 
 /// Sets the limit of open files to `wanted`; without CAP_SYS_RESOURCE at most to the hard limit of the process. Returns the
 /// limit that holds now.
@@ -25,9 +25,9 @@ pub fn limit(wanted: u64) -> Result<u64, Errno> {
     Ok(reachable)
 }
 
-/// How many files the process may have open now; the least that is usual if that cannot be read.
+/// How many files the process may have open now; the usual number if that cannot be read.
 pub fn soft_limit() -> usize {
-    getrlimit(Resource::RLIMIT_NOFILE).map_or(LEAST, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX))
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(USUAL, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX))
 }
 
 /// No file could be opened for want of descriptors or memory: a later attempt may succeed.

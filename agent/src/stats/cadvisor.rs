@@ -16,7 +16,6 @@ use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
 
 use prometheus::proto::MetricFamily;
 
@@ -107,8 +106,10 @@ pub(super) fn take(
     for row in &mut rows {
         row.labels = row.base().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).join(",");
     }
-    let disks = rows.iter().flat_map(|row| &row.detail.disks);
-    let devices = disks.map(|disk| ((disk.major, disk.minor), disk.device().unwrap_or_default())).collect();
+    let mut devices = BTreeMap::new();
+    for disk in rows.iter().flat_map(|row| &row.detail.disks) {
+        devices.entry((disk.major, disk.minor)).or_insert_with(|| disk.device().unwrap_or_default());
+    }
     Scrape { rows, at: Some(sample.at), devices, kernel: kernel(), system: system(Path::new("/")) }
 }
 
@@ -133,11 +134,22 @@ impl<'a> Reader<'a> {
         measured.path.as_ref().map(|path| self.read(path, measured))
     }
 
+    /// The row of a measured container's cgroup, likewise.
+    fn container_row(&self, container: &ContainerSample) -> Option<Row> {
+        let measured = &container.measured;
+        let (Some(path), Some(open)) = (&measured.path, &measured.open) else { return self.row(measured) };
+        Some(self.with_detail(path, measured, open.container_detail(container)))
+    }
+
     fn read(&self, path: &str, measured: &Measured) -> Row {
         let detail = match &measured.open {
-            Some(open) => open.detail(&measured.usage),
+            Some(open) => open.detail(measured),
             None => CgroupPlace::at(self.layout, path).open().detail(&measured.usage),
         };
+        self.with_detail(path, measured, detail)
+    }
+
+    fn with_detail(&self, path: &str, measured: &Measured, detail: CgroupDetail) -> Row {
         let has_pressure = self.layout.is_v2() && self.machine_has_pressure;
         Row { id: path.to_owned(), usage: measured.usage, detail, has_pressure, ..Row::default() }
     }
@@ -169,10 +181,8 @@ impl<'a> Reader<'a> {
     /// The row of a QoS class, which samples do not contain; `None` if it has no cgroup.
     fn class(&self, path: &str) -> Option<Row> {
         let open = CgroupPlace::at(self.layout, path).open();
-        let usage = open.read();
-        usage
-            .is_there()
-            .then(|| self.read(path, &Measured { open: Some(Arc::new(open)), ..Measured::new(path, usage) }))
+        let measured = Measured::new(path, open.read());
+        measured.usage.is_there().then(|| self.with_detail(path, &measured, open.detail(&measured.usage)))
     }
 
     /// The rows of a pod, its sandbox and its containers. Takes their OOM events.
@@ -188,7 +198,7 @@ impl<'a> Reader<'a> {
 
     /// The row of a container; `None` if it is not measured.
     fn container(&self, pod: &PodSample, container: &ContainerSample, events: &mut Vec<OomEvents>) -> Option<Row> {
-        let measured = self.row(&container.measured).map(|row| self.with_processes_below(row));
+        let measured = self.container_row(container).map(|row| self.with_processes_below(row));
         let row = measured.or_else(|| reported_by_runtime(&container.measured))?;
         Some(Row {
             oom_events: take_events(events, pod, container, &row),

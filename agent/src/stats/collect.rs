@@ -66,7 +66,7 @@ pub(super) async fn take_within(
         let (source, snapshots) = (source.clone(), source.snapshots.all());
         let taken = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            take(&source, &snapshots, before.as_deref())
+            take(&source, &snapshots, OpenCgroups::of(before.as_deref()))
         });
         taken.await.map_err(|error| StatsError::Stopped(error.to_string()))
     };
@@ -74,12 +74,10 @@ pub(super) async fn take_within(
     taken.unwrap_or_else(|_| Err(StatsError::Pods(format!("the files of cgroups were not read within {limit:?}"))))
 }
 
-/// Measures everything now, except what only the runtime can. Cgroups that an earlier sample has found and that still exist
-/// are not looked up again.
-pub(super) fn take(source: &StatsSource, snapshots: &[Arc<PodSnapshot>], before: Option<&Sample>) -> Sample {
+/// Measures everything now, except what only the runtime can. The `opened` cgroups are not looked up again while they exist.
+pub(super) fn take(source: &StatsSource, snapshots: &[Arc<PodSnapshot>], mut opened: OpenCgroups<'_>) -> Sample {
     let StatsSource { layout, system, proc, .. } = source;
     let (taken, at) = (Instant::now(), Clock::System.wall_nanos());
-    let mut opened = OpenCgroups::of(before);
     let system = system.iter().filter_map(|(name, cgroup)| {
         let path = cgroup.path(source)?;
         let usage = CgroupPlace::at(layout, &path).read();
@@ -114,14 +112,12 @@ fn pod(source: &StatsSource, snapshot: &PodSnapshot, opened: &mut OpenCgroups<'_
     let mut own = opened.measure(snapshot.pod.uid.as_str());
     let mut containers = Vec::new();
     for container in snapshot.running() {
-        if let Some(measured) = opened.measure(container.id.as_str()) {
-            containers.push(of_container(container, measured, false));
-            continue;
-        }
-        let memberships = container.pid.and_then(|pid| memberships_of(&source.proc, &pid.to_string()));
+        let known = opened.measure(container.id.as_str());
+        let sought = container.pid.filter(|_| own.is_none() || known.is_none());
+        let memberships = sought.and_then(|pid| memberships_of(&source.proc, &pid.to_string()));
         let mut named = |id: &str| opened.find(&source.layout, memberships.as_deref()?, id);
         own = own.or_else(|| named(snapshot.pod.uid.as_str()));
-        let measured = named(container.id.as_str());
+        let measured = known.or_else(|| named(container.id.as_str()));
         // A process elsewhere runs a sandbox such as a virtual machine, or its number was used again. One that is gone uses
         // nothing: the runtime, which is slow while containers end, is not queried for it.
         let runs_elsewhere =
@@ -162,6 +158,7 @@ fn of_container(container: &ContainerStatus, measured: Measured, needs_runtime: 
         id: container.id.clone(),
         attempt: container.attempt,
         image: container.image.clone(),
+        resources: container.resources,
         init: container.pid.filter(|_| measured.path.is_some()),
         created_at: container.created_at,
         needs_runtime,
@@ -298,7 +295,7 @@ mod tests {
     async fn containers_without_a_pid_are_measured_by_the_runtime() {
         let snapshot = testing::snapshot(vec![testing::running("a", 0), testing::exited("b", 0, 0)]);
         let source = source(vec![("pods", SystemCgroup::At("/no/such/cgroup".to_owned()))]);
-        let mut sample = take(&source, &[Arc::new(snapshot)], None);
+        let mut sample = take(&source, &[Arc::new(snapshot)], OpenCgroups::of(None));
         assert!(sample.needs_runtime() && sample.needs_runtime_for_pods());
         let nameless = cri::ContainerStats { attributes: None, ..runtime_stats("a-0") };
         add_runtime_stats(&mut sample, &[nameless, runtime_stats("other-0"), runtime_stats("a-0")]);
@@ -320,7 +317,7 @@ mod tests {
             cgroup(dir.path(), path, memory);
         }
         let source = source_in(dir.path(), &[("7", &init)], Vec::new());
-        let sample = take(&source, &[Arc::new(testing::snapshot(vec![running_as("a", 7)]))], None);
+        let sample = take(&source, &[Arc::new(testing::snapshot(vec![running_as("a", 7)]))], OpenCgroups::of(None));
         assert!(!sample.needs_runtime());
         let [found] = &sample.pods[..] else { panic!("one pod") };
         let (own, measured) = (found.own.as_ref().unwrap(), &found.containers[0].measured);
@@ -337,7 +334,7 @@ mod tests {
         }
         let source = source_in(dir.path(), &[("7", container)], Vec::new());
         let snapshots = [Arc::new(testing::snapshot(vec![running_as("a", 7)]))];
-        let first = take(&source, &snapshots, None);
+        let first = take(&source, &snapshots, OpenCgroups::of(None));
         let measured = |sample: &Sample| {
             let of = |measured: &Measured| measured.path.clone().zip(memory(measured));
             (sample.pods[0].own.as_ref().and_then(of), of(&sample.pods[0].containers[0].measured))
@@ -346,17 +343,34 @@ mod tests {
 
         std::fs::remove_dir_all(&source.proc).unwrap();
         cgroup(dir.path(), container, 500);
-        let second = take(&source, &snapshots, Some(&first));
+        let second = take(&source, &snapshots, OpenCgroups::of(Some(&first)));
         assert_eq!(measured(&second), (at(pod, 600), at(container, 500)), "its process is not asked for");
 
         std::fs::remove_dir_all(dir.path().join("cgroup")).unwrap();
         cgroup(dir.path(), container, 400);
-        let third = take(&source, &snapshots, Some(&second));
+        let third = take(&source, &snapshots, OpenCgroups::of(Some(&second)));
         assert_eq!(measured(&third), (None, None), "removed, and no process says where it is now");
 
         let source = source_in(dir.path(), &[("7", container)], Vec::new());
-        let fourth = take(&source, &snapshots, Some(&third));
+        let fourth = take(&source, &snapshots, OpenCgroups::of(Some(&third)));
         assert_eq!(measured(&fourth).1, at(container, 400));
+    }
+
+    #[tokio::test]
+    async fn a_pods_own_cgroup_that_was_not_read_is_looked_up_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pod, container) = ("/kubepods/poduid", "/kubepods/poduid/a-0");
+        cgroup(dir.path(), container, 500);
+        let source = source_in(dir.path(), &[("7", container)], Vec::new());
+        let snapshots = [Arc::new(testing::snapshot(vec![running_as("a", 7)]))];
+        let first = take(&source, &snapshots, OpenCgroups::of(None));
+        cgroup(dir.path(), pod, 600);
+        let second = take(&source, &snapshots, OpenCgroups::of(Some(&first)));
+        let used = |sample: &Sample| {
+            let [pod] = &sample.pods[..] else { panic!("one pod") };
+            (pod.own.as_ref().and_then(memory), memory(&pod.containers[0].measured))
+        };
+        assert_eq!((used(&first), used(&second)), ((None, Some(500)), (Some(600), Some(500))));
     }
 
     #[tokio::test]
@@ -366,7 +380,7 @@ mod tests {
         cgroup(dir.path(), "/kubepods/poduid", 700);
         let source = source_in(dir.path(), &[("7", "/kubepods/poduid/sandbox-0")], Vec::new());
         let snapshot = testing::snapshot(vec![running_as("a", 7), running_as("gone", 8)]);
-        let mut sample = take(&source, &[Arc::new(snapshot)], None);
+        let mut sample = take(&source, &[Arc::new(snapshot)], OpenCgroups::of(None));
         assert!(sample.needs_runtime() && !sample.needs_runtime_for_pods(), "the cgroup of the pod is known");
         add_runtime_stats(&mut sample, &[runtime_stats("a-0"), runtime_stats("gone-0")]);
         let [pod] = &sample.pods[..] else { panic!("one pod") };
@@ -379,7 +393,8 @@ mod tests {
     async fn a_process_that_is_gone_needs_no_runtime() {
         let dir = tempfile::tempdir().unwrap();
         let snapshot = testing::snapshot(vec![running_as("gone", 8)]);
-        assert!(!take(&source_in(dir.path(), &[], Vec::new()), &[Arc::new(snapshot)], None).needs_runtime());
+        let source = source_in(dir.path(), &[], Vec::new());
+        assert!(!take(&source, &[Arc::new(snapshot)], OpenCgroups::of(None)).needs_runtime());
     }
 
     #[test]
@@ -404,7 +419,7 @@ mod tests {
         }
         let system = vec![("kubelet", SystemCgroup::OfAgent)];
         let found = |cgroup: &str| {
-            let sample = take(&source_in(dir.path(), &[("self", cgroup)], system.clone()), &[], None);
+            let sample = take(&source_in(dir.path(), &[("self", cgroup)], system.clone()), &[], OpenCgroups::of(None));
             let one = |(name, measured): &(&'static str, Measured)| (*name, measured.path.clone(), memory(measured));
             sample.system.iter().map(one).collect::<Vec<_>>()
         };
@@ -417,7 +432,7 @@ mod tests {
     #[tokio::test]
     async fn a_pod_without_running_containers_is_absent() {
         let all = [Arc::new(testing::snapshot(vec![testing::exited("b", 0, 0)]))];
-        assert!(take(&source(Vec::new()), &all, None).pods.is_empty());
+        assert!(take(&source(Vec::new()), &all, OpenCgroups::of(None)).pods.is_empty());
     }
 
     /// In real time, as a call that hangs stops a paused clock: a pipe is opened for reading when it is opened for writing.
@@ -447,7 +462,7 @@ mod tests {
     #[tokio::test]
     async fn a_reused_pid_is_not_measured() {
         let snapshot = testing::snapshot(vec![running_as("a", std::process::id())]);
-        let sample = take(&source(Vec::new()), &[Arc::new(snapshot)], None);
+        let sample = take(&source(Vec::new()), &[Arc::new(snapshot)], OpenCgroups::of(None));
         assert_eq!(sample.pods[0].containers[0].measured.usage, CgroupUsage::default());
     }
 }

@@ -65,6 +65,7 @@ use self::files::Found;
 use self::files::PodFiles;
 use self::filesystems::FileSystem;
 use self::filesystems::MountTable;
+use self::open_cgroups::OpenCgroups;
 pub use self::pod_usage::ContainerUsage;
 pub use self::pod_usage::PodUsage;
 use self::quotas::Quotas;
@@ -345,10 +346,12 @@ impl Stats {
         Ok(sample)
     }
 
-    /// Measures what can be read from files, however long that takes.
+    /// Measures what can be read from files, however long that takes. Keeps no folders open, since evictions wait for the
+    /// runtime with it.
     async fn take_files(&self) -> Result<Sample, StatsError> {
         let (source, snapshots) = (self.source.clone(), self.source.snapshots.all());
-        let taken = tokio::task::spawn_blocking(move || collect::take(&source, &snapshots, None)).await;
+        let taken =
+            tokio::task::spawn_blocking(move || collect::take(&source, &snapshots, OpenCgroups::default())).await;
         taken.map_err(|error| StatsError::Stopped(error.to_string()))
     }
 

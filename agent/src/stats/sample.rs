@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::open_cgroups::KeptCgroup;
 use crate::cgroups::usage::CgroupUsage;
-use crate::cgroups::usage::OpenCgroup;
 use crate::model::ContainerId;
+use crate::model::ContainerResources;
 use crate::model::PodRef;
 use crate::model::SandboxId;
 
@@ -60,7 +61,9 @@ pub(super) struct ContainerSample {
     pub(super) attempt: u32,
     /// As reported by the runtime.
     pub(super) image: String,
-    /// Its init process, if that is known to be in its cgroup.
+    /// What the runtime reports that it may use.
+    pub(super) resources: ContainerResources,
+    /// Its init process, if that was found in its cgroup.
     pub(super) init: Option<u32>,
     /// In nanoseconds since the Unix epoch.
     pub(super) created_at: i64,
@@ -76,8 +79,8 @@ pub(super) struct Measured {
     pub(super) key: String,
     /// The cgroup; absent if the runtime reported the usage.
     pub(super) path: Option<String>,
-    /// The cgroup's open folders, of which further values and the next sample are read; absent if they are not kept open.
-    pub(super) open: Option<Arc<OpenCgroup>>,
+    /// The cgroup's open folders, from which further values and the next sample are read; absent if they are not kept open.
+    pub(super) open: Option<Arc<KeptCgroup>>,
     pub(super) usage: CgroupUsage,
     /// Recent CPU usage in billionths of a core.
     pub(super) nano_cores: Option<u64>,
@@ -185,6 +188,7 @@ pub(super) mod tests {
             id: "main-0".into(),
             attempt: 0,
             image: "registry/main:1".to_owned(),
+            resources: ContainerResources::default(),
             init: None,
             created_at: 1_767_225_600_000_000_000,
             needs_runtime: false,

@@ -170,6 +170,29 @@ async fn a_runtime_that_hangs_hides_no_pod() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sample_measures_the_cgroups_that_the_last_one_has_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mount, proc) = (dir.path().join("cgroup"), dir.path().join("proc"));
+    let (pod, process) = (mount.join("kubepods/poduid"), proc.join("7"));
+    std::fs::create_dir_all(pod.join("main-0")).unwrap();
+    std::fs::create_dir_all(&process).unwrap();
+    std::fs::write(process.join("cgroup"), "0::/kubepods/poduid/main-0\n").unwrap();
+    let stats = stats_in(dir.path(), hangs(), (Layout::V2 { mount }, proc), OnePod { pid: Some(7) });
+    for (used, age) in [("700", FRESH), ("600", 2 * sample::LONGEST), ("500", FRESH)] {
+        std::fs::write(pod.join("memory.current"), used).unwrap();
+        std::fs::write(pod.join("main-0/memory.current"), used).unwrap();
+        let families = stats.resource_metrics().await;
+        for name in ["pod_memory_working_set_bytes", "container_memory_working_set_bytes"] {
+            let family = families.iter().find(|family| family.name() == name).unwrap();
+            assert_eq!(family.get_metric()[0].get_gauge().get_value().to_string(), used, "{name}");
+        }
+        // They are found by this process alone.
+        let _ = std::fs::remove_dir_all(&process);
+        tokio::time::advance(age).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_eviction_waits_shortly_for_a_runtime_that_alone_can_measure_a_pod() {
     let dir = tempfile::tempdir().unwrap();
     let stats = stats_in(dir.path(), hangs(), this_machine(), OnePod { pid: None });

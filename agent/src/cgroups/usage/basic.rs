@@ -148,6 +148,12 @@ impl CgroupUsage {
     pub fn is_there(&self) -> bool {
         self.cpu.is_some() || self.memory.is_some()
     }
+
+    /// Has values of each controller of which `other` has any.
+    pub fn has_controllers_of(&self, other: &Self) -> bool {
+        let has = |usage: &Self| [usage.cpu.is_some(), usage.memory.is_some(), usage.tasks.is_some()];
+        has(self).into_iter().zip(has(other)).all(|(own, others)| own || !others)
+    }
 }
 
 impl MemoryUsage {

@@ -30,20 +30,29 @@ pub struct CgroupDetail {
     pub cpu_system: Option<u64>,
     /// Throttling by the quota; absent without a quota.
     pub throttling: Option<Throttling>,
+    /// Limits and weights.
+    pub limits: CgroupLimits,
+    /// Memory.
+    pub memory: Option<MemoryDetail>,
+    /// Ids of the processes in the cgroup itself.
+    pub processes: Option<Vec<u32>>,
+    /// Input and output by disk.
+    pub disks: Vec<DiskTraffic>,
+}
+
+/// What a cgroup may use, apart from the limits in [`super::MemoryUsage`]. The kernel does not change it by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CgroupLimits {
     /// `cpu.shares`; converted from `cpu.weight` with v2.
     pub cpu_shares: Option<u64>,
     /// The period of the quota, in microseconds.
     pub cpu_period: Option<u64>,
     /// The quota per period, in microseconds.
     pub cpu_quota: Option<u64>,
-    /// Memory.
-    pub memory: Option<MemoryDetail>,
-    /// Ids of the processes in the cgroup itself.
-    pub processes: Option<Vec<u32>>,
+    /// The soft limit of memory, in bytes; absent without one.
+    pub memory_reservation: Option<u64>,
     /// Processes and threads at most; absent without a limit.
     pub tasks_max: Option<u64>,
-    /// Input and output by disk.
-    pub disks: Vec<DiskTraffic>,
 }
 
 /// Memory of a cgroup and its descendants, in bytes unless stated otherwise.
@@ -53,8 +62,6 @@ pub struct MemoryDetail {
     pub kernel: Option<u64>,
     /// The highest usage.
     pub peak: Option<u64>,
-    /// The soft limit; absent without one.
-    pub reservation: Option<u64>,
     /// How often the limit was reached.
     pub limit_hits: Option<u64>,
     /// How often `memory.high` was exceeded; absent with v1.
@@ -89,14 +96,32 @@ impl DiskTraffic {
 }
 
 impl OpenCgroup {
+    /// Reads the limits; none of a cgroup that was removed.
+    pub fn limits(&self) -> CgroupLimits {
+        let mut limits = CgroupLimits::default();
+        if let Some(folder) = &self.cpu_shares {
+            if self.v2 { cpu_limits_v2(folder, &mut limits) } else { cpu_limits_v1(folder, &mut limits) }
+        }
+        let reservation = if self.v2 { "memory.min" } else { "memory.soft_limit_in_bytes" };
+        limits.memory_reservation = self.memory.as_ref().and_then(|folder| folder.limit(reservation));
+        limits.tasks_max = self.pids.as_ref().and_then(|folder| folder.number("pids.max"));
+        limits
+    }
+
     /// Reads the values beside `usage`, which was read of the same cgroup; nothing of a cgroup that was removed.
     pub fn detail(&self, usage: &CgroupUsage) -> CgroupDetail {
-        let mut detail = CgroupDetail::default();
+        self.detail_with(usage, self.limits())
+    }
+
+    /// As [`Self::detail`], with limits that are known.
+    pub fn detail_with(&self, usage: &CgroupUsage, limits: CgroupLimits) -> CgroupDetail {
+        let mut detail = CgroupDetail { limits, ..CgroupDetail::default() };
         if let Some(folder) = &self.cpu {
-            if self.v2 { cpu_v2(folder, &usage.counters, &mut detail) } else { cpu_times_v1(folder, &mut detail) }
+            if self.v2 { cpu_times_v2(&usage.counters, &mut detail) } else { cpu_times_v1(folder, &mut detail) }
         }
-        if let Some(folder) = self.cpu_shares.as_ref().filter(|_| !self.v2) {
-            cpu_shares_v1(folder, &mut detail);
+        let has_quota = limits.cpu_quota.is_some();
+        if let Some(folder) = self.cpu_shares.as_ref().filter(|_| has_quota) {
+            detail.throttling = Some(if self.v2 { usage.counters.throttling } else { throttling_v1(folder) });
         }
         if let Some(folder) = self.memory.as_ref().filter(|_| usage.memory.is_some()) {
             let kernel = usage.counters.kernel;
@@ -104,7 +129,6 @@ impl OpenCgroup {
         }
         if let Some(folder) = &self.pids {
             detail.processes = folder.text("cgroup.procs").map(|list| process_ids(&list));
-            detail.tasks_max = folder.number("pids.max");
         }
         detail.disks = self.io.as_ref().map(|folder| disks_in(folder, self.v2)).unwrap_or_default();
         detail
@@ -123,13 +147,8 @@ fn disks_in(folder: &Folder, v2: bool) -> Vec<DiskTraffic> {
     if v2 { disks_v2(folder) } else { disks_v1(folder) }
 }
 
-fn cpu_v2(folder: &Folder, counters: &FileCounters, detail: &mut CgroupDetail) {
+fn cpu_times_v2(counters: &FileCounters, detail: &mut CgroupDetail) {
     (detail.cpu_user, detail.cpu_system) = (counters.cpu_user, counters.cpu_system);
-    let max = folder.text("cpu.max").unwrap_or_default();
-    let mut max = max.split_ascii_whitespace().map(|word| word.parse().ok());
-    (detail.cpu_quota, detail.cpu_period) = (max.next().flatten(), max.next().flatten());
-    detail.cpu_shares = folder.number("cpu.weight").map(arithmetic::shares_of_weight);
-    detail.throttling = detail.cpu_quota.map(|_| counters.throttling);
 }
 
 fn cpu_times_v1(folder: &Folder, detail: &mut CgroupDetail) {
@@ -139,21 +158,29 @@ fn cpu_times_v1(folder: &Folder, detail: &mut CgroupDetail) {
     (detail.cpu_user, detail.cpu_system) = (nanos("user"), nanos("system"));
 }
 
-fn cpu_shares_v1(folder: &Folder, detail: &mut CgroupDetail) {
-    detail.cpu_shares = folder.number("cpu.shares");
-    detail.cpu_period = folder.number("cpu.cfs_period_us");
-    detail.cpu_quota = folder.number("cpu.cfs_quota_us");
-    detail.throttling = detail.cpu_quota.map(|_| {
-        let stat = folder.table("cpu.stat");
-        let of = |name: &str| stat.get(name).unwrap_or(0);
-        Throttling {
-            periods: of("nr_periods"),
-            throttled_periods: of("nr_throttled"),
-            throttled: of("throttled_time"),
-            burst_periods: of("nr_bursts"),
-            burst: of("burst_time"),
-        }
-    });
+fn cpu_limits_v2(folder: &Folder, limits: &mut CgroupLimits) {
+    let max = folder.text("cpu.max").unwrap_or_default();
+    let mut max = max.split_ascii_whitespace().map(|word| word.parse().ok());
+    (limits.cpu_quota, limits.cpu_period) = (max.next().flatten(), max.next().flatten());
+    limits.cpu_shares = folder.number("cpu.weight").map(arithmetic::shares_of_weight);
+}
+
+fn cpu_limits_v1(folder: &Folder, limits: &mut CgroupLimits) {
+    limits.cpu_shares = folder.number("cpu.shares");
+    limits.cpu_period = folder.number("cpu.cfs_period_us");
+    limits.cpu_quota = folder.number("cpu.cfs_quota_us");
+}
+
+fn throttling_v1(folder: &Folder) -> Throttling {
+    let stat = folder.table("cpu.stat");
+    let of = |name: &str| stat.get(name).unwrap_or(0);
+    Throttling {
+        periods: of("nr_periods"),
+        throttled_periods: of("nr_throttled"),
+        throttled: of("throttled_time"),
+        burst_periods: of("nr_bursts"),
+        burst: of("burst_time"),
+    }
 }
 
 fn memory_v2(folder: &Folder, kernel: Option<u64>) -> MemoryDetail {
@@ -161,7 +188,6 @@ fn memory_v2(folder: &Folder, kernel: Option<u64>) -> MemoryDetail {
     MemoryDetail {
         kernel,
         peak: folder.number("memory.peak"),
-        reservation: folder.limit("memory.min"),
         limit_hits: events.get("max"),
         high_hits: events.get("high"),
         oom_kills: events.oom_kills(),
@@ -172,7 +198,6 @@ fn memory_v1(folder: &Folder) -> MemoryDetail {
     MemoryDetail {
         kernel: folder.number("memory.kmem.usage_in_bytes"),
         peak: folder.number("memory.max_usage_in_bytes"),
-        reservation: folder.limit("memory.soft_limit_in_bytes"),
         limit_hits: folder.number("memory.failcnt"),
         high_hits: None,
         oom_kills: folder.table("memory.oom_control").oom_kills(),
@@ -205,6 +230,11 @@ fn disks_v1(folder: &Folder) -> Vec<DiskTraffic> {
         let recursive = folder.text(format!("{name}_recursive").as_str());
         recursive.or_else(|| folder.text(name)).unwrap_or_default()
     };
+    let bytes = read("blkio.throttle.io_service_bytes");
+    // Both files have the same devices, and most cgroups have none.
+    if !bytes.starts_with(|first: char| first.is_ascii_digit()) {
+        return Vec::new();
+    }
     let mut disks: BTreeMap<(u32, u32), DiskTraffic> = BTreeMap::new();
     let mut each = |text: &str, add: fn(&mut DiskTraffic, &str, u64)| {
         for line in text.lines() {
@@ -215,7 +245,7 @@ fn disks_v1(folder: &Folder) -> Vec<DiskTraffic> {
             add(disk, operation, value.parse().unwrap_or(0));
         }
     };
-    each(&read("blkio.throttle.io_service_bytes"), |disk, operation, value| match operation {
+    each(&bytes, |disk, operation, value| match operation {
         "Read" => disk.read_bytes = value,
         "Write" => disk.write_bytes = value,
         _ => {}
@@ -277,19 +307,21 @@ mod tests {
                 burst_periods: 2,
                 burst: 3000,
             }),
-            cpu_shares: Some(2597),
-            cpu_period: Some(100_000),
-            cpu_quota: Some(50_000),
+            limits: CgroupLimits {
+                cpu_shares: Some(2597),
+                cpu_period: Some(100_000),
+                cpu_quota: Some(50_000),
+                memory_reservation: Some(64),
+                tasks_max: None,
+            },
             memory: Some(MemoryDetail {
                 kernel: Some(2),
                 peak: Some(99),
-                reservation: Some(64),
                 limit_hits: Some(6),
                 high_hits: Some(5),
                 oom_kills: Some(1),
             }),
             processes: Some(vec![7, 8]),
-            tasks_max: None,
             disks: vec![DiskTraffic { major: 8, minor: 16, reads: 1, writes: 2, read_bytes: 512, write_bytes: 1024 }],
         };
         assert_eq!(detail, expected);
@@ -348,11 +380,12 @@ mod tests {
         let place = CgroupPlace::at(&layout, "/a");
         let usage = place.read();
         let detail = place.open().detail(&usage);
-        assert_eq!((detail.cpu_shares, detail.cpu_period, detail.cpu_quota), (Some(2), Some(100_000), None));
+        let CgroupLimits { cpu_shares, cpu_period, cpu_quota, memory_reservation, .. } = detail.limits;
+        assert_eq!((cpu_shares, cpu_period, cpu_quota, memory_reservation), (Some(2), Some(100_000), None, None));
         assert_eq!((detail.throttling, detail.cpu_user), (None, detail.cpu_system.map(|system| system * 3)));
         let memory = detail.memory.expect("memory");
         assert_eq!((usage.counters.cache, usage.counters.own_page_faults, memory.peak), (5, 3, Some(77)));
-        assert_eq!((memory.oom_kills, memory.limit_hits, memory.reservation), (Some(3), Some(2), None));
+        assert_eq!((memory.oom_kills, memory.limit_hits), (Some(3), Some(2)));
         assert_eq!((memory.high_hits, usage.counters.reclaim), (None, None), "not counted");
         let disk = DiskTraffic { major: 8, minor: 0, reads: 1, writes: 0, read_bytes: 4096, write_bytes: 0 };
         assert_eq!((detail.disks, detail.processes), (vec![disk], None));

@@ -15,6 +15,7 @@ pub use basic::ReclaimCounters;
 pub use basic::Throttling;
 pub use counters::CgroupCounters;
 pub use detail::CgroupDetail;
+pub use detail::CgroupLimits;
 pub use detail::DiskTraffic;
 pub use detail::MemoryDetail;
 pub use place::CgroupPlace;

@@ -33,6 +33,8 @@ pub struct CgroupPlace {
 /// since has no files.
 #[derive(Debug)]
 pub struct OpenCgroup {
+    /// None of its folders is missing: all were there, and could be opened.
+    pub is_whole: bool,
     pub(super) v2: bool,
     // By controller, as those of [`CgroupPlace`]; absent if they do not exist.
     pub(super) cpu: Option<Arc<Folder>>,
@@ -112,7 +114,7 @@ impl CgroupPlace {
     pub fn open(&self) -> OpenCgroup {
         let mut opened: Vec<(&Path, Arc<Folder>)> = Vec::new();
         let paths = [&self.cpu, &self.cpu_shares, &self.memory, &self.pids, &self.io];
-        let [cpu, cpu_shares, memory, pids, io] = paths.map(|path| {
+        let folders = paths.map(|path| {
             let path = path.as_deref()?;
             if let Some((_, folder)) = opened.iter().find(|(known, _)| *known == path) {
                 return Some(folder.clone());
@@ -121,7 +123,9 @@ impl CgroupPlace {
             opened.push((path, folder.clone()));
             Some(folder)
         });
-        OpenCgroup { v2: self.v2, cpu, cpu_shares, memory, pids, io }
+        let is_whole = paths.iter().zip(&folders).all(|(path, folder)| path.is_some() == folder.is_some());
+        let [cpu, cpu_shares, memory, pids, io] = folders;
+        OpenCgroup { is_whole, v2: self.v2, cpu, cpu_shares, memory, pids, io }
     }
 
     /// Ids of the processes in the cgroup itself. If there are none, of those below it: with v2 all processes of a container

@@ -335,19 +335,19 @@ pub(super) const FAMILIES: &[Of] = &[
     }),
     gauge("container_sockets", "Open sockets.", |row, out| out.one(open(row, |of| Some(of.sockets)))),
     gauge("container_spec_cpu_period", "Period of the processor quota in microseconds.", |row, out| {
-        out.one(row.detail.cpu_period.map(float));
+        out.one(row.detail.limits.cpu_period.map(float));
     }),
     gauge("container_spec_cpu_quota", "Processor time in each period, in microseconds.", |row, out| {
-        out.one(row.detail.cpu_quota.map(float));
+        out.one(row.detail.limits.cpu_quota.map(float));
     }),
     gauge("container_spec_cpu_shares", "Share in processor time.", |row, out| {
-        out.one(row.detail.cpu_shares.map(float));
+        out.one(row.detail.limits.cpu_shares.map(float));
     }),
     gauge("container_spec_memory_limit_bytes", "Memory at most; 0 without a limit.", |row, out| {
         out.one(memory(row, |of| Some(of.limit.unwrap_or(0))));
     }),
     gauge("container_spec_memory_reservation_limit_bytes", "Memory that is left; 0 without that.", |row, out| {
-        out.one(detail(row, |of| Some(of.reservation.unwrap_or(0))));
+        out.one(row.detail.memory.map(|_| float(row.detail.limits.memory_reservation.unwrap_or(0))));
     }),
     gauge("container_spec_memory_swap_limit_bytes", "Swap at most; 0 without a limit.", |row, out| {
         out.one(memory(row, |of| Some(of.swap_limit.unwrap_or(0))));
@@ -357,7 +357,7 @@ pub(super) const FAMILIES: &[Of] = &[
     }),
     gauge("container_threads", "Processes and threads.", |row, out| out.one(row.usage.tasks.map(float))),
     gauge("container_threads_max", "Processes and threads at most; 0 without a limit.", |row, out| {
-        out.one(is_measured(row).then(|| float(row.detail.tasks_max.unwrap_or(0))));
+        out.one(is_measured(row).then(|| float(row.detail.limits.tasks_max.unwrap_or(0))));
     }),
     gauge("container_ulimits_soft", "Soft limit of open files of the first process.", |row, out| {
         out.with(&[("ulimit", "max_open_files")], open(row, |of| of.soft_limit));

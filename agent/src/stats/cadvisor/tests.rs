@@ -2,6 +2,7 @@ use tokio::time::Instant;
 
 use super::super::sample::tests::sample;
 use super::*;
+use crate::cgroups::usage::CgroupLimits;
 use crate::cgroups::usage::DiskTraffic;
 use crate::cgroups::usage::FileCounters;
 use crate::cgroups::usage::MemoryDetail;
@@ -288,9 +289,13 @@ fn every_family_has_a_value_and_a_unique_name() {
             cpu_user: Some(1),
             cpu_system: Some(1),
             throttling: Some(Throttling { throttled: 1_500_000_000, ..Throttling::default() }),
-            cpu_shares: Some(1024),
-            cpu_period: Some(100_000),
-            cpu_quota: Some(50_000),
+            limits: CgroupLimits {
+                cpu_shares: Some(1024),
+                cpu_period: Some(100_000),
+                cpu_quota: Some(50_000),
+                memory_reservation: None,
+                tasks_max: None,
+            },
             memory: Some(MemoryDetail {
                 kernel: Some(1),
                 peak: Some(1),
@@ -300,7 +305,6 @@ fn every_family_has_a_value_and_a_unique_name() {
                 ..MemoryDetail::default()
             }),
             processes: Some(vec![1]),
-            tasks_max: None,
             disks: vec![DiskTraffic { major: 8, minor: 1, ..DiskTraffic::default() }],
         },
         container: "main".to_owned(),
