@@ -1,7 +1,49 @@
 //! The end of an outage ends the pauses of watches.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::layer::SubscriberExt as _;
+
 use super::*;
 use crate::apiserver::recovery::Recovery;
+
+/// Counts the warnings of watches.
+#[derive(Clone, Default)]
+struct Warned(Arc<AtomicUsize>);
+
+impl<S: tracing::Subscriber> Layer<S> for Warned {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        if metadata.target() == "keblet::apiserver::watch" && *metadata.level() == tracing::Level::WARN {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lack_of_permission_is_logged_once_until_the_watch_is_served() {
+    let warned = Warned::default();
+    let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(warned.clone()));
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    for lines in [1, 2] {
+        for _ in 0..5 {
+            server.next().await.reject(403, "Forbidden");
+        }
+        let watch = server.next().await.stream();
+        assert_eq!(warned.0.load(SeqCst), lines);
+        if lines == 1 {
+            send(&watch, "BOOKMARK", bookmark("10", true));
+            client.sees("init done").await;
+            send(&watch, "MODIFIED", object("a", "11"));
+            client.sees("=a").await;
+        }
+    }
+}
 
 #[tokio::test(start_paused = true)]
 async fn the_end_of_an_absence_ends_the_pause() {

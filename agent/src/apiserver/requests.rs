@@ -1,5 +1,5 @@
 //! The path of every request: rate limit, headers, one of the shared connections, metrics, and retries that the server
-//! asks for.
+//! asks for or that a broken connection requires.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,6 +16,7 @@ use http::Method;
 use http::Request;
 use http::Response;
 use http::StatusCode;
+use http::Uri;
 use http::header::AUTHORIZATION;
 use http::header::RETRY_AFTER;
 use http::header::USER_AGENT;
@@ -43,8 +44,10 @@ use crate::telemetry;
 
 /// Identifies the request in the API server's audit log.
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-/// Attempts at most when the server asks to try again later.
+/// Attempts at most when the server asks to try again later, or connections break.
 const MAX_TRIES: u32 = 11;
+/// The pause before a read is sent again whose connection broke, as by client-go.
+const BROKEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest pause that a server can ask for with `Retry-After`.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(5 * 60);
@@ -130,9 +133,16 @@ impl tower::Service<Request<Body>> for Requests {
 
 impl Requests {
     async fn perform(self, request: Request<Body>) -> Result<Response<ResponseBody>, BoxError> {
-        let Some(limit) = self.timeout else { return self.try_until_settled(request).await };
+        let latency = (!is_watch(request.uri())).then(|| Latency {
+            shared: self.shared.clone(),
+            method: request.method().clone(),
+            began: Instant::now(),
+        });
+        let Some(limit) = self.timeout else {
+            return Ok(self.try_until_settled(request).await?.map(|body| body.measured_by(latency)));
+        };
         match tokio::time::timeout(limit, self.try_until_settled(request)).await {
-            Ok(answer) => Ok(answer?.map(|body| body.until(Instant::now() + limit))),
+            Ok(answer) => Ok(answer?.map(|body| body.until(Instant::now() + limit).measured_by(latency))),
             Err(_) => {
                 // Perhaps only this connection hangs: further requests get another one.
                 self.shared.transport.retire();
@@ -142,13 +152,13 @@ impl Requests {
         }
     }
 
-    /// Sends until the server does not ask to try again later.
+    /// Sends until the server does not ask to try again later, and no broken connection requires it.
     async fn try_until_settled(&self, request: Request<Body>) -> Result<Response<ResponseBody>, BoxError> {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
         let audit_id = head.headers.get(AUDIT_ID).cloned().unwrap_or_else(new_audit_id);
-        let (mut tries, mut is_asked_for) = (1, false);
-        let is_watch = head.uri.query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
+        let (mut tries, mut is_retry) = (1, false);
+        let is_watch = is_watch(&head.uri);
         loop {
             if is_watch {
                 self.shared.reachability.wait_until_authenticated().await;
@@ -163,16 +173,23 @@ impl Requests {
             *request.headers_mut() = head.headers.clone();
             request.headers_mut().insert(AUDIT_ID, audit_id.clone());
             request.headers_mut().insert(USER_AGENT, self.shared.user_agent.clone());
-            let answer = match self.once(request, &body, is_asked_for).await {
+            let answer = match self.once(request, &body, is_retry).await {
                 Err(error) if tries < MAX_TRIES && may_be_resent(&head.method, &error) => {
                     tries += 1;
+                    continue;
+                }
+                // A watch has pauses of its own.
+                Err(error) if tries < MAX_TRIES && !is_watch && is_broken_read(&head.method, &error) => {
+                    (tries, is_retry) = (tries + 1, true);
+                    tracing::debug!(uri = %head.uri, "the connection broke, sending the request again: {error}");
+                    tokio::time::sleep(BROKEN_PAUSE).await;
                     continue;
                 }
                 answer => answer?,
             };
             let pause = retry_after(&answer).filter(|_| tries < MAX_TRIES);
             let Some(pause) = pause else { return Ok(answer) };
-            (tries, is_asked_for) = (tries + 1, true);
+            (tries, is_retry) = (tries + 1, true);
             tracing::debug!(status = %answer.status(), ?pause, "the API server asks to try again later");
             drop(answer);
             tokio::time::sleep(pause).await;
@@ -186,12 +203,12 @@ impl Requests {
         self.shared.metrics.rest_client.waited(method.as_str(), &self.shared.host, asked.elapsed());
     }
 
-    /// `is_asked_for`: the API server has asked to try again later.
+    /// `is_retry`: the API server has asked to try again later, or a connection broke.
     async fn once(
         &self,
         mut request: Request<Full<Bytes>>,
         body: &Bytes,
-        is_asked_for: bool,
+        is_retry: bool,
     ) -> Result<Response<ResponseBody>, BoxError> {
         let shared = &self.shared;
         let method = request.method().clone();
@@ -205,7 +222,8 @@ impl Requests {
         let span = telemetry::api_request(&method, request.uri());
         telemetry::pass_on_http(&span, request.headers_mut());
         let began = Instant::now();
-        let mut attempt = Attempt { shared, method: &method, began, bytes: body.len(), is_asked_for, status: None };
+        let bytes = (!is_watch(request.uri())).then_some(body.len());
+        let mut attempt = Attempt { shared, method: &method, bytes, is_retry, status: None };
         let answer = shared.transport.send(request).instrument(span.clone()).await;
         attempt.status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
         drop(attempt);
@@ -242,11 +260,10 @@ impl Requests {
 struct Attempt<'a> {
     shared: &'a Shared,
     method: &'a Method,
-    began: Instant,
-    /// Length of its body.
-    bytes: usize,
-    /// The API server has asked to try again later.
-    is_asked_for: bool,
+    /// Length of its body, unless it is a watch.
+    bytes: Option<usize>,
+    /// The API server has asked to try again later, or a connection broke.
+    is_retry: bool,
     /// Of the answer, if there is one.
     status: Option<u16>,
 }
@@ -254,12 +271,37 @@ struct Attempt<'a> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         let (metrics, method, host) = (&self.shared.metrics.rest_client, self.method.as_str(), &self.shared.host);
-        metrics.answered(method, host, self.status, self.began.elapsed());
-        metrics.sent(method, host, self.bytes);
-        if self.is_asked_for {
+        metrics.answered(method, host, self.status);
+        if let Some(bytes) = self.bytes {
+            metrics.sent(method, host, bytes);
+        }
+        if self.is_retry {
             metrics.retried(method, host, self.status);
         }
     }
+}
+
+/// A request with all its attempts and pauses; as by client-go, no watch. Measured when it is dropped: with the body of its
+/// answer, or without an answer.
+pub(super) struct Latency {
+    shared: Arc<Shared>,
+    method: Method,
+    began: Instant,
+}
+
+impl Drop for Latency {
+    fn drop(&mut self) {
+        self.shared.metrics.rest_client.took(self.method.as_str(), &self.shared.host, self.began.elapsed());
+    }
+}
+
+fn is_watch(uri: &Uri) -> bool {
+    uri.query().is_some_and(|query| query.split('&').any(|part| part == "watch=true"))
+}
+
+/// Whether a read failed with its connection. It may have been executed, so nothing else is sent again.
+fn is_broken_read(method: &Method, error: &BoxError) -> bool {
+    method == Method::GET && error.downcast_ref::<TransportError>().is_some_and(TransportError::is_broken_connection)
 }
 
 /// Whether a request that failed with its connection may be sent on another one.

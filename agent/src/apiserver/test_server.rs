@@ -119,7 +119,7 @@ impl TestServer {
     ) -> Self {
         let mut config = config(authority);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Self::start_with(config, "127.0.0.1:0".parse().expect("an address"), false, handler).await
+        Self::start_with(config, "127.0.0.1:0".parse().expect("an address"), None, handler).await
     }
 
     pub(crate) async fn start(authority: &Authority, handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
@@ -132,7 +132,16 @@ impl TestServer {
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let address = "127.0.0.1:0".parse().expect("an address");
-        Self::start_with(config(authority), address, true, handler).await
+        Self::start_with(config(authority), address, Some(GOODBYE), handler).await
+    }
+
+    /// Closes the first connection as soon as there is a request on it, without an answer.
+    pub(crate) async fn start_breaking(
+        authority: &Authority,
+        handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        Self::start_with(config(authority), address, Some(b""), handler).await
     }
 
     pub(crate) async fn start_at(
@@ -140,13 +149,13 @@ impl TestServer {
         address: SocketAddr,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
-        Self::start_with(config(authority), address, false, handler).await
+        Self::start_with(config(authority), address, None, handler).await
     }
 
     async fn start_with(
         config: ServerConfig,
         address: SocketAddr,
-        leaves: bool,
+        goodbye: Option<&'static [u8]>,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind(address).await.expect("a port");
@@ -159,8 +168,8 @@ impl TestServer {
             let mut connection = 0;
             while let Some(Ok((tcp, _))) = ending.run_until_cancelled(listener.accept()).await {
                 connection += 1;
-                if leaves && connection == 1 {
-                    tokio::spawn(leave(tcp, tls.clone()));
+                if let (Some(goodbye), 1) = (goodbye, connection) {
+                    tokio::spawn(leave(tcp, tls.clone(), goodbye));
                     continue;
                 }
                 let serving = serve(tcp, tls.clone(), connection, log.clone(), handler.clone());
@@ -218,14 +227,17 @@ fn config(authority: &Authority) -> ServerConfig {
 /// Empty settings, then GOAWAY with NO_ERROR and last stream 0 (RFC 9113, 6.5 and 6.8).
 const GOODBYE: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
-async fn leave(tcp: tokio::net::TcpStream, tls: tokio_rustls::TlsAcceptor) {
+async fn leave(tcp: tokio::net::TcpStream, tls: tokio_rustls::TlsAcceptor, goodbye: &[u8]) {
     let mut stream = tls.accept(tcp).await.expect("TLS");
     let mut read = Vec::new();
     // A frame of headers: type 1, on the first stream.
     while !read.windows(6).any(|part| matches!(part, [1, _, 0, 0, 0, 1])) {
         stream.read_buf(&mut read).await.expect("a request");
     }
-    stream.write_all(GOODBYE).await.expect("written");
+    if goodbye.is_empty() {
+        return;
+    }
+    stream.write_all(goodbye).await.expect("written");
     // Until the client has closed the connection, too.
     drop(stream.read_to_end(&mut read).await);
 }

@@ -243,6 +243,7 @@ async fn retry_after_is_honoured_with_the_same_audit_id() {
         format!("rest_client_requests_total{{code=\"429\",host=\"{}\",method=\"GET\"}} 1", server.address),
         format!("rest_client_request_retries_total{{code=\"503\",host=\"{}\",verb=\"GET\"}} 1", server.address),
         format!("rest_client_request_retries_total{{code=\"200\",host=\"{}\",verb=\"GET\"}} 1", server.address),
+        format!("rest_client_request_duration_seconds_count{{host=\"{}\",verb=\"GET\"}} 2", server.address),
     ] {
         assert!(text.contains(&line), "{line} not in {text}");
     }

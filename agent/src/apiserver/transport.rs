@@ -5,6 +5,7 @@
 //! a *pool*, which usually is one connection, takes no more than [`STREAMS`] requests at a time.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -32,6 +33,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tracing::Span;
 
 use super::dial::Dialer;
+use super::requests::Latency;
 use crate::metrics::Metrics;
 
 /// Concurrent requests of one pool; API servers allow 100 streams or more on a connection.
@@ -42,6 +44,10 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
 /// An unused connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// How reading and writing fail when the server has reset or closed the connection.
+const BROKEN: [io::ErrorKind; 3] =
+    [io::ErrorKind::ConnectionReset, io::ErrorKind::UnexpectedEof, io::ErrorKind::BrokenPipe];
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type HttpClient = legacy::Client<Dialer, Full<Bytes>>;
@@ -64,10 +70,27 @@ impl TransportError {
     /// The server closed the connection gracefully (GOAWAY with NO_ERROR, as with `--goaway-chance` or after a 401)
     /// before it processed the request.
     pub fn is_graceful_go_away(&self) -> bool {
-        let Self::Http(error) = self else { return false };
-        let below = std::iter::successors(std::error::Error::source(error), |error| error.source());
-        let mut errors = below.filter_map(|error| error.downcast_ref::<h2::Error>());
+        let mut errors = self.below().filter_map(|error| error.downcast_ref::<h2::Error>());
         errors.any(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
+    }
+
+    /// The connection was reset or closed before the answer, as by a server that ends, or did not answer probes.
+    pub fn is_broken_connection(&self) -> bool {
+        self.below().any(|error| {
+            let io = error.downcast_ref::<io::Error>();
+            let http = error.downcast_ref::<hyper::Error>();
+            io.is_some_and(|error| BROKEN.contains(&error.kind()))
+                || http.is_some_and(|error| error.is_incomplete_message() || error.is_timeout())
+        })
+    }
+
+    /// The errors that led to this one, from the last to the first.
+    fn below(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+        let first = match self {
+            Self::Http(error) => std::error::Error::source(error),
+            Self::ConnectionReplaced | Self::Unfinished => None,
+        };
+        std::iter::successors(first, |error| error.source())
     }
 }
 
@@ -183,7 +206,7 @@ impl Transport {
         };
         Ok(answer.map(|inner| {
             let closed = Box::pin(pool.closed.clone().cancelled_owned());
-            ResponseBody { inner, closed, due: None, span: Span::none(), _pool: pool }
+            ResponseBody { inner, closed, due: None, span: Span::none(), latency: None, _pool: pool }
         }))
     }
 }
@@ -208,6 +231,8 @@ pub struct ResponseBody {
     due: Option<Pin<Box<Sleep>>>,
     /// Ends with the body.
     span: Span,
+    /// The same.
+    latency: Option<Latency>,
     /// Counts as a request in progress.
     _pool: Arc<ConnectionPool>,
 }
@@ -216,6 +241,12 @@ impl ResponseBody {
     /// Ends this span with the body.
     pub fn within(mut self, span: Span) -> Self {
         self.span = span;
+        self
+    }
+
+    /// Measures the request up to the end of the body.
+    pub(super) fn measured_by(mut self, latency: Option<Latency>) -> Self {
+        self.latency = latency;
         self
     }
 
@@ -241,6 +272,7 @@ impl Body for ResponseBody {
         if !matches!(frame, Some(Ok(_))) {
             // The body is complete, even if the caller keeps it.
             self.span = Span::none();
+            self.latency = None;
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }

@@ -134,6 +134,7 @@ where
         refusals: 0,
         freshness: Freshness::Any,
         pauses: Pauses::default(),
+        forbidden: None,
     };
     futures_util::stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await;
@@ -182,6 +183,8 @@ struct Follower<K> {
     /// Of the next paginated list.
     freshness: Freshness,
     pauses: Pauses,
+    /// The refusal that was logged last.
+    forbidden: Option<String>,
     ignored: Ignored,
 }
 
@@ -229,6 +232,7 @@ where
             return;
         }
         if !is_refusal(error) {
+            self.report(error);
             return self.pause("list", error).await;
         }
         self.refused(error, is_silence(error)).await;
@@ -311,6 +315,7 @@ where
                 if action_for(&error) == WatchErrorAction::Relist {
                     self.freshness = Freshness::Latest;
                 }
+                self.report(&error);
                 self.pause("list", &error).await;
             }
         }
@@ -329,6 +334,7 @@ where
         let line = watch.next().await;
         if watch.is_served(line.as_ref()) {
             self.pauses.progress();
+            self.forbidden = None;
         }
         match line {
             Some(Ok(WatchLine::Changed(object))) => {
@@ -376,6 +382,7 @@ where
 
     /// After an error of a watch: resumes from the known resource version, or lists again.
     async fn broken(&mut self, error: &kube::Error, version: String) {
+        self.report(error);
         let (action, now, random) = (action_for(error), Instant::now(), fastrand::f64());
         let pause = match action {
             WatchErrorAction::Resume => self.pauses.next(now, random),
@@ -431,6 +438,15 @@ where
                 Page::First | Page::None { .. } => None,
             },
             ..ListParams::default()
+        }
+    }
+
+    /// Logs a lack of permission once: it may last, and without the objects the agent cannot do its work.
+    fn report(&mut self, error: &kube::Error) {
+        let kube::Error::Api(status) = error else { return };
+        if status.code == 403 && self.forbidden.as_ref() != Some(&status.message) {
+            tracing::warn!(kind = kind(&self.resource), error = %status.message, "forbidden to list or watch; trying again");
+            self.forbidden = Some(status.message.clone());
         }
     }
 

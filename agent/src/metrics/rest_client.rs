@@ -75,12 +75,12 @@ impl RestClient {
             ),
             retries: register.counters(
                 "rest_client_request_retries_total",
-                "[ALPHA] Retries that the API server asked for, by their own outcome.",
+                "[ALPHA] Retries that the API server asked for or a broken connection required, by their own outcome.",
                 &["code", "host", "verb"],
             ),
             durations: seconds(
                 "rest_client_request_duration_seconds",
-                "[ALPHA] Time from a request to the head of its answer.",
+                "[ALPHA] Time from a request to the end of its answer, with waits and retries; watches are left out.",
             ),
             waits: seconds(
                 "rest_client_rate_limiter_duration_seconds",
@@ -170,10 +170,13 @@ impl RestClient {
         self.lookups.with_label_values(&[host]).observe(took.as_secs_f64());
     }
 
-    /// A request ended with a status code, or without an answer (`None`).
-    pub fn answered(&self, method: &str, host: &str, status: Option<u16>, took: Duration) {
-        let code = code(status);
-        self.requests.with_label_values(&[code.as_str(), host, method]).inc();
+    /// An attempt ended with a status code, or without an answer (`None`).
+    pub fn answered(&self, method: &str, host: &str, status: Option<u16>) {
+        self.requests.with_label_values(&[code(status).as_str(), host, method]).inc();
+    }
+
+    /// A request took so long, with all attempts.
+    pub fn took(&self, method: &str, host: &str, took: Duration) {
         self.durations.with_label_values(&[host, method]).observe(took.as_secs_f64());
     }
 

@@ -82,7 +82,8 @@ fn used() -> Arc<Metrics> {
     metrics.http.began(&request);
     metrics.http.ended(&request, short);
     metrics.http.websocket(super::Subresource::Exec);
-    metrics.rest_client.answered("GET", "host", Some(200), short);
+    metrics.rest_client.answered("GET", "host", Some(200));
+    metrics.rest_client.took("GET", "host", short);
     metrics.rest_client.retried("GET", "host", Some(429));
     metrics.rest_client.waited("GET", "host", short);
     metrics.rest_client.sent("GET", "host", 1);
