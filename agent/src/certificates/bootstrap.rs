@@ -238,6 +238,18 @@ async fn until_server_answers(client: &kube::Client) {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering;
+
+    use base64::engine::general_purpose::STANDARD;
+    use http::Method;
+    use http::Response;
+    use kube::client::Body;
+    use serde_json::Value;
+    use serde_json::json;
+
     use super::super::template::Purpose;
     use super::*;
 
@@ -288,6 +300,91 @@ mod tests {
         assert_eq!(request_name(&first.key, &Template::client("n")), name);
         let issued = rcgen::CertificateParams::default().self_signed(&first.key).expect("a certificate");
         Pair::parse(&issued.pem(), first.text.expose_secret()).expect("they belong together");
+    }
+
+    /// kubeadm deletes it when the node has joined.
+    #[test]
+    fn the_bootstrap_kubeconfig_is_read_only_if_the_kubeconfig_is_not_usable() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |second| SystemTime::UNIX_EPOCH + Duration::from_secs(second);
+        let [file, token, pem] = ["kubelet.conf", "token.conf", "current.pem"].map(|name| folder.path().join(name));
+        let is_bootstrap = |bootstrap: Option<&Path>, second| {
+            let access = first_access(&file, bootstrap, at(second)).map_err(|error| error.to_string());
+            access.map(|access| matches!(access, FirstAccess::Bootstrap(_)))
+        };
+        assert_eq!(is_bootstrap(None, 50), Ok(false));
+        let missing = is_bootstrap(Some(&token), 50).expect_err("there is neither");
+        assert!(missing.starts_with("unable to load bootstrap kubeconfig: "), "{missing}");
+        let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+                    contexts: [{name: c, context: {cluster: k, user: u}}]\n\
+                    clusters: [{name: k, cluster: {server: 'https://10.0.0.1:6443'}}]\n\
+                    users: [{name: u, user: {token: abc.def}}]\n";
+        std::fs::write(&token, text).expect("written");
+        assert_eq!(is_bootstrap(Some(&token), 50), Ok(true));
+        kubeconfig::write(&file, &load(&token).expect("access"), &pem).expect("written");
+        let pair = super::super::testing::pair("system:node:n", 0, 100);
+        std::fs::write(&pem, pair.text().expose_secret()).expect("written");
+        assert_eq!(is_bootstrap(Some(&token), 100), Ok(true), "the certificate has expired");
+        std::fs::remove_file(&token).expect("removed");
+        assert_eq!(is_bootstrap(Some(&token), 99), Ok(false));
+    }
+
+    /// An API server that has this request already; counts further ones.
+    fn server_with(present: &Value, refused: &Arc<AtomicUsize>) -> kube::Client {
+        let (present, refused) = (present.clone(), refused.clone());
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
+            let mark = json!({"metadata": {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}},
+                              "kind": "CertificateSigningRequest", "apiVersion": "certificates.k8s.io/v1"});
+            let (code, text) = if request.method() == Method::POST {
+                refused.fetch_add(1, Ordering::SeqCst);
+                let status = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "AlreadyExists",
+                                    "message": "it exists"});
+                (409_u16, status.to_string())
+            } else if path == "/healthz" {
+                (200, "ok".to_owned())
+            } else if query.contains("watch=true") {
+                let added = json!({"type": "ADDED", "object": present});
+                (200, format!("{added}\n{}\n", json!({"type": "BOOKMARK", "object": mark})))
+            } else if path.ends_with("/certificatesigningrequests") {
+                let metadata = json!({"resourceVersion": "1"});
+                let list = json!({"kind": "CertificateSigningRequestList", "metadata": metadata, "items": [present]});
+                (200, list.to_string())
+            } else {
+                (200, present.to_string())
+            };
+            let answer = Response::builder().status(code).body(Body::from(text.into_bytes())).expect("a response");
+            async move { Ok::<_, Infallible>(answer) }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_request_of_an_earlier_start_is_used_unless_it_is_foreign() {
+        let key = KeyPair::from_pem(KEY_OF_A_KUBELET).expect("a key");
+        let issued = rcgen::CertificateParams::default().self_signed(&key).expect("a certificate").pem();
+        for (node, why) in [("n", None), ("m", Some("it is for another subject"))] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let store = Store::new(folder.path(), Purpose::Client, None);
+            let kept = folder.path().join("kubelet-client.key.tmp");
+            std::fs::write(&kept, KEY_OF_A_KUBELET).expect("written");
+            let text = Template::client(node).request(&key).expect("a request");
+            let name = request_name(&key, &Template::client("n"));
+            let present = request::object(Purpose::Client, &key, &text, Some(&name));
+            let mut present = serde_json::to_value(present).expect("JSON");
+            present["metadata"]["uid"] = "u".into();
+            let approved = json!([{"type": "Approved", "status": "True"}]);
+            present["status"] = json!({"conditions": approved, "certificate": STANDARD.encode(&issued)});
+            let refused = Arc::default();
+            let client = server_with(&present, &refused);
+            let outcome = bootstrap(&client, "n", &store, folder.path(), SystemTime::UNIX_EPOCH).await;
+            let stored = store.load().expect("readable");
+            let expected = why.map(|why| format!("CertificateSigningRequest {name} already exists, but {why}"));
+            assert_eq!(outcome.err().map(|error| error.to_string()), expected);
+            let key_text = stored.as_ref().map(|pair| pair.key.expose_secret());
+            assert_eq!(key_text, why.is_none().then_some(KEY_OF_A_KUBELET), "{node}");
+            assert_eq!((kept.exists(), refused.load(Ordering::SeqCst)), (why.is_some(), 1), "{node}");
+        }
     }
 
     /// As upstream, which derives the name from the usages in this order.

@@ -63,7 +63,9 @@ fn text(access: &Access, pair_file: &Path) -> String {
     let mut cluster = format!("    server: {}\n", quoted(server.trim_end_matches('/')));
     match &access.authority {
         Some(Pem::File(path)) => {
-            cluster += &format!("    certificate-authority: {}\n", quoted(&path.to_string_lossy()))
+            // A relative path would be one of the folder of this kubeconfig.
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            cluster += &format!("    certificate-authority: {}\n", quoted(&path.to_string_lossy()));
         }
         Some(Pem::Inline(pem)) => {
             cluster += &format!("    certificate-authority-data: {}\n", STANDARD.encode(pem.expose_secret()));
@@ -122,5 +124,26 @@ mod tests {
         assert!(!usable(&file, at(50)).expect("readable"), "a token is no certificate");
         std::fs::write(&file, "{").expect("written");
         assert!(!usable(&file, at(50)).expect("readable"), "nonsense is replaced");
+    }
+
+    #[test]
+    fn a_written_kubeconfig_reaches_the_server_as_the_bootstrap_kubeconfig_does() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("kubelet.conf");
+        let written = |cluster: &str| {
+            let bootstrap = BOOTSTRAP.replace("certificate-authority-data: aGFsbG8=", cluster);
+            let access = kubeconfig::parse(Path::new("bootstrap.conf"), &bootstrap).expect("access");
+            write(&file, &access, &folder.path().join("current.pem")).expect("written");
+            kubeconfig::load(&file).expect("access")
+        };
+        let read =
+            written("certificate-authority: pki/ca.crt, tls-server-name: api.test, proxy-url: 'http://10.0.0.9:3128'");
+        assert_eq!(read.server_name.as_deref(), Some("api.test"));
+        assert_eq!(read.proxy.expect("a proxy"), "http://10.0.0.9:3128/");
+        let here = std::env::current_dir().expect("a working directory");
+        assert_eq!(read.authority.expect("an authority").path(), Some(here.join("pki/ca.crt").as_path()));
+        assert!(!read.insecure);
+        let read = written("insecure-skip-tls-verify: true");
+        assert!(read.insecure && read.authority.is_none() && read.server_name.is_none() && read.proxy.is_none());
     }
 }

@@ -26,3 +26,37 @@ pub async fn wait_until_missing_too_long(current: watch::Receiver<Option<Arc<Pai
         tokio::time::sleep(PERIOD).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::pair;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_node_is_lost_only_if_the_server_works() {
+        let (_sender, none) = watch::channel(None);
+        let (away, works) = (ServerHealth::default(), ServerHealth::default());
+        works.note(true);
+        let began = Instant::now();
+        wait_until_missing_too_long(none.clone(), works).await;
+        assert!((300..=310).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+        let waiting = wait_until_missing_too_long(none, away);
+        assert!(tokio::time::timeout(Duration::from_secs(86_400), waiting).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_node_is_lost_after_five_minutes_without_a_certificate() {
+        let (works, valid) = (ServerHealth::default(), Arc::new(pair("system:node:n", 0, 1)));
+        works.note(true);
+        let (sender, current) = watch::channel(Some(valid.clone()));
+        let waiting = tokio::spawn(wait_until_missing_too_long(current, works));
+        for (pair, seconds) in [(Some(valid.clone()), 3600), (None, 250), (Some(valid), 60)] {
+            sender.send_replace(pair);
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+        }
+        sender.send_replace(None);
+        let began = Instant::now();
+        waiting.await.expect("no panic");
+        assert!((290..=310).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    }
+}

@@ -173,6 +173,16 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_has_expired_with_any_of_its_certificates() {
+        let (own, authority) = (pair("system:node:n", 0, 100), pair("authority", 0, 50));
+        let chain = format!("{}{}", own.chain, authority.chain);
+        let both = Pair::parse(&chain, own.key.expose_secret()).expect("a pair");
+        let at = |second| SystemTime::UNIX_EPOCH + Duration::from_secs(second);
+        assert!(!both.any_expired(at(49)) && both.any_expired(at(50)) && !both.leaf.expired(at(50)));
+        assert_eq!((both.leaf, both.chain), (own.leaf, chain), "the whole chain is kept");
+    }
+
+    #[test]
     fn expiry_is_the_end_of_validity() {
         let leaf = pair("n", 50, 100).leaf;
         let at = |second| SystemTime::UNIX_EPOCH + Duration::from_secs(second);

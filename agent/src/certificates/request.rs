@@ -8,7 +8,6 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
-use kube::api::ListParams;
 use kube::api::PostParams;
 use kube::runtime::watcher::Config;
 use rcgen::KeyPair;
@@ -30,14 +29,6 @@ pub enum RequestError {
     /// The API server does not accept the request.
     #[error("cannot create CertificateSigningRequest: {0}")]
     Create(#[source] kube::Error),
-    /// It cannot be listed.
-    #[error("cannot list CertificateSigningRequest {name}: {source}")]
-    List {
-        /// Its name.
-        name: String,
-        /// The error.
-        source: kube::Error,
-    },
     /// It was denied, failed, or was deleted.
     #[error("CertificateSigningRequest {name}: {why}")]
     Refused {
@@ -119,16 +110,9 @@ pub(super) async fn signed(
     let name = request.metadata.name.clone().unwrap_or_default();
     let uid = request.metadata.uid.clone().unwrap_or_default();
     let mine = format!("metadata.name={name}");
-    // The watch retries every error, so permission is checked by a list first. Other errors pass, as of a server that
-    // restarts: a further request would help nothing.
-    match requests.list(&ListParams::default().fields(&mine)).await {
-        Err(kube::Error::Api(status)) if matches!(status.code, 401 | 403 | 404) => {
-            return Err(RequestError::List { name, source: kube::Error::Api(status) });
-        }
-        Err(error) => tracing::debug!(csr = name, %error, "cannot list the certificate request yet"),
-        Ok(_) => {}
-    }
     let waiting = async {
+        // The watch retries every error. If one failed the attempt, a node that may not read requests would create one after
+        // the other.
         let mut events = std::pin::pin!(watch::follow(requests.clone(), Config::default().fields(&mine), recovered));
         let mut present = true;
         while let Some(event) = events.next().await {

@@ -38,7 +38,7 @@ impl ServerHealth {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn note(&self, healthy: bool) {
+    pub(super) fn note(&self, healthy: bool) {
         self.0.store(healthy, Ordering::Relaxed);
     }
 

@@ -41,8 +41,12 @@ enum Does {
     SignAnother,
     Deny,
     Nothing,
-    /// Issues a certificate, but lists and watches fail until [`Signer::recover`].
-    SignDuringOutage,
+    /// Issues a certificate, but lists and watches fail with this status until [`Signer::recover`].
+    SignUnseen(u16),
+    /// Issues a certificate, but no list is ever answered.
+    SignUnlisted,
+    /// Deletes the request.
+    Delete,
     Refuse(u16),
 }
 
@@ -55,7 +59,8 @@ struct Signer {
     asked: Mutex<Vec<(Instant, Value)>>,
     number: AtomicU32,
     last: Mutex<Value>,
-    away: AtomicBool,
+    /// What was done with the last request.
+    done: Mutex<Option<Does>>,
     recovery: Recovery,
 }
 
@@ -72,14 +77,14 @@ impl Signer {
             asked: Mutex::default(),
             number: AtomicU32::new(0),
             last: Mutex::default(),
-            away: AtomicBool::new(false),
+            done: Mutex::default(),
             recovery: Recovery::default(),
         })
     }
 
     /// Lists and watches succeed again, and other requests have detected that.
     fn recover(&self) {
-        self.away.store(false, Ordering::SeqCst);
+        *self.done.lock().expect("a step") = None;
         self.recovery.over();
     }
 
@@ -118,7 +123,7 @@ impl Signer {
             if let Does::Refuse(code) = does {
                 return whole(code, &json!({"kind": "Status", "status": "Failure", "code": code, "reason": "x"}));
             }
-            self.away.store(matches!(does, Does::SignDuringOutage), Ordering::SeqCst);
+            *self.done.lock().expect("a step") = Some(does);
             let number = self.number.fetch_add(1, Ordering::SeqCst);
             object["metadata"] =
                 json!({"name": format!("csr-{number}"), "uid": format!("u{number}"), "resourceVersion": "1"});
@@ -127,19 +132,25 @@ impl Signer {
             return whole(201, &object);
         }
         let last = self.last().clone();
-        if self.away.load(Ordering::SeqCst) {
-            return whole(503, &json!({"kind": "Status", "status": "Failure", "code": 503, "reason": "x"}));
+        let (done, is_watch) = (*self.done.lock().expect("a step"), query.contains("watch=true"));
+        if let Some(Does::SignUnseen(code)) = done {
+            return whole(code, &json!({"kind": "Status", "status": "Failure", "code": code, "reason": "x"}));
         }
-        if !query.contains("watch=true") {
+        if !is_watch && matches!(done, Some(Does::SignUnlisted)) {
+            std::future::pending::<()>().await;
+        }
+        let items: Vec<Value> = if matches!(done, Some(Does::Delete)) { Vec::new() } else { vec![last] };
+        if !is_watch {
             return whole(
                 200,
-                &json!({"kind": "CertificateSigningRequestList", "metadata": {"resourceVersion": "1"}, "items": [last]}),
+                &json!({"kind": "CertificateSigningRequestList", "metadata": {"resourceVersion": "1"}, "items": items}),
             );
         }
         let mark = json!({"metadata": {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}},
                           "kind": "CertificateSigningRequest", "apiVersion": "certificates.k8s.io/v1"});
-        let lines =
-            format!("{}\n{}\n", json!({"type": "ADDED", "object": last}), json!({"type": "BOOKMARK", "object": mark}));
+        let added = items.iter().map(|item| format!("{}\n", json!({"type": "ADDED", "object": item})));
+        let added: String = added.collect();
+        let lines = format!("{added}{}\n", json!({"type": "BOOKMARK", "object": mark}));
         let first = futures_util::stream::iter([Ok(Frame::data(Bytes::from(lines)))]);
         Response::new(
             StreamBody::new(futures_util::StreamExt::chain(first, futures_util::stream::pending())).boxed_unsync(),
@@ -154,9 +165,9 @@ impl Signer {
         let condition = |kind: &str| json!([{"type": kind, "status": "True"}]);
         let seconds = match does {
             Does::Sign { seconds } => seconds,
-            Does::SignDuringOutage | Does::SignAnother => 1000,
+            Does::SignUnseen(_) | Does::SignUnlisted | Does::SignAnother => 1000,
             Does::Deny => return json!({"conditions": condition("Denied")}),
-            Does::Nothing | Does::Refuse(_) => return json!({}),
+            Does::Nothing | Does::Delete | Does::Refuse(_) => return json!({}),
         };
         let pem = String::from_utf8(STANDARD.decode(request).expect("base64")).expect("text");
         let mut params = CertificateSigningRequestParams::from_pem(&pem).expect("a request");
@@ -198,6 +209,16 @@ struct Bench {
 }
 
 fn start(purpose: Purpose, template: Option<Template>, first: Option<Pair>, script: &[Does]) -> Bench {
+    start_with(purpose, template, first, script, false)
+}
+
+fn start_with(
+    purpose: Purpose,
+    template: Option<Template>,
+    first: Option<Pair>,
+    script: &[Does],
+    at_once: bool,
+) -> Bench {
     let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
     let (signer, folder) = (Signer::new(clock, script), tempfile::tempdir().expect("a folder"));
     let (templates, template) = watch::channel(template);
@@ -211,7 +232,7 @@ fn start(purpose: Purpose, template: Option<Template>, first: Option<Pair>, scri
         clock,
         metrics: metrics.clone(),
         server_health: server_health.clone(),
-        at_once: false,
+        at_once,
     };
     tokio::spawn(manager.run(sender, CancellationToken::new()));
     Bench { signer, folder, current, templates, server_health, clock, metrics, used }
@@ -274,6 +295,10 @@ async fn failed_attempts_are_repeated_with_pauses_and_update_server_health() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(bench.server_health.healthy(), healthy, "{code}");
     }
+    let (unreachable, health) = (std::io::Error::from(std::io::ErrorKind::ConnectionRefused), ServerHealth::default());
+    health.note(true);
+    health.created(Err(&kube::Error::Service(unreachable.into())));
+    assert!(!health.healthy(), "nothing answers");
 }
 
 #[tokio::test(start_paused = true)]
@@ -331,15 +356,48 @@ async fn a_pending_request_is_abandoned_after_fifteen_minutes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_issued_during_an_outage_is_received_after_it() {
-    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::SignDuringOutage]);
-    // An outage long enough for pauses of half a minute and more.
-    tokio::time::sleep(Duration::from_secs(300)).await;
-    assert_eq!((bench.signer.asked().len(), bench.current.borrow().is_none()), (1, true));
+async fn a_request_that_is_deleted_is_replaced_by_another_one() {
+    let script = [Does::Delete, Does::Delete, Does::Sign { seconds: 1000 }];
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &script);
     let began = Instant::now();
-    bench.signer.recover();
     bench.until(|pair| pair.is_some()).await;
-    assert!(began.elapsed() <= Duration::from_millis(1100), "{:?}", began.elapsed());
+    assert_eq!(bench.signer.asked().len(), 3);
+    assert!(began.elapsed() < Duration::from_secs(10), "two pauses: {:?}", began.elapsed());
+}
+
+/// As one that is embedded in the kubeconfig.
+#[tokio::test(start_paused = true)]
+async fn a_valid_pair_is_replaced_at_once_on_request_and_the_next_one_in_time() {
+    let (first, script) = (pair("system:node:n", 999_000, 9_000_000), [Does::Sign { seconds: 1000 }]);
+    let bench = start_with(Purpose::Client, Some(Template::client("n")), Some(first), &script, true);
+    tokio::time::sleep(Duration::from_secs(690)).await;
+    assert_eq!(bench.signer.asked().len(), 1);
+    assert_eq!(*bench.used.lock().expect("a log"), [true], "with the pair that is valid");
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(bench.signer.asked().len(), 2);
+}
+
+/// After an outage, or when the permission to read requests was granted.
+#[tokio::test(start_paused = true)]
+async fn a_certificate_issued_while_its_request_cannot_be_read_is_received_later() {
+    for code in [503, 401, 403, 404] {
+        let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::SignUnseen(code)]);
+        // Long enough for pauses of half a minute and more.
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        assert_eq!((bench.signer.asked().len(), bench.current.borrow().is_none()), (1, true), "{code}");
+        let began = Instant::now();
+        bench.signer.recover();
+        bench.until(|pair| pair.is_some()).await;
+        assert!(began.elapsed() <= Duration::from_millis(1100), "{code}: {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_without_an_answer_does_not_hold_back_the_certificate() {
+    let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::SignUnlisted]);
+    let began = Instant::now();
+    bench.until(|pair| pair.is_some()).await;
+    assert!(began.elapsed() < Duration::from_secs(100), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -422,16 +480,7 @@ async fn a_serving_certificate_follows_the_addresses() {
     bench.until(|pair| has("10.0.0.3", pair)).await;
     assert!(began.elapsed() < Duration::from_secs(10), "the outdated request is not waited for: {:?}", began.elapsed());
     assert_eq!(bench.signer.asked().len(), 3);
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_node_is_lost_only_if_the_server_works() {
-    let (_sender, none) = watch::channel(None);
-    let (away, works) = (ServerHealth::default(), ServerHealth::default());
-    works.note(true);
-    let began = Instant::now();
-    super::super::wait_until_missing_too_long(none.clone(), works).await;
-    assert!((300..=310).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
-    let waiting = super::super::wait_until_missing_too_long(none, away);
-    assert!(tokio::time::timeout(Duration::from_secs(86_400), waiting).await.is_err());
+    let metrics = bench.metrics.render().expect("metrics");
+    let replaced = "kubelet_certificate_manager_server_rotation_seconds_count 1";
+    assert!(metrics.lines().any(|line| line == replaced), "only the first one was replaced: {metrics}");
 }

@@ -222,6 +222,18 @@ mod tests {
     }
 
     #[test]
+    fn a_link_that_an_interrupted_replacement_has_left_is_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = store(folder.path());
+        store.replace(&pair("first", 0, 100), at(0)).expect("written");
+        symlink("gone.pem", store.updated_path()).expect("a link");
+        assert_eq!(name(&store), "first", "the current one counts");
+        store.replace(&pair("second", 0, 100), at(1)).expect("written");
+        assert_eq!(name(&store), "second");
+        assert!(!store.updated_path().is_symlink());
+    }
+
+    #[test]
     fn issued_pairs_precede_configured_ones() {
         let folder = tempfile::tempdir().expect("a folder");
         let put = |stem: &str, pair: &Pair| {
@@ -230,6 +242,8 @@ mod tests {
         };
         let path = |name: &str| folder.path().join(name);
         let store = Store::new(folder.path(), Purpose::Serving, Some((path("own.crt"), path("own.key"))));
+        fs::write(path("own.crt"), "a certificate without its key").expect("written");
+        assert_eq!(name(&store), "");
         put("kubelet-server", &pair("plain", 0, 100));
         assert_eq!(name(&store), "plain");
         put("own", &pair("configured", 0, 100));
