@@ -1,5 +1,6 @@
 //! Calls to the API server: deadlines, error classes, back-off.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::config::NodeConfig;
@@ -62,12 +63,34 @@ impl CallError {
     }
 }
 
-/// Logs a failed call. That the API server is unreachable or rejects the credentials is logged once by the API client.
-pub(super) fn log_failure(node: &str, what: &'static str, error: &CallError) {
-    if matches!(error.code(), None | Some(401)) {
-        tracing::debug!(node, %error, "{what}");
-    } else {
-        tracing::warn!(node, %error, "{what}");
+/// Logs failed calls: of each purpose once for every change of the error, as one that is forbidden is repeated at every
+/// heartbeat. That the API server is unreachable or rejects the credentials is logged once by the API client.
+#[derive(Debug, Default)]
+pub(super) struct FailureLog(BTreeMap<&'static str, String>);
+
+impl FailureLog {
+    /// A call failed; `what` names its purpose.
+    pub(super) fn failed(&mut self, node: &str, what: &'static str, error: &CallError) {
+        if self.is_new(what, error) {
+            tracing::warn!(node, %error, "{what}");
+        } else {
+            tracing::debug!(node, %error, "{what}");
+        }
+    }
+
+    fn is_new(&mut self, what: &'static str, error: &CallError) -> bool {
+        if matches!(error.code(), None | Some(401)) {
+            return false;
+        }
+        let text = error.to_string();
+        let is_new = self.0.get(what) != Some(&text);
+        self.0.insert(what, text);
+        is_new
+    }
+
+    /// A call with this purpose succeeded: its next failure is logged.
+    pub(super) fn succeeded(&mut self, what: &'static str) {
+        self.0.remove(what);
     }
 }
 
@@ -101,5 +124,36 @@ impl Pauses {
 
     pub(super) async fn wait(&mut self) {
         tokio::time::sleep(self.0.failed(0.0)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: u16, message: &str) -> CallError {
+        let status = serde_json::json!({"status": "Failure", "message": message, "reason": "x", "code": code});
+        CallError::Api(kube::Error::Api(serde_json::from_value(status).expect("a status")))
+    }
+
+    #[test]
+    fn each_change_of_an_error_is_logged_once() {
+        let mut log = FailureLog::default();
+        let table = [
+            ("renew", error(403, "not allowed"), true),
+            ("renew", error(403, "not allowed"), false),
+            ("create", error(403, "not allowed"), true),
+            ("renew", error(401, "unauthorized"), false),
+            ("renew", CallError::Timeout(Duration::from_secs(1)), false),
+            ("renew", error(403, "not allowed"), false),
+            ("renew", error(500, "broken"), true),
+            ("renew", error(403, "not allowed"), true),
+        ];
+        for (what, error, expected) in table {
+            assert_eq!(log.is_new(what, &error), expected, "{what}: {error}");
+        }
+        log.succeeded("renew");
+        assert!(log.is_new("renew", &error(403, "not allowed")), "again after a success");
+        assert!(!log.is_new("create", &error(403, "not allowed")));
     }
 }

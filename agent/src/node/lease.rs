@@ -18,12 +18,16 @@ use super::cache::NodeCache;
 use super::call;
 use super::call::CallError;
 use super::call::Connections;
+use super::call::FailureLog;
 use super::config::NodeConfig;
 use super::report;
 use super::time;
 use crate::model::Clock;
 
 const NAMESPACE: &str = "kube-node-lease";
+/// What fails, for the log.
+const RENEW: &str = "cannot renew the Lease";
+const ENSURE: &str = "cannot get or create the Lease";
 /// Updates tried in one round.
 const TRIES: usize = 5;
 const PARAMS: PostParams = PostParams { dry_run: false, field_manager: None };
@@ -38,6 +42,7 @@ pub struct LeaseController {
     connections: Arc<dyn Connections>,
     /// The Lease as last written.
     known: Option<Lease>,
+    failures: FailureLog,
 }
 
 impl LeaseController {
@@ -50,7 +55,16 @@ impl LeaseController {
         connections: Arc<dyn Connections>,
     ) -> Self {
         let leases = Api::namespaced(heartbeat.clone(), NAMESPACE);
-        Self { config, leases, nodes: Api::all(heartbeat), cache, clock, connections, known: None }
+        Self {
+            config,
+            leases,
+            nodes: Api::all(heartbeat),
+            cache,
+            clock,
+            connections,
+            known: None,
+            failures: FailureLog::default(),
+        }
     }
 
     /// Renews the Lease until `shutdown`.
@@ -85,24 +99,27 @@ impl LeaseController {
     }
 
     /// Up to five updates, back to back. `None` if none succeeded.
-    async fn renew(&self, mut lease: Lease) -> Option<Lease> {
+    async fn renew(&mut self, mut lease: Lease) -> Option<Lease> {
         for attempt in 0..TRIES {
             let owner = if has_owner(&lease) { Ok(None) } else { self.owner().await.map(Some) };
             let wanted = match owner {
                 Ok(owner) => renewed(lease.clone(), &self.config, owner, self.clock.wall()),
                 Err(error) => {
-                    call::log_failure(&self.config.name, "cannot renew the Lease", &error);
+                    self.failures.failed(&self.config.name, RENEW, &error);
                     continue;
                 }
             };
             match call::within(self.timeout(), self.leases.replace(&self.config.name, &PARAMS, &wanted)).await {
-                Ok(lease) => return Some(lease),
+                Ok(lease) => {
+                    self.failures.succeeded(RENEW);
+                    return Some(lease);
+                }
                 Err(error) if error.is_conflict() => match self.find_or_create().await? {
                     (created, true) => return Some(created),
                     (found, false) => lease = found,
                 },
                 Err(error) => {
-                    call::log_failure(&self.config.name, "cannot renew the Lease", &error);
+                    self.failures.failed(&self.config.name, RENEW, &error);
                     if attempt > 0 && error.is_unanswered() {
                         self.connections.retire();
                     }
@@ -113,36 +130,41 @@ impl LeaseController {
     }
 
     /// The existing Lease, or a new one (true). `None` if there is no Node to own it yet. Retries without limit.
-    async fn find_or_create(&self) -> Option<(Lease, bool)> {
+    async fn find_or_create(&mut self) -> Option<(Lease, bool)> {
         let mut pause = call::Pauses::new(Duration::from_millis(200));
         loop {
-            let error = match call::within(self.timeout(), self.leases.get(&self.config.name)).await {
-                Ok(lease) => return Some((lease, false)),
-                Err(error) if error.is_undecodable() => {
-                    // Another client wrote it. A renewal needs no more of it than its metadata.
-                    match call::within(self.timeout(), self.leases.get_metadata(&self.config.name)).await {
-                        Ok(known) => return Some((held(&self.config, known.metadata), false)),
-                        Err(error) => error,
-                    }
+            match self.try_find_or_create().await {
+                Ok(found) => {
+                    self.failures.succeeded(ENSURE);
+                    return found;
                 }
-                Err(error) if error.is_not_found() => {
-                    let owner = match self.owner().await {
-                        Ok(owner) => owner,
-                        Err(error) => {
-                            tracing::debug!(lease = self.config.name, %error, "no Lease before the Node exists");
-                            return None;
-                        }
-                    };
-                    let wanted = new(&self.config, owner, self.clock.wall());
-                    match call::within(self.timeout(), self.leases.create(&PARAMS, &wanted)).await {
-                        Ok(lease) => return Some((lease, true)),
-                        Err(error) => error,
-                    }
-                }
-                Err(error) => error,
-            };
-            call::log_failure(&self.config.name, "cannot get or create the Lease", &error);
+                Err(error) => self.failures.failed(&self.config.name, ENSURE, &error),
+            }
             pause.wait().await;
+        }
+    }
+
+    async fn try_find_or_create(&self) -> Result<Option<(Lease, bool)>, CallError> {
+        match call::within(self.timeout(), self.leases.get(&self.config.name)).await {
+            Ok(lease) => Ok(Some((lease, false))),
+            Err(error) if error.is_undecodable() => {
+                // Another client wrote it. A renewal needs no more of it than its metadata.
+                let known = call::within(self.timeout(), self.leases.get_metadata(&self.config.name)).await?;
+                Ok(Some((held(&self.config, known.metadata), false)))
+            }
+            Err(error) if error.is_not_found() => {
+                let owner = match self.owner().await {
+                    Ok(owner) => owner,
+                    Err(error) => {
+                        tracing::debug!(lease = self.config.name, %error, "no Lease before the Node exists");
+                        return Ok(None);
+                    }
+                };
+                let wanted = new(&self.config, owner, self.clock.wall());
+                let created = call::within(self.timeout(), self.leases.create(&PARAMS, &wanted)).await?;
+                Ok(Some((created, true)))
+            }
+            Err(error) => Err(error),
         }
     }
 

@@ -23,6 +23,7 @@ use super::cache::NodeCache;
 use super::call;
 use super::call::CallError;
 use super::call::Connections;
+use super::call::FailureLog;
 use super::conditions;
 use super::conditions::Readiness;
 use super::config::NodeConfig;
@@ -47,6 +48,8 @@ use crate::recorder::Recorder;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 
+/// What fails, for the log.
+const UPDATE: &str = "cannot update the node status";
 /// Tries of one status update, back to back.
 const TRIES: usize = 5;
 /// Deadline of the calls that register the Node.
@@ -110,8 +113,7 @@ pub struct StatusLoop<H> {
     startup: Startup,
     /// Errors that were logged already.
     logged_errors: Vec<String>,
-    /// The missing Node was logged already.
-    missing: bool,
+    failures: FailureLog,
 }
 
 /// The Node through both clients.
@@ -144,7 +146,7 @@ impl<H: Host> StatusLoop<H> {
             reported: ReportedState::default(),
             startup: Startup::new(inputs.metrics.clone()),
             logged_errors: Vec::new(),
-            missing: false,
+            failures: FailureLog::default(),
             inputs,
         }
     }
@@ -207,14 +209,11 @@ impl<H: Host> StatusLoop<H> {
         self.list_images().await;
         for attempt in 0..TRIES {
             let Err(error) = self.update(&host, attempt > 0).await else {
-                self.missing = false;
+                self.failures.succeeded(UPDATE);
                 return;
             };
-            let missing = error.is_not_found();
-            if !missing || !std::mem::replace(&mut self.missing, true) {
-                call::log_failure(&self.inputs.config.name, "cannot update the node status", &error);
-            }
-            if missing {
+            self.failures.failed(&self.inputs.config.name, UPDATE, &error);
+            if error.is_not_found() {
                 // A retry does not help: the Node has to be created by another client.
                 return;
             }
@@ -255,7 +254,7 @@ impl<H: Host> StatusLoop<H> {
         loop {
             let host = self.read_host().await;
             let Err(error) = self.try_register(&host, began).await else { return };
-            call::log_failure(&self.inputs.config.name, "cannot register the node", &error);
+            self.failures.failed(&self.inputs.config.name, "cannot register the node", &error);
             pauses.wait().await;
         }
     }

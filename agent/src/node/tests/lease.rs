@@ -2,6 +2,9 @@
 
 use http::Method;
 use serde_json::json;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::server::LEASE;
 use super::server::NODE;
@@ -89,6 +92,35 @@ async fn is_renewed_after_failures() {
     let calls = keeper.server.calls();
     assert_eq!(calls[..7], [PUT, PUT, PUT, PUT, PUT, GET, GET], "five tries, then what is there");
     assert!(keeper.renewed() > before);
+}
+
+/// Counts the warnings about failed calls.
+#[derive(Clone, Default)]
+struct Warned(Arc<AtomicUsize>);
+
+impl<S: tracing::Subscriber> Layer<S> for Warned {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        if metadata.target() == "keblet::node::call" && *metadata.level() == tracing::Level::WARN {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_lasts_is_logged_once() {
+    let warned = Warned::default();
+    let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(warned.clone()));
+    let keeper = LeaseHarness::start();
+    keeper.node_appears();
+    pass(Duration::from_millis(100)).await;
+    for _ in 0..100 {
+        keeper.server.fail(Method::PUT, Some(403));
+    }
+    keeper.server.asked();
+    pass(Duration::from_secs(50)).await;
+    assert!(keeper.server.calls().len() > 20, "it is tried again");
+    assert_eq!(warned.0.load(SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]
