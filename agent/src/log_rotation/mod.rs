@@ -37,6 +37,8 @@ use crate::model::Clock;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::PodSnapshot;
+use crate::retry::Operation;
+use crate::retry::RetryTracker;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 
@@ -65,9 +67,11 @@ pub struct Parts {
     pub clock: Clock,
     /// The node's local time, for file names.
     pub local_time: fn() -> DateTime,
+    /// Logs that could not be rotated.
+    pub retries: RetryTracker,
 }
 
-/// Why a log was not rotated. Nothing is lost; the next check tries again.
+/// Why a log was not rotated. Nothing is lost; a later check tries again.
 #[derive(Debug, thiserror::Error)]
 enum RotationError {
     /// A file operation failed.
@@ -118,7 +122,6 @@ pub async fn run(parts: Parts, shutdown: CancellationToken) {
         check: None,
         in_progress: HashMap::new(),
         seen: HashSet::new(),
-        reported: HashMap::new(),
     };
     let mut checks = tokio::time::interval(rotation.parts.policy.interval);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -144,8 +147,6 @@ struct Rotation {
     seen: HashSet<ContainerId>,
     /// When this agent was started; nanoseconds since the Unix epoch.
     started_at: i64,
-    /// The last failure of each container, logged once.
-    reported: HashMap<ContainerId, String>,
 }
 
 impl Rotation {
@@ -168,7 +169,9 @@ impl Rotation {
         let all = || pods.iter().flat_map(|pod| &pod.containers);
         let listed: HashSet<&ContainerId> = all().map(|status| &status.id).collect();
         self.seen.retain(|id| listed.contains(id));
-        self.reported.retain(|id, _| listed.contains(id));
+        let running = || all().filter(|status| status.state == ContainerState::Running);
+        let logs = || running().filter_map(|status| Log::at(&status.log_path));
+        self.parts.retries.keep_only(Operation::RotateLog, |target| logs().any(|log| target_of(&log) == target));
         let mut containers = Vec::new();
         for status in all() {
             let is_running = status.state == ContainerState::Running;
@@ -200,10 +203,11 @@ impl Rotation {
     }
 
     fn begin(&mut self, container: Container, due: Due) {
-        if self.in_progress.values().any(|other| other.id == container.id) {
+        let Parts { policy, runtime, local_time, retries, .. } = &self.parts;
+        let is_early = retries.due(Operation::RotateLog, &target_of(&container.log)).is_some();
+        if is_early || self.in_progress.values().any(|other| other.id == container.id) {
             return;
         }
-        let Parts { policy, runtime, local_time, .. } = &self.parts;
         let (runtime, policy, local_time) = (runtime.clone(), *policy, *local_time);
         let (workers, ends, rotated) = (self.workers.clone(), self.ends.clone(), container.clone());
         let task = self.tasks.spawn(async move {
@@ -217,22 +221,23 @@ impl Rotation {
         self.in_progress.insert(task.id(), container);
     }
 
-    fn report(&mut self, container: &Container, result: Result<(), RotationError>) {
-        let (id, log) = (&container.id, container.log.path());
+    fn report(&self, container: &Container, result: Result<(), RotationError>) {
+        let (retries, target) = (&self.parts.retries, target_of(&container.log));
         match result {
             Ok(()) => {
-                self.reported.remove(id);
-                tracing::debug!(container = %id, log = %log.display(), "log rotated");
+                retries.succeeded(Operation::RotateLog, &target);
+                tracing::debug!(container = %container.id, log = target, "log rotated");
             }
             Err(error) => {
-                let text = error.to_string();
-                if self.reported.get(id) != Some(&text) {
-                    tracing::warn!(container = %id, log = %log.display(), %error, "log not rotated");
-                    self.reported.insert(id.clone(), text);
-                }
+                retries.failed(Operation::RotateLog, &target, &error.to_string());
             }
         }
     }
+}
+
+/// The name of a log in reports of failed rotations.
+fn target_of(log: &Log) -> String {
+    log.path().display().to_string()
 }
 
 /// What is due for a log, after what an earlier agent left behind was removed. Blocks.

@@ -17,6 +17,8 @@ use tonic::Status;
 
 use super::*;
 use crate::model::testing;
+use crate::recorder::Recorder;
+use crate::recorder::testing::listening;
 use crate::runtime::RuntimeOptions;
 use crate::runtime::tests::server::Script;
 use crate::runtime::tests::server::Socket;
@@ -124,6 +126,11 @@ impl Node {
 
     /// An agent. Dropping it simulates a kill.
     fn agent(&self, policy: Policy) -> AbortOnDropHandle<()> {
+        self.agent_reporting_to(Recorder::default(), policy)
+    }
+
+    /// The same, with events sent to `recorder`.
+    fn agent_reporting_to(&self, recorder: Recorder, policy: Policy) -> AbortOnDropHandle<()> {
         let containers = self.containers.clone();
         let pods = move || vec![Arc::new(testing::snapshot(containers.lock().expect("not poisoned").clone()))];
         let parts = Parts {
@@ -132,6 +139,7 @@ impl Node {
             runtime: self.writing.runtime(),
             clock: Clock::System,
             local_time: || DateTime::constant(2026, 1, 1, 0, 0, 0, 0),
+            retries: RetryTracker::new(recorder, None),
         };
         AbortOnDropHandle::new(tokio::spawn(run(parts, CancellationToken::new())))
     }
@@ -202,6 +210,24 @@ async fn a_runtime_that_does_not_open_a_new_log_costs_no_line() {
     node.holds_all_lines(0);
 }
 
+/// The log grows until the disk is full, which an operator has to know before.
+#[tokio::test(start_paused = true)]
+async fn a_rotation_that_is_always_refused_is_retried_with_growing_pauses_and_reported() {
+    let (node, (recorder, mut events)) = (Node::new(), listening());
+    node.writing.state().failures = usize::MAX;
+    fs::write(node.dir.path().join("0.log"), vec![b'x'; 70_000]).expect("a log");
+    let _agent = node.agent_reporting_to(recorder, POLICY);
+    sleep(INTERVAL * 60).await;
+    let first = node.writing.state().calls;
+    sleep(INTERVAL * 60).await;
+    let calls = [first, node.writing.state().calls - first];
+    assert!((5..=10).contains(&calls[0]) && (1..=3).contains(&calls[1]), "{calls:?} in ten minutes each");
+    let sent = events.take();
+    assert_eq!(sent.len(), 1, "{sent:?}");
+    let is_stuck = sent[0].starts_with("node W OperationStuck: rotate_log of /");
+    assert!(is_stuck && sent[0].contains("no space left on device"), "{sent:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_agent_killed_during_a_rotation_costs_no_line() {
     let node = Node::new();
@@ -249,6 +275,27 @@ async fn logs_of_containers_that_have_exited_are_left_alone() {
     sleep(INTERVAL * 3).await;
     assert_eq!(node.files(), ["large.log", "0.log"]);
     assert_eq!(node.writing.state().calls, 0);
+}
+
+/// An agent was killed between the two steps of a rotation, and the container has ended before the next one was started: the
+/// runtime opens no new file for it.
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_rotation_hides_no_log_of_a_container_that_has_exited() {
+    let node = Node::new();
+    fs::write(node.dir.path().join("ended.log.20251231-000000"), "last words").expect("a log");
+    node.add("ended", "ended.log");
+    node.containers.lock().expect("not poisoned")[1].state = ContainerState::Exited;
+    let _agent = node.agent(POLICY);
+    sleep(INTERVAL).await;
+    assert_eq!(node.files(), ["ended.log", "0.log"]);
+    assert_eq!(fs::read_to_string(node.dir.path().join("ended.log")).expect("text"), "last words");
+    assert_eq!(node.writing.state().calls, 0, "the runtime is asked for nothing");
+}
+
+#[test]
+fn a_log_is_rotated_from_its_limit_on() {
+    let found = [Found::File(99), Found::File(100), Found::File(101), Found::Missing, Found::Other];
+    assert_eq!(found.map(|found| is_too_large(found, 100)), [false, true, true, false, false]);
 }
 
 /// Its size was read while another rotation of it was in progress.

@@ -46,6 +46,8 @@ pub enum Operation {
     RemoveOrphan,
     /// Removing log folders of pods that are gone.
     CollectLogs,
+    /// Rotating the log of a container.
+    RotateLog,
     /// Unmounting and detaching a device that no pod uses any more.
     ReleaseDevice,
     /// Limiting the cgroup of all pods.
@@ -64,6 +66,7 @@ impl Operation {
             Self::RemovePod => "remove_pod",
             Self::RemoveOrphan => "remove_orphan",
             Self::CollectLogs => "collect_logs",
+            Self::RotateLog => "rotate_log",
             Self::ReleaseDevice => "release_device",
             Self::EnforceAllocatable => "enforce_allocatable",
         }
@@ -77,6 +80,7 @@ impl Operation {
             Self::AwaitNetwork => (1_000, 10_000),
             Self::CollectGarbage => (60_000, 300_000),
             Self::RemovePod => (1_000, 300_000),
+            Self::RotateLog => (5_000, 300_000),
             Self::RemoveOrphan | Self::CollectLogs | Self::ReleaseDevice => (500, 122_000),
             Self::EnforceAllocatable => (60_000, 60_000),
         };
@@ -342,6 +346,40 @@ mod tests {
             tokio::time::sleep_until(retries.failed(Operation::CollectLogs, "", reason)).await;
         }
         assert_eq!(events.take(), ["node W ContainerGCFailed: a", "node W ContainerGCFailed: b"]);
+    }
+
+    /// In the kubelet: `backOffPeriod`, the pause without network, and those of volumes (`exponentialbackoff`).
+    #[tokio::test(start_paused = true)]
+    async fn the_pauses_of_each_operation_double_from_the_first_to_the_longest() {
+        let secs = Duration::from_secs_f64;
+        for (operation, first, second, longest) in [
+            (Operation::SyncPod, 10.0, 20.0, 60.0),
+            (Operation::AwaitNetwork, 1.0, 2.0, 10.0),
+            (Operation::KillPod, 10.0, 20.0, 60.0),
+            (Operation::ReleasePod, 10.0, 20.0, 60.0),
+            (Operation::CollectGarbage, 60.0, 120.0, 300.0),
+            (Operation::CollectLogs, 0.5, 1.0, 122.0),
+            (Operation::ReleaseDevice, 0.5, 1.0, 122.0),
+            (Operation::EnforceAllocatable, 60.0, 60.0, 60.0),
+        ] {
+            let retries = RetryTracker::new(Recorder::default(), None);
+            let mut pauses = Vec::new();
+            for _ in 0..12 {
+                let due = retries.failed(operation, "target", "busy");
+                pauses.push(due - Instant::now());
+                tokio::time::sleep_until(due).await;
+            }
+            let expected = [(pauses[0], first), (pauses[1], second), (pauses[11], longest)];
+            for (pause, expected) in expected.map(|(pause, expected)| (pause, secs(expected))) {
+                assert!(pause >= expected && pause <= expected.mul_f64(1.5), "{operation:?}: {pauses:?}");
+            }
+        }
+        for (operation, longest) in [(Operation::RemovePod, 300.0), (Operation::RemoveOrphan, 122.0)] {
+            let mut backoff = operation.backoff();
+            let pauses: Vec<Duration> = (0..12).map(|_| backoff.failed(0.0)).collect();
+            let first = if operation == Operation::RemovePod { 1.0 } else { 0.5 };
+            assert_eq!((pauses[0], pauses[11]), (secs(first), secs(longest)), "{operation:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -49,6 +49,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cli::logging::Verbosity;
 use crate::config::Settings;
 use crate::pipeline::Started;
+use crate::retry::RetryTracker;
 use apiserver::Connection;
 use bootstrap::Bootstrap;
 use bootstrap::Prepared;
@@ -104,7 +105,8 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
     let runtime_name = version.runtime_name;
     let prepared = Prepared { images, objects, volumes, user_namespaces, cgroups, offered, runtime_name };
-    log_rotation::start(&bootstrap.settings, pleg.clone(), bootstrap.runtime.clone(), &mut tasks, &shutdown)?;
+    let retries = RetryTracker::new(recorder.clone(), Some(metrics.clone()));
+    log_rotation::start(settings, pleg.clone(), bootstrap.runtime.clone(), retries, &mut tasks, &shutdown)?;
     let adoptions = shutdown.run_until_cancelled(adoption::find(&bootstrap.settings, &bootstrap.runtime));
     let Some(adoptions) = unless_panicked(&mut tasks, adoptions).await? else {
         pleg_task.await.context("ending the PLEG")?;

@@ -235,3 +235,71 @@ fn thermal_throttle() -> Vec<String> {
     found.sort();
     found
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::time::Duration;
+
+    use serde_json::Value;
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::FlagValues;
+    use crate::config::load;
+
+    /// Settings with these fields of the kubelet's configuration, and these flags.
+    pub(in crate::wiring) fn settings(fields: &Value, flags: &[(&str, &str)]) -> Settings {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("config.json");
+        let mut config = json!({"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"});
+        config.as_object_mut().expect("an object").extend(fields.as_object().expect("fields").clone());
+        fs::write(&file, config.to_string()).expect("a file");
+        let config = [("config", file.to_str().expect("a path"))];
+        load(&config.into_iter().chain(flags.iter().copied()).collect::<FlagValues>()).expect("settings")
+    }
+
+    #[test]
+    fn limits_on_pulls() {
+        let limits = |parallel, per_second, burst| PullLimits { parallel, per_second, burst };
+        for (fields, expected) in [
+            (json!({}), PullLimits::default()),
+            (json!({"serializeImagePulls": false}), limits(None, 5, 10)),
+            (json!({"serializeImagePulls": false, "maxParallelImagePulls": 3}), limits(Some(3), 5, 10)),
+            (json!({"maxParallelImagePulls": 3}), limits(Some(3), 5, 10)),
+            (json!({"registryPullQPS": 0, "registryBurst": 7}), limits(Some(1), 0, 7)),
+        ] {
+            assert_eq!(pull_limits(&settings(&fields, &[])), expected, "{fields}");
+        }
+    }
+
+    #[test]
+    fn when_unused_images_are_removed() {
+        let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3600));
+        let stated = json!({"imageGCHighThresholdPercent": 91, "imageGCLowThresholdPercent": 72,
+            "imageMinimumGCAge": "3m", "imageMaximumGCAge": "4h"});
+        for (fields, expected) in [
+            (json!({}), GcPolicy { high: 85, low: 80, min_age: 2 * minute, max_age: Duration::ZERO }),
+            (stated, GcPolicy { high: 91, low: 72, min_age: 3 * minute, max_age: 4 * hour }),
+        ] {
+            assert_eq!(image_gc(&settings(&fields, &[])), expected, "{fields}");
+        }
+    }
+
+    #[test]
+    fn which_dead_containers_are_kept() {
+        let (of_each, of_all) = ("maximum-dead-containers-per-container", "maximum-dead-containers");
+        let (min_age, none) = (Duration::from_secs(30), Duration::ZERO);
+        let stated = [(of_each, "2"), (of_all, "9"), ("minimum-container-ttl-duration", "30s")];
+        for (flags, expected) in [
+            (&[][..], DeadContainerPolicy::default()),
+            (&stated, DeadContainerPolicy { per_container: Some(2), total: Some(9), min_age }),
+            (
+                &[(of_each, "0"), (of_all, "0")],
+                DeadContainerPolicy { per_container: Some(0), total: Some(0), min_age: none },
+            ),
+            (&[(of_each, "-1")], DeadContainerPolicy { per_container: None, total: None, min_age: none }),
+        ] {
+            assert_eq!(dead_containers(&settings(&json!({}), flags)), expected, "{flags:?}");
+        }
+    }
+}

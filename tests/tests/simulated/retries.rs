@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use keblet::images::GcPolicy;
 use keblet::model::DeadContainerPolicy;
 use keblet::model::PodUid;
 use keblet::recorder::Recorder;
@@ -228,6 +229,27 @@ async fn a_container_beyond_the_limit_of_the_node_that_cannot_be_removed_delays_
     sim.faults(Faults::clear);
     sleep(minutes(9)).await;
     assert_eq!(left(), [false; 4], "{}", sim.trace(Trace::to_string));
+}
+
+/// There are passes every five minutes, each of which tries all of them.
+#[tokio::test(start_paused = true)]
+async fn images_that_cannot_be_removed_are_logged_once() {
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(warnings.clone()));
+    let (sim, folder) = node();
+    sim.images(|images| images.store("unused:1", 1 << 20));
+    let refused = FaultKind::Fail(Code::Unknown, "refused for ever".to_owned());
+    sim.faults(|faults| faults.add(CallFault::on(Method::RemoveImage, refused)));
+    let policy = GcPolicy { max_age: minutes(10), ..GcPolicy::default() };
+    let _agent = Agent::start_collecting_images(&sim, SensorSet::ALL, folder.path(), Vec::new(), policy);
+    sleep(minutes(120)).await;
+    let calls = sim.trace(|trace| trace.count(Method::RemoveImage));
+    assert!(calls >= 20, "{calls}");
+    let mut logged = warnings.take();
+    // As a kubelet, an event for each pass that failed.
+    logged.retain(|line| line.contains("refused for ever") && !line.contains("recorder"));
+    // One for each of two images, and one for the passes.
+    assert!((2..=3).contains(&logged.len()), "{logged:#?}");
 }
 
 #[tokio::test(start_paused = true)]

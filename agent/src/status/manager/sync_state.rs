@@ -20,8 +20,10 @@ pub(super) struct SyncState {
     answer: Option<Pod>,
     /// An answer was lost: the pod must be read again before the copy is used.
     pub answer_lost: bool,
-    /// Consecutive failed calls.
-    pub failures: u32,
+    /// Consecutive failed calls. That a pod can be read ends no such series: its status may be refused all the while.
+    failures: u32,
+    /// Why the last of them failed.
+    reason: String,
     /// The newest status version whose latency was observed.
     pub measured: u64,
     /// Status version and copy that are in sync.
@@ -94,7 +96,21 @@ impl SyncState {
         self.answer = Some(Arc::new(pod));
         self.answer_lost = false;
         self.absent = None;
+    }
+
+    /// A call failed. Returns how many have in a row, and whether the reason is another than the last time.
+    pub(super) fn failed(&mut self, reason: &str) -> (u32, bool) {
+        self.failures = self.failures.saturating_add(1);
+        let is_new = self.reason != reason;
+        if is_new {
+            reason.clone_into(&mut self.reason);
+        }
+        (self.failures, is_new)
+    }
+
+    fn succeeded(&mut self) {
         self.failures = 0;
+        self.reason.clear();
     }
 
     /// The API server answered with the pod, which cannot be decoded: `copy` is the newest that is known. A patch for the
@@ -110,6 +126,7 @@ impl SyncState {
     /// A patch for this status version was answered with `copy`.
     pub(super) fn set_patched(&mut self, version: u64, patch_hash: u64, copy: &ApiPod) {
         self.patched = Some((version, object_version(copy), patch_hash));
+        self.succeeded();
     }
 
     /// True if this very patch led to this copy: the API server does not keep what it sets, for example a field whose
@@ -148,7 +165,7 @@ impl SyncState {
     /// This status version and this copy agree.
     pub(super) fn set_in_sync(&mut self, version: u64, copy: &ApiPod) {
         self.in_sync = Some((version, object_version(copy)));
-        self.failures = 0;
+        self.succeeded();
     }
 
     /// True if this version and copy are in sync, or the pod is gone.
@@ -194,6 +211,19 @@ mod tests {
         state.answered(Arc::unwrap_or_clone(pod("u", "7")));
         assert_eq!(state.newest(pod("u", "7")), pod("u", "7"));
         assert_eq!(state.answer, None);
+    }
+
+    #[test]
+    fn failures_count_until_a_status_is_sent_and_each_reason_is_new_once() {
+        let (mut state, read) = (SyncState::default(), pod("u", "7"));
+        assert_eq!(state.failed("500 a"), (1, true));
+        state.answered(Arc::unwrap_or_clone(read.clone()));
+        assert_eq!(state.failed("500 a"), (2, false), "it was only read in between");
+        assert_eq!(state.failed("500 b"), (3, true));
+        state.set_patched(1, 2, &read);
+        assert_eq!(state.failed("500 b"), (1, true));
+        state.set_in_sync(1, &read);
+        assert_eq!(state.failed("500 b"), (1, true));
     }
 
     #[test]

@@ -286,9 +286,14 @@ impl Sending {
             }
             Err(error) => {
                 state.answer_lost |= !matches!(error, PodApiError::Refused(_));
-                state.failures = state.failures.saturating_add(1);
-                let wait = backoff::after(state.failures, fastrand::f64());
-                tracing::warn!(pod = %at, %error, retry_in = ?wait, "failed to send pod status");
+                let error = error.to_string();
+                let (failures, is_new) = state.failed(&error);
+                let wait = backoff::after(failures, fastrand::f64());
+                if is_new {
+                    tracing::warn!(pod = %at, error, retry_in = ?wait, "failed to send pod status");
+                } else {
+                    tracing::debug!(pod = %at, error, failures, retry_in = ?wait, "failed to send pod status again");
+                }
                 self.retrying.insert(uid.clone());
                 self.retries.insert(uid, wait);
             }

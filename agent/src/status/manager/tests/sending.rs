@@ -249,6 +249,22 @@ async fn failures_back_off_and_the_last_status_arrives() {
     assert!(gaps[10] >= Duration::from_secs(5), "{gaps:?}");
 }
 
+/// As with an admission webhook for `pods/status` that does not answer.
+#[tokio::test(start_paused = true)]
+async fn a_status_that_cannot_be_sent_is_retried_with_growing_pauses_although_the_pod_can_be_read() {
+    let site = site();
+    let pod = site.pod("a");
+    site.server.script(&[Fault::LostCall, Fault::None].repeat(100));
+    site.publish(&pod, "One");
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let calls = site.server.calls();
+    let patches: Vec<_> = calls.iter().filter(|call| call.verb == "patch").map(|call| call.at).collect();
+    assert!((15..=35).contains(&patches.len()), "{} in two minutes", patches.len());
+    let gaps: Vec<Duration> = patches.windows(2).map(|two| two[1] - two[0]).collect();
+    assert!(gaps[0] <= Duration::from_millis(110), "{gaps:?}");
+    assert!(gaps[8..].iter().all(|gap| *gap >= Duration::from_secs(5)), "{gaps:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rejected_status_is_retried_without_reading() {
     let site = site();
