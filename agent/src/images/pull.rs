@@ -116,6 +116,10 @@ mod tests {
         assert!(waiting.is_err());
         drop(first);
         assert!(limiter.acquire_permit().await.is_some());
+        let limiter = PullLimiter::new(PullLimits { parallel: Some(2), ..PullLimits::default() });
+        let permits = || tokio::time::timeout(Duration::from_secs(1), limiter.acquire_permit());
+        let held = (permits().await, permits().await, permits().await);
+        assert!(matches!(held, (Ok(Some(_)), Ok(Some(_)), Err(_))), "as many at a time as configured: {held:?}");
         assert!(
             PullLimiter::new(PullLimits { parallel: None, ..PullLimits::default() }).acquire_permit().await.is_none()
         );

@@ -168,6 +168,16 @@ async fn a_pulled_image_is_not_older_than_its_pull_for_garbage_collection() {
     assert!(images.records().is_used_since("sha256:1", began));
 }
 
+/// The Node is updated for it.
+#[tokio::test]
+async fn only_a_pull_that_succeeds_changes_the_images_of_the_node() {
+    for (images, expected) in [(answering("sha256:1", Ok(None)).0, true), (having(&["app:1"]), false)] {
+        let changes = images.changes();
+        let pulled = images.pull("app:1", &cri::PodSandboxConfig::default(), &[]).await;
+        assert_eq!((pulled.is_ok(), changes.has_changed().expect("open")), (expected, expected));
+    }
+}
+
 #[tokio::test]
 async fn an_image_is_verified_although_the_runtime_answered_its_pull_with_a_name() {
     const IMAGE: &str = "r.io/app:1";

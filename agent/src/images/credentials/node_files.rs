@@ -133,6 +133,9 @@ mod tests {
         assert_eq!(places[0], Path::new("/root/config.json"));
         assert_eq!(places[1], Path::new("config.json"), "in the working directory");
         assert_eq!(places[3], Path::new("/.docker/config.json"));
+        let home = PathBuf::from(env::var_os("HOME").unwrap_or_default());
+        assert_eq!((&places[2], &places[6]), (&home.join(".docker/config.json"), &home.join(".dockercfg")));
+        assert_eq!(places[5], Path::new(".dockercfg"), "in the working directory");
         assert_eq!((&*places[4], &*places[7]), (Path::new("/root/.dockercfg"), Path::new("/.dockercfg")));
     }
 }

@@ -114,13 +114,18 @@ impl ImageGc {
             tracing::info!("unused images are not removed periodically: high threshold 100, no maximum age");
             return self.keep_observing().await;
         }
-        let (started, mut failed) = (Instant::now(), false);
+        // `logged`: the reason of the last failure that was logged as a warning.
+        let (started, mut failed, mut logged) = (Instant::now(), false, String::new());
         loop {
             match self.pass(started).await {
-                Ok(()) => failed = false,
+                Ok(()) => (failed, logged) = (false, String::new()),
                 Err(error) if failed => {
-                    tracing::warn!(%error, "image garbage collection has failed again");
-                    self.recorder.node_event(EventType::Warning, "ImageGCFailed", &error.to_string());
+                    let error = error.to_string();
+                    self.recorder.node_event(EventType::Warning, "ImageGCFailed", &error);
+                    if logged != error {
+                        tracing::warn!(error, "image garbage collection has failed again");
+                        logged = error;
+                    }
                 }
                 Err(error) => {
                     tracing::info!(%error, "image garbage collection has failed once");
@@ -282,8 +287,11 @@ impl ImageGc {
                     removal.removed.bytes = removal.removed.bytes.saturating_add(image.size);
                 }
                 Err(error) => {
-                    tracing::warn!(image = image.id, %error, "cannot remove an unused image");
-                    removal.errors.push(error.rpc_text());
+                    let reason = error.rpc_text();
+                    if self.images.records().refused(&image.id, &reason) {
+                        tracing::warn!(image = image.id, reason, "cannot remove an unused image");
+                    }
+                    removal.errors.push(reason);
                 }
             }
         }

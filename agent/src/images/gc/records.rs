@@ -32,6 +32,8 @@ pub(crate) struct Record {
     first_detected: Instant,
     last_used: Option<Instant>,
     keep: bool,
+    /// Why the runtime did not remove it the last time.
+    refused: String,
 }
 
 /// All images of the node.
@@ -52,6 +54,7 @@ impl Records {
                     first_detected: known.map_or(now, |known| known.first_detected),
                     last_used: if in_use { Some(now) } else { known.and_then(|known| known.last_used) },
                     keep: in_use || pinned,
+                    refused: known.map(|known| known.refused.clone()).unwrap_or_default(),
                 };
                 (id, record)
             })
@@ -67,7 +70,14 @@ impl Records {
 
     /// An image was pulled. Its container may be created much later, if it was pulled ahead.
     pub(crate) fn pulled(&mut self, id: &str, now: Instant) {
-        let new = || Record { id: id.to_owned(), size: 0, first_detected: now, last_used: None, keep: false };
+        let new = || Record {
+            id: id.to_owned(),
+            size: 0,
+            first_detected: now,
+            last_used: None,
+            keep: false,
+            refused: String::new(),
+        };
         self.0.entry(id.to_owned()).or_insert_with(new).last_used = Some(now);
     }
 
@@ -79,6 +89,16 @@ impl Records {
     /// An image was removed.
     pub(crate) fn removed(&mut self, id: &str) {
         self.0.remove(id);
+    }
+
+    /// The runtime did not remove an image. True if the reason is another than the last time.
+    pub(crate) fn refused(&mut self, id: &str, reason: &str) -> bool {
+        let Some(record) = self.0.get_mut(id) else { return true };
+        let is_new = record.refused != reason;
+        if is_new {
+            reason.clone_into(&mut record.refused);
+        }
+        is_new
     }
 
     /// True if the image was used at `moment` or later.
@@ -195,6 +215,18 @@ mod tests {
         records.observe([found("a", 1)], start + 2 * MINUTE);
         let now = start + 3 * MINUTE;
         assert!(records.removable(2 * MINUTE, now, now).is_empty());
+    }
+
+    #[test]
+    fn the_reason_why_an_image_stays_is_new_once() {
+        let (start, mut records) = (Instant::now(), Records::default());
+        records.observe([found("a", 1), found("b", 1)], start);
+        assert!(records.refused("a", "busy") && records.refused("b", "busy"));
+        records.observe([found("a", 1), found("b", 1)], start + MINUTE);
+        assert!(!records.refused("a", "busy") && records.refused("a", "broken"));
+        records.observe([], start + 2 * MINUTE);
+        records.observe([found("b", 1)], start + 3 * MINUTE);
+        assert!(records.refused("b", "busy"), "it was away");
     }
 
     #[test]

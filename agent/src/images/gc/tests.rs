@@ -36,6 +36,8 @@ struct Node {
     stuck: Vec<&'static str>,
     mountpoint: &'static str,
     statuses_fail: bool,
+    /// A container that is listed, and removed before its status is requested.
+    gone: &'static str,
     asked: Vec<String>,
 }
 
@@ -63,6 +65,9 @@ fn answer(node: &mut Node, method: &str, body: prost::bytes::Bytes) -> crate::ru
         "ContainerStatus" if node.statuses_fail => Err(Status::unknown("broken")),
         "ContainerStatus" => {
             let id = cri::ContainerStatusRequest::decode(body).expect("a request").container_id;
+            if id == node.gone {
+                return Err(Status::not_found(id));
+            }
             let mounted = node.mounts.get(&id).map(|image| cri::Mount {
                 image: Some(cri::ImageSpec { image: image.clone(), ..Default::default() }),
                 ..Default::default()
@@ -146,14 +151,17 @@ async fn unused_images_are_removed_once_they_are_old_enough() {
         ..Node::default()
     };
     let bench = Bench::new(GcPolicy::default(), node);
+    let changes = bench.gc.images.changes();
     assert_eq!(bench.gc.remove_unused(2 * MINUTE).await, Ok(RemovedImages::default()), "all are new to the agent");
     assert_eq!(bench.asked("ContainerStatus"), 0, "nothing was to be removed");
+    assert!(!changes.has_changed().expect("open"));
     tokio::time::advance(2 * MINUTE).await;
     let failed = bench.gc.remove_unused(2 * MINUTE).await.expect_err("one is stuck");
     let text = "wanted to free 18446744073709551615 bytes, but freed 7 bytes space with errors in image deletion: \
                 rpc error: code = Unknown desc = in use";
     assert_eq!(failed.to_string(), text);
     assert_eq!(bench.remaining(), ["stuck", "web", "data"], "the failure of one does not keep the other");
+    assert!(changes.has_changed().expect("open"), "the Node no longer lists it");
     assert!(bench.shows("kubelet_image_garbage_collected_total{reason=\"space\"} 1"));
     assert!(bench.shows("keblet_images{in_use=\"true\"} 1"), "{}", bench.metrics.render().expect("metrics"));
 }
@@ -185,6 +193,21 @@ async fn no_image_is_removed_if_its_use_is_unknown() {
     let failed = bench.gc.remove_unused(Duration::ZERO).await.expect_err("unknown");
     assert_eq!(failed.to_string(), "get container status: rpc error: code = Unknown desc = broken");
     assert_eq!(bench.asked("RemoveImage"), 0);
+}
+
+/// Else a node that is short of disk space would not get any while containers come and go.
+#[tokio::test(start_paused = true)]
+async fn a_container_that_is_removed_meanwhile_does_not_fail_the_removal() {
+    let node = Node {
+        images: vec![image("web", 1), image("data", 1), image("old", 1)],
+        containers: vec![container("gone", "web"), container("c1", "web")],
+        mounts: [("c1".to_owned(), "data".to_owned())].into(),
+        gone: "gone",
+        ..Node::default()
+    };
+    let bench = Bench::new(GcPolicy::default(), node);
+    assert_eq!(bench.gc.remove_unused(Duration::ZERO).await, Ok(RemovedImages { count: 1, bytes: 1 }));
+    assert_eq!(bench.remaining(), ["web", "data"]);
 }
 
 /// The removal that a full disk waits for does not wait for one container after another.
@@ -301,6 +324,40 @@ async fn disks_without_size_or_runtimes_without_disks_fail_the_pass() {
     }
 }
 
+/// The runtime may be restarted with another directory for its images.
+#[tokio::test(start_paused = true)]
+async fn the_file_system_that_the_runtime_reports_now_is_measured() {
+    let bench = Bench::new(always_full(), Node { mountpoint: "/proc", ..Node::default() });
+    let failed = bench.gc.pass(Instant::now()).await.expect_err("it has no size");
+    assert!(matches!(failed, GcError::InvalidCapacity), "{failed}");
+    bench.node.lock().expect("not poisoned").mountpoint = "/";
+    let failed = bench.gc.pass(Instant::now()).await.expect_err("there is no image");
+    assert!(matches!(failed, GcError::NotEnough { freed: 0, .. }), "{failed}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_mounted_and_the_sandbox_image_do_not_expire() {
+    let pause = cri::Image { repo_tags: vec!["pause:3".to_owned()], ..image("pause", 1) };
+    let node = Node {
+        images: vec![image("web", 1), image("data", 1), pause, image("old", 1)],
+        containers: vec![container("c1", "web")],
+        mounts: [("c1".to_owned(), "data".to_owned())].into(),
+        sandbox_image: "pause:3",
+        mountpoint: "/",
+        ..Node::default()
+    };
+    // Whatever the usage of the disk.
+    let policy = GcPolicy { high: 100, max_age: 60 * MINUTE, ..GcPolicy::default() };
+    let bench = Bench::new(policy, node);
+    let started = Instant::now();
+    tokio::time::advance(60 * MINUTE).await;
+    bench.gc.pass(started).await.expect("observed");
+    assert_eq!(bench.asked("RemoveImage"), 0, "the agent has not run for longer than the age");
+    tokio::time::advance(MINUTE).await;
+    bench.gc.pass(started).await.expect("removed");
+    assert_eq!(bench.remaining(), ["web", "data", "pause"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn images_expire_and_repeated_failures_are_reported() {
     let policy = GcPolicy { max_age: 60 * MINUTE, ..GcPolicy::default() };
@@ -335,6 +392,14 @@ async fn images_expire_and_repeated_failures_are_reported() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(bench.remaining().is_empty() && bench.events.take().is_empty());
     assert!(bench.shows("kubelet_image_garbage_collected_total{reason=\"age\"} 1"));
+    {
+        let mut node = bench.node.lock().expect("not poisoned");
+        node.images.push(image("next", 1));
+        node.stuck.push("next");
+    }
+    until(&bench, "RemoveImage", 4).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(bench.events.take().is_empty(), "after a success the next failure is the first in a row");
     collecting.abort();
 }
 

@@ -368,6 +368,20 @@ mod tests {
     }
 
     #[test]
+    fn tokens_need_the_feature_gate_and_the_current_api_of_plugins() {
+        let place = Place::new();
+        let token = json!({"serviceAccountTokenAudience": "a", "cacheType": "Token", "requireServiceAccount": true});
+        place.write("c", "v1", &[provider(json!({"tokenAttributes": token}))]);
+        place.read("c").expect("valid");
+        let [config, programs] = ["conf/c", "bin"].map(|path| place.0.path().join(path));
+        let error = read(&config, &programs, false).expect_err("without the gate").to_string();
+        assert!(error.ends_with("needs the feature gate KubeletServiceAccountTokenForCredentialProviders"), "{error}");
+        place.write("c", "v1", &[provider(json!({"tokenAttributes": token, "apiVersion": PLUGIN_VERSIONS[1]}))]);
+        let error = place.read("c").expect_err("an older API");
+        assert!(error.contains("only supported for credentialprovider.kubelet.k8s.io/v1 API version"), "{error}");
+    }
+
+    #[test]
     fn invalid_values_are_named() {
         let token = |changes: Value| {
             let mut all =

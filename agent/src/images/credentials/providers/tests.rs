@@ -9,6 +9,8 @@ use futures_util::FutureExt as _;
 use serde_json::Value;
 use serde_json::json;
 
+use super::super::Credentials;
+use super::super::testing;
 use super::*;
 use crate::apiserver::recovery::Recovered;
 use crate::images::access::AccountUse;
@@ -32,14 +34,23 @@ struct Fixture {
 impl Fixture {
     /// With one plugin for `*.io`, whose configuration has these fields too.
     fn new(changes: Value) -> Self {
+        Self::with(&[("p", changes)])
+    }
+
+    /// With several such plugins.
+    fn with(plugins: &[(&str, Value)]) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let path = |name: &str| dir.path().join(name);
         fs::create_dir(path("bin")).expect("made");
-        symlink("/bin/sh", path("bin/p")).expect("linked");
-        let mut provider = json!({"name": "p", "apiVersion": V1, "matchImages": ["*.io"], "defaultCacheDuration": "10m",
-            "args": ["-c", SCRIPT], "env": [{"name": "LOG", "value": path("log")}, {"name": "ANSWER", "value": path("answer")}]});
-        provider.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
-        let config = json!({"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "providers": [provider]});
+        let provider = |(name, changes): &(&str, Value)| {
+            symlink("/bin/sh", path("bin").join(name)).expect("linked");
+            let mut provider = json!({"name": name, "apiVersion": V1, "matchImages": ["*.io"], "defaultCacheDuration": "10m",
+                "args": ["-c", SCRIPT], "env": [{"name": "LOG", "value": path("log")}, {"name": "ANSWER", "value": path("answer")}]});
+            provider.as_object_mut().expect("an object").extend(changes.as_object().expect("an object").clone());
+            provider
+        };
+        let providers: Vec<Value> = plugins.iter().map(provider).collect();
+        let config = json!({"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "providers": providers});
         fs::write(path("config"), config.to_string()).expect("written");
         let clock = Clock::derived(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000));
         let (api, metrics) = (Api::new(clock), Metrics::new());
@@ -110,6 +121,49 @@ async fn a_failing_plugin_gives_nothing() {
     let fixture = Fixture::new(json!({"args": ["-c", "yes | head -c 2000000"]}));
     assert!(fixture.found("a.io/x", "").await.is_empty());
     assert!(fixture.errors(), "output without end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plugin_that_does_not_end_is_given_up_after_a_minute() {
+    let fixture = Fixture::new(json!({"args": ["-c", "exec sleep 600"]}));
+    let began = Instant::now();
+    assert!(fixture.found("a.io/x", "").await.is_empty());
+    assert_eq!(began.elapsed().as_secs(), 60);
+    assert!(fixture.errors());
+}
+
+#[tokio::test]
+async fn entries_of_all_plugins_with_a_pattern_for_the_image_are_one_keyring() {
+    let saying = |auth: Value| {
+        let answer =
+            json!({"kind": "CredentialProviderResponse", "apiVersion": V1, "cacheKeyType": "Image", "auth": auth});
+        json!({"args": ["-c", format!("echo '{answer}'")]})
+    };
+    let login = |password: &str| json!({"username": "u", "password": password});
+    let mut other = saying(json!({"a.io": login("other")}));
+    other["matchImages"] = json!(["b.io"]);
+    let fixture = Fixture::with(&[
+        ("first", saying(json!({"*.io": login("first *"), "a.io": login("first")}))),
+        ("broken", json!({"args": ["-c", "exit 1"]})),
+        ("other", other),
+        ("second", saying(json!({"a.io": login("second"), "a.io/x": login("second path")}))),
+    ]);
+    let found: Vec<String> = fixture.found("a.io/x", "").await.into_iter().map(|(password, _)| password).collect();
+    assert_eq!(found, ["second path", "first", "second", "first *"], "the longest first, then in order of the plugins");
+}
+
+#[tokio::test]
+async fn pull_secrets_precede_files_and_files_precede_plugins() {
+    let login = |user: &str| json!({"a.io": {"username": user, "password": "p"}});
+    let fixture = Fixture::new(json!({}));
+    fixture.answers(json!({"auth": login("plugin")}));
+    let Fixture { dir, providers, .. } = fixture;
+    fs::write(dir.path().join("config.json"), json!({"auths": login("file")}).to_string()).expect("written");
+    let secrets = [testing::secret("s", &json!({"auths": login("secret")}))];
+    let credentials = Credentials::none().with_node_files(dir.path()).with_providers(providers);
+    let found = credentials.matching("a.io/x:1", &Pod::default(), &secrets).await.expect("valid");
+    let users: Vec<&str> = found.iter().map(|one| one.login.username.as_str()).collect();
+    assert_eq!(users, ["secret", "file", "plugin"]);
 }
 
 #[tokio::test]
@@ -185,6 +239,27 @@ async fn a_token_is_no_credential_of_a_service_account() {
     assert!(fixture.found("a.io/x", "sa").await.is_empty());
     fixture.answers(json!({"auth": {"a.io": {"username": "u", "password": "issued"}}}));
     assert_eq!(fixture.found("a.io/x", "sa").await, [("issued".to_owned(), source("first"))]);
+}
+
+#[tokio::test]
+async fn responses_for_a_service_account_are_cached_by_what_the_plugin_gets_of_it() {
+    let keys = json!({"cacheType": "ServiceAccount", "requiredServiceAccountAnnotationKeys": ["needed"],
+        "optionalServiceAccountAnnotationKeys": ["wanted"]});
+    let fixture = Fixture::new(attributes(keys));
+    fixture.answers(json!({"auth": {"a.io": {"username": "u", "password": "p"}}}));
+    for (uid, annotations, runs) in [
+        ("first", json!({"needed": "1"}), 1),
+        ("first", json!({"needed": "1"}), 1),
+        ("first", json!({"needed": "1", "other": "x"}), 1),
+        ("first", json!({"needed": "1", "wanted": "x"}), 2),
+        ("first", json!({"needed": "2"}), 3),
+        ("first", json!({"needed": "1"}), 3),
+        ("second", json!({"needed": "1"}), 4),
+    ] {
+        fixture.account(uid, annotations.clone());
+        assert_eq!(fixture.found("a.io/x", "sa").await, [("p".to_owned(), source(uid))]);
+        assert_eq!(fixture.requests().len(), runs, "{uid} {annotations}");
+    }
 }
 
 #[tokio::test]
