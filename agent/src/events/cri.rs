@@ -6,7 +6,7 @@
 //! final.
 //!
 //! A stream that stays open and silent, as through a proxy that drops events, is degraded once the start of a container has
-//! caused no event: all pods are listed at the short period until one arrives.
+//! caused no event: all pods are listed at the short period until one arrives, in this stream or, if it ends, in a later one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,30 +57,29 @@ pub async fn follow(
     shutdown: CancellationToken,
 ) {
     let mut backoff = Backoff::new(crate::runtime::FIRST_RETRY, crate::runtime::LAST_RETRY);
-    let mut ended_soon = false;
+    let (mut ended_soon, mut silence) = (false, Silence::new(Instant::now()));
     let following = async {
         loop {
             let requested = Instant::now();
             let error = match runtime.container_events().await {
                 Ok(events) => {
-                    if !ended_soon {
-                        sensor_states.set(Sensor::RuntimeEvents, SensorState::Up);
-                    }
-                    send(&hints, Hint::Gap(RelistReason::Reconnect)).await;
+                    silence.reopened(requested);
                     metrics.pleg.stream(true);
-                    let reader =
-                        Reader { runtime: &runtime, hints: &hints, sensor_states: &sensor_states, metrics: &metrics };
-                    let mut reading = std::pin::pin!(reader.read(events, clock, requested));
-                    let ended = tokio::time::timeout(LASTING, reading.as_mut()).await;
-                    ended_soon = ended.is_ok();
-                    match ended {
-                        Ok(error) => error,
-                        Err(_) => {
-                            backoff.succeeded();
-                            sensor_states.set(Sensor::RuntimeEvents, SensorState::Up);
-                            reading.await
-                        }
+                    let lasts = Instant::now() + LASTING;
+                    let mut reader = Reader {
+                        runtime: &runtime,
+                        hints: &hints,
+                        sensor_states: &sensor_states,
+                        metrics: &metrics,
+                        silence: &mut silence,
+                        counts_from: ended_soon.then_some(lasts),
+                    };
+                    let error = reader.read(events, clock).await;
+                    ended_soon = Instant::now() < lasts;
+                    if !ended_soon {
+                        backoff.succeeded();
                     }
+                    error
                 }
                 Err(error) => {
                     metrics.pleg.stream(false);
@@ -112,22 +111,27 @@ struct Reader<'a> {
     hints: &'a mpsc::Sender<Hint>,
     sensor_states: &'a SensorStates,
     metrics: &'a Metrics,
+    silence: &'a mut Silence,
+    /// When the stream has lasted, if the sensor is down until then.
+    counts_from: Option<Instant>,
 }
 
 impl Reader<'_> {
-    /// Forwards events until the stream, which was requested then, ends; returns its last error.
-    async fn read(&self, mut events: ContainerEvents, clock: Clock, requested: Instant) -> Option<RuntimeError> {
-        let (mut backlog, mut silence) = (Backlog::of_new_subscription(clock), Silence::new(requested));
+    /// Requests a relist, and forwards events until the stream ends; returns its last error.
+    async fn read(&mut self, mut events: ContainerEvents, clock: Clock) -> Option<RuntimeError> {
+        self.report();
+        send(self.hints, Hint::Gap(RelistReason::Reconnect)).await;
+        let mut backlog = Backlog::of_new_subscription(clock);
         let mut starts = self.runtime.starts();
         let sent = *starts.borrow_and_update();
-        silence.started(sent, Instant::now());
+        self.silence.started(sent, Instant::now());
         loop {
             tokio::select! {
                 biased;
                 event = events.next() => match event? {
                     Ok(event) => {
-                        if silence.ends(Instant::now()) {
-                            self.set(SensorState::Up);
+                        if self.silence.ends(Instant::now()) {
+                            self.report();
                             send(self.hints, Hint::Gap(RelistReason::Reconnect)).await;
                         }
                         self.forward(event, &mut backlog, clock).await;
@@ -136,17 +140,29 @@ impl Reader<'_> {
                 },
                 Ok(()) = starts.changed() => {
                     let sent = *starts.borrow_and_update();
-                    silence.started(sent, Instant::now());
+                    self.silence.started(sent, Instant::now());
                 }
-                () = sleep_until(silence.due()) => {
-                    silence.begins();
-                    self.set(SensorState::Degraded(format!("no event {SILENCE:?} after the start of a container")));
+                () = sleep_until(self.counts_from) => {
+                    self.counts_from = None;
+                    self.report();
+                }
+                () = sleep_until(self.silence.due()) => {
+                    self.silence.begins();
+                    self.report();
                 }
             }
         }
     }
 
-    fn set(&self, state: SensorState) {
+    /// Reports the state of the sensor, if the stream counts.
+    fn report(&self) {
+        if self.counts_from.is_some() {
+            return;
+        }
+        let state = match self.silence.is_silent() {
+            true => SensorState::Degraded(format!("no event {SILENCE:?} after the start of a container")),
+            false => SensorState::Up,
+        };
         self.sensor_states.set(Sensor::RuntimeEvents, state);
     }
 
@@ -293,6 +309,45 @@ mod tests {
         assert_eq!(state(), Some(SensorState::Up));
         assert!(matches!(received.recv().await, Some(Hint::Gap(RelistReason::Reconnect))), "events may have been lost");
         assert!(matches!(received.recv().await, Some(Hint::Runtime { .. })));
+    }
+
+    /// Opening a stream proves nothing of one that was silent, however often it ends.
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_stream_that_is_opened_again_is_degraded_until_its_first_event() {
+        let (socket, streams) = (Socket::default(), Arc::new(Mutex::new(Vec::new())));
+        let opened = streams.clone();
+        socket.serve(script(move |method, _| match method {
+            "GetContainerEvents" => {
+                let (sender, receiver) = mpsc::unbounded_channel();
+                opened.lock().unwrap().push(sender);
+                Ok(tokio_stream::wrappers::UnboundedReceiverStream::new(receiver).boxed())
+            }
+            "StartContainer" => say(&v1::StartContainerResponse::default()),
+            _ => say(&v1::VersionResponse::default()),
+        }));
+        let runtime = Runtime::with_connector("unix:///t", move || socket.clone().connect(), RuntimeOptions::default());
+        let (hints, mut received) = mpsc::channel(1);
+        tokio::spawn(async move { while received.recv().await.is_some() {} });
+        let (states, shutdown) = (SensorStates::default(), CancellationToken::new());
+        tokio::spawn(follow(runtime.clone(), hints, states.clone(), Clock::System, Metrics::new(), shutdown));
+        let state_after = async |seconds| {
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            states.get(Sensor::RuntimeEvents).map(|state| state.as_str())
+        };
+        assert_eq!(state_after(60).await, Some("up"));
+        runtime.start_container("c").await.unwrap();
+        assert_eq!(state_after(60).await, Some("degraded"));
+        for lasts in [60, 2] {
+            streams.lock().unwrap().clear();
+            assert_eq!(state_after(lasts).await, Some("degraded"), "{lasts}");
+        }
+        streams.lock().unwrap().clear();
+        assert_eq!(state_after(60).await, Some("degraded"), "after a stream that has ended soon");
+        let event = event(ContainerEventType::ContainerStartedEvent, "u").encode_to_vec();
+        streams.lock().unwrap().last().unwrap().send(Ok(event.into())).unwrap();
+        assert_eq!(state_after(1).await, Some("up"));
+        streams.lock().unwrap().clear();
+        assert_eq!(state_after(60).await, Some("up"));
     }
 
     #[tokio::test(start_paused = true)]

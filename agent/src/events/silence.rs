@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// The event of a container's start arrives within this time; usually within milliseconds.
 pub(super) const SILENCE: Duration = Duration::from_secs(10);
 
-/// The events of one stream beside the starts of containers, each of which causes an event.
+/// The events of a stream beside the starts of containers, each of which causes an event.
 #[derive(Debug)]
 pub(super) struct Silence {
     /// When the stream was requested.
@@ -16,7 +16,7 @@ pub(super) struct Silence {
     last_event: Option<Instant>,
     /// When the event of the first start without one is overdue.
     due: Option<Instant>,
-    /// It was overdue, and no event has arrived since.
+    /// It was overdue, and no event has arrived since, also of later streams.
     is_silent: bool,
 }
 
@@ -24,6 +24,15 @@ impl Silence {
     /// A stream that was requested then.
     pub(super) fn new(requested: Instant) -> Self {
         Self { requested, last_event: None, due: None, is_silent: false }
+    }
+
+    /// The next stream, requested then. It is silent until its first event if this one was.
+    pub(super) fn reopened(&mut self, requested: Instant) {
+        *self = Self { is_silent: self.is_silent, ..Self::new(requested) };
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_silent
     }
 
     /// A container has started; the request was sent at `sent`. Its event may have come before the answer, also in an
@@ -84,5 +93,22 @@ mod tests {
         assert_eq!(silence.due(), None, "it is known");
         assert!(silence.ends(begin + second * 30));
         assert!(!silence.ends(begin + second * 31));
+    }
+
+    #[test]
+    fn a_silent_stream_that_is_opened_again_is_silent_until_its_first_event() {
+        let (begin, second) = (Instant::now(), Duration::from_secs(1));
+        let mut silence = Silence::new(begin);
+        silence.started(Some(begin), begin);
+        silence.reopened(begin + second);
+        assert!(!silence.is_silent() && silence.due().is_none());
+        silence.begins();
+        silence.reopened(begin + second * 20);
+        assert!(silence.is_silent());
+        silence.started(Some(begin + second * 21), begin + second * 21);
+        assert_eq!(silence.due(), None, "it is known");
+        assert!(silence.ends(begin + second * 22));
+        silence.reopened(begin + second * 23);
+        assert!(!silence.is_silent());
     }
 }

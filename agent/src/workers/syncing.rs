@@ -104,10 +104,13 @@ impl Worker {
         }
     }
 
-    /// Waits until the runtime is ready, or the agent stops. Meanwhile the status shows the exits that the kernel proves.
-    /// Returns whether the pod has ended by them.
+    /// Waits until the runtime is ready, the pod's termination is requested, or the agent stops. Meanwhile the status shows the
+    /// exits that the kernel proves. Returns whether the pod has ended by them.
     async fn ends_before_runtime_is_ready(&mut self) -> bool {
         while !self.context.runtime.borrow().is_ready() && !self.context.shutdown.is_cancelled() {
+            if self.mailbox.state().termination_requested() {
+                return false;
+            }
             if self.publish_cached().await {
                 return true;
             }
@@ -122,7 +125,7 @@ impl Worker {
 
     /// Publishes what is cached of the pod since the worker's last action. Returns whether the pod has ended.
     async fn publish_cached(&mut self) -> bool {
-        if !self.has_view() || self.mailbox.state().termination_requested() {
+        if !self.has_view() {
             return false;
         }
         // A first status needs to know what the runtime supports.

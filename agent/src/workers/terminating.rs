@@ -65,12 +65,13 @@ impl Worker {
     /// Stops every container and sandbox of the pod (`SyncTerminatingPod`). Runs again on every request until nothing of
     /// it runs.
     pub(super) async fn terminate(&mut self) -> Next {
-        self.runtime_ready().await;
+        self.show_exits_until_runtime_is_ready().await;
         let pod = self.pod();
         let view = match (self.view().await, &pod) {
             (Ok(view), _) => view,
             (Err(error), pod) => return self.inspection_failed(pod.as_ref(), &error),
         };
+        self.phase = PhaseData::Terminating { is_inspected: true };
         let pass = pod.map(|pod| self.pass_context(pod, view.clone()));
         if let Some(pass) = &pass {
             self.publish(pass, Transition::Terminating);
@@ -97,6 +98,30 @@ impl Worker {
                 self.retry(Operation::KillPod, &error.to_string())
             }
         }
+    }
+
+    /// Waits until the runtime is ready, or the agent stops. Meanwhile the status shows the exits that the kernel proves.
+    async fn show_exits_until_runtime_is_ready(&mut self) {
+        while !self.context.runtime.borrow().is_ready() && !self.context.shutdown.is_cancelled() {
+            self.publish_proven_exits().await;
+            tokio::select! {
+                () = self.runtime_ready() => {}
+                // What woke it is still pending for the next pass.
+                () = self.mailbox.woken() => {}
+            }
+        }
+    }
+
+    /// Publishes what is cached of the pod. It may be older than a stop that failed, which starts nothing.
+    async fn publish_proven_exits(&mut self) {
+        if !self.has_view() && !matches!(self.phase, PhaseData::Terminating { is_inspected: true }) {
+            return;
+        }
+        // A first status needs to know what the runtime supports.
+        let Some(pod) = self.pod().filter(|_| self.context.statuses.stored(self.uid()).is_some()) else { return };
+        let Some(cached) = self.context.pleg.cached(self.uid()) else { return };
+        let view = self.messages.complete(cached, MessageSource::FileOrLog).await;
+        self.publish(&self.pass_context(pod, view), Transition::Terminating);
     }
 
     /// The runtime has answered every stop: inspects the pod again.

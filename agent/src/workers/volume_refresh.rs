@@ -181,7 +181,7 @@ pub(super) fn next_full_minute(now: Instant, wall: SystemTime) -> Instant {
 pub(super) async fn refresh_ended(phase: &mut PhaseData) -> Refreshed {
     let running = match phase {
         PhaseData::Syncing(state) => state.volumes.running.as_mut(),
-        PhaseData::Terminating | PhaseData::Terminated(_) => None,
+        PhaseData::Terminating { .. } | PhaseData::Terminated(_) => None,
     };
     let Some(running) = running else { return std::future::pending().await };
     match running.await {

@@ -138,7 +138,10 @@ pub(super) enum Next {
 /// What a worker keeps between passes in each phase.
 pub(super) enum PhaseData {
     Syncing(Box<SyncState>),
-    Terminating,
+    Terminating {
+        /// The pod was inspected in this phase: what is cached shows every container that was started.
+        is_inspected: bool,
+    },
     Terminated(Stopped),
 }
 
@@ -241,16 +244,19 @@ impl Worker {
     async fn pass(&mut self, phase: Phase) -> Next {
         match phase {
             Phase::Syncing => {
-                let mut state = match std::mem::replace(&mut self.phase, PhaseData::Terminating) {
+                let terminating = PhaseData::Terminating { is_inspected: false };
+                let mut state = match std::mem::replace(&mut self.phase, terminating) {
                     PhaseData::Syncing(state) => state,
-                    PhaseData::Terminating | PhaseData::Terminated(_) => Box::default(),
+                    PhaseData::Terminating { .. } | PhaseData::Terminated(_) => Box::default(),
                 };
                 let next = self.sync(&mut state).await;
                 self.phase = PhaseData::Syncing(state);
                 next
             }
             Phase::Terminating => {
-                self.phase = PhaseData::Terminating;
+                if !matches!(self.phase, PhaseData::Terminating { .. }) {
+                    self.phase = PhaseData::Terminating { is_inspected: false };
+                }
                 self.terminate().await
             }
             Phase::Terminated | Phase::Finished => self.clean_up().await,

@@ -1,5 +1,6 @@
 //! Evictions and preemptions that an agent has decided on and a later one finishes: their records.
 
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -170,6 +171,21 @@ async fn an_agent_killed_during_an_eviction_finishes_it_when_it_is_started_again
     sleep(secs(700)).await;
     assert_eq!(sim.trace(Trace::live_count), 0);
     assert_eq!(events("Evicted"), 1);
+}
+
+/// The eviction cannot be recorded: it is carried out and reported all the same.
+#[tokio::test(start_paused = true)]
+async fn an_eviction_on_a_full_disk_is_carried_out() {
+    let WebNode { sim, folder, api, shown, mut agent } = WebNode::start("run").await;
+    // Every write to it fails with ENOSPC.
+    symlink("/dev/full", folder.path().join("evictions.partial")).expect("a link");
+    shown.set_available(Signal::MemoryAvailable, 50);
+    let _manager = agent.evict_by(hard_memory(), shown.clone());
+    let stored = || api.pod("web").and_then(|pod| pod.status.clone());
+    until_true("the API server knows", || reason(stored().as_ref()) == Some("Evicted")).await;
+    until(&sim, "nothing runs", |l| l.live_count() == 0).await;
+    let recorded = std::fs::read_to_string(folder.path().join("evictions.json")).unwrap_or_default();
+    assert!(!recorded.contains("web-uid"), "the disk was not full: {recorded}");
 }
 
 /// Records the eviction of the pod `web` in the folder of an agent, and returns when it was decided.

@@ -1,12 +1,13 @@
 //! The whole agent under random schedules: exits, lost and malformed events, failing, hanging and late calls, runtime
 //! restarts, agent restarts, an unavailable API server, pods added, removed and deleted with their grace period. Static
-//! and API pods, on the host's network and on their own, with init containers, sidecars, image pulls, hooks and probes
-//! whose answers change, on a containerd 1.7 and on a runtime with every feature. Afterwards:
+//! and API pods, on the host's network and on their own, with volumes, init containers, sidecars, image pulls, in-place
+//! resizes, hooks and probes whose answers change, on a containerd 1.7 and on a runtime with every feature. Afterwards:
 //!
 //! - no container name ever had two running instances in a pod,
 //! - no restart count decreased,
 //! - no agent reported an exit twice, and every exit was reported,
-//! - within minutes after the faults end, the desired pods run and are ready or have finished, and nothing else is left.
+//! - within minutes after the faults end, the desired pods run and are ready or have finished, with the resources that they
+//!   desire, and nothing else is left.
 //!
 //! See [`seeds`] for the choice of seeds; a failure prints seed, schedule and trace.
 
@@ -16,6 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
+use k8s_openapi::api::core::v1::Volume;
+use k8s_openapi::api::core::v1::VolumeMount;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use keblet::model::Pod;
 use keblet_proto::cri::v1::ContainerState;
 use keblet_proto::cri::v1::ContainerStatus;
@@ -67,12 +72,19 @@ fn uid(name: &str, generation: u32) -> String {
     format!("{name}-uid-{generation}")
 }
 
-/// The desired pod, with images that API pods have to pull.
+/// The desired pod, with a volume, and with images that API pods have to pull.
 fn built(name: &str, generation: u32, deleting: bool) -> Pod {
     let pod = pod_called(name, generation);
     let mut pod = Arc::unwrap_or_clone(if deleting { pod.deleting() } else { pod }.build());
+    let spec = pod.spec.as_mut().expect("a spec");
+    let empty_dir = Some(EmptyDirVolumeSource::default());
+    spec.volumes = Some(vec![Volume { name: "data".to_owned(), empty_dir, ..Volume::default() }]);
+    let mount = VolumeMount { name: "data".to_owned(), mount_path: "/data".to_owned(), ..VolumeMount::default() };
+    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        container.volume_mounts = Some(vec![mount.clone()]);
+    }
     if from_api(name) {
-        for container in &mut pod.spec.as_mut().expect("a spec").containers {
+        for container in &mut spec.containers {
             equip(container, name);
             container.image = Some(PULLED.to_owned());
             container.image_pull_policy = Some(if name == "e" { "Always" } else { "IfNotPresent" }.to_owned());
@@ -81,7 +93,7 @@ fn built(name: &str, generation: u32, deleting: bool) -> Pod {
     Arc::new(pod)
 }
 
-/// Hooks and probes, which run the commands scripted for the container.
+/// A request that can be changed; hooks and probes, which run the commands scripted for the container.
 fn equip(container: &mut Container, pod: &str) {
     let exec = || json!({ "exec": { "command": ["scripted"] } });
     match (pod, container.name.as_str()) {
@@ -89,6 +101,7 @@ fn equip(container: &mut Container, pod: &str) {
             let hooks = json!({ "postStart": exec(), "preStop": exec() });
             container.lifecycle = Some(serde_json::from_value(hooks).expect("hooks"));
         }
+        ("h", "side") => request_cpu(container, 100),
         ("p", "main") => {
             let probe = |changes: Value| {
                 let mut probe = exec();
@@ -101,6 +114,12 @@ fn equip(container: &mut Container, pod: &str) {
         }
         _ => {}
     }
+}
+
+/// Sets the container's CPU request, in thousandths.
+fn request_cpu(container: &mut Container, milli: u32) {
+    let requests = container.resources.get_or_insert_default().requests.get_or_insert_default();
+    requests.insert("cpu".to_owned(), Quantity(format!("{milli}m")));
 }
 
 /// One schedule's node, agent and desired pods.
@@ -140,6 +159,9 @@ impl Scenario<'_> {
         if self.rng.bool() {
             self.change_answers();
         }
+        if self.rng.bool() {
+            self.resize().await;
+        }
         match self.rng.u8(0..7) {
             0 => self.start_agent(),
             1 => self.api.set_unavailable(self.rng.bool()),
@@ -153,6 +175,18 @@ impl Scenario<'_> {
         let takes = Duration::from_millis(if self.rng.bool() { 50 } else { self.rng.u64(0..8000) });
         let answer = ExecResult { code: i32::from(self.rng.u8(0..2)), takes, ..ExecResult::default() };
         self.sim.script_exec(if self.rng.bool() { "h" } else { "p" }, "main", answer);
+    }
+
+    /// Changes the CPU request of a container in place.
+    async fn resize(&mut self) {
+        let milli = self.rng.u32(1..9) * 100;
+        let pod = self.api.pod("h").filter(|_| self.desired.contains_key("h"));
+        let (Some(agent), Some(pod)) = (&self.agent, pod) else { return };
+        let mut pod = Arc::unwrap_or_clone(pod);
+        pod.metadata.generation = Some(pod.metadata.generation.unwrap_or_default() + 1);
+        let containers = &mut pod.spec.as_mut().expect("a spec").containers;
+        request_cpu(containers.iter_mut().find(|container| container.name == "side").expect("the container"), milli);
+        agent.update(self.api.put(&Arc::new(pod))).await;
     }
 
     async fn remove(&mut self, name: &'static str) {
@@ -215,7 +249,17 @@ impl Scenario<'_> {
         if live != expected {
             return Some(format!("{live} containers run instead of {expected}"));
         }
+        if let Some(left) = self.left_directory() {
+            return Some(format!("the directory of {left} is left"));
+        }
         NAMES.into_iter().find_map(|name| self.pod_difference(name).map(|what| format!("{name}: {what}")))
+    }
+
+    /// The directory of a pod that is not desired.
+    fn left_directory(&self) -> Option<String> {
+        let desired: Vec<_> = self.desired.iter().map(|(name, generation)| uid(name, *generation)).collect();
+        let entries = std::fs::read_dir(self.root.join("pods")).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).find(|found| !desired.contains(found))
     }
 
     fn pod_difference(&self, name: &str) -> Option<String> {
@@ -246,7 +290,27 @@ impl Scenario<'_> {
         if from_api(name) && !expected.contains(&phase().as_str()) {
             return Some(format!("phase {:?}", phase()));
         }
+        if name == "h" && !self.is_resized(name) {
+            return Some("not resized".to_owned());
+        }
         (name == "p" && !self.is_ready(name)).then(|| "not ready".to_owned())
+    }
+
+    /// The runtime has what container `side` requests, and the status says of no resize that it is to be done.
+    fn is_resized(&self, name: &str) -> bool {
+        let Some(pod) = self.api.pod(name) else { return false };
+        let containers = pod.spec.as_ref().map(|spec| &spec.containers);
+        let side = containers.into_iter().flatten().find(|container| container.name == "side");
+        let cpu = side.and_then(|side| side.resources.as_ref()?.requests.as_ref()?.get("cpu"));
+        let milli = cpu.and_then(|cpu| cpu.0.strip_suffix('m')?.parse::<i64>().ok());
+        let runs = |status: &ContainerStatus| {
+            status.state() == ContainerState::ContainerRunning
+                && status.metadata.as_ref().is_some_and(|metadata| metadata.name == "side")
+        };
+        let applied = self.sim.statuses(name).into_iter().find(runs).and_then(|status| status.resources?.linux);
+        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+        let is_open = conditions.into_iter().flatten().any(|condition| condition.type_.starts_with("PodResize"));
+        applied.map(|linux| linux.cpu_shares) == milli.map(|milli| milli * 1024 / 1000) && !is_open
     }
 
     fn is_ready(&self, name: &str) -> bool {

@@ -63,6 +63,15 @@ mod tests {
     }
 
     #[test]
+    fn every_address_of_a_pod_has_its_names() {
+        for (domain, names) in [("s.ns.svc.local", "web.s.ns.svc.local\tweb"), ("", "web")] {
+            let name = Hostname { host: "web".into(), domain: domain.into() };
+            let text = pod_hosts(&["10.0.0.1".into(), "fd00::1".into()], &name, &[]);
+            assert_eq!(text, format!("{MANAGED}{LOCAL}10.0.0.1\t{names}\nfd00::1\t{names}\n"));
+        }
+    }
+
+    #[test]
     fn an_alias_without_names_has_a_separator() {
         let text = host_network_hosts("", &[alias(), HostAlias { ip: "192.0.2.10".into(), hostnames: None }]);
         assert!(text.ends_with("\n192.0.2.9\ta\tb\n192.0.2.10\t\n"), "{text:?}");

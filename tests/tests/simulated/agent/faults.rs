@@ -282,6 +282,49 @@ async fn exits_are_shown_while_the_runtime_does_not_answer() {
     assert_eq!(once.phase.as_deref(), Some("Failed"));
 }
 
+/// F12: also of a pod whose stop has failed, or is requested, while the runtime does not answer.
+#[tokio::test(start_paused = true)]
+async fn exits_of_terminating_pods_are_shown_while_the_runtime_does_not_answer() {
+    for is_stopped_before in [true, false] {
+        let node = Node::new();
+        let web = pod("web").own_network().running("main", "term ignore").running("side", "term ignore");
+        let agent = node.start(SensorSet::ALL, [web]);
+        for container in ["main", "side"] {
+            node.running("web", container).await;
+        }
+        sleep(secs(10)).await;
+        let uid = PodUid::from("web-uid");
+        let code = |container: &str| {
+            let status = agent.statuses.get(&uid).expect("a status");
+            let of = status.container_statuses.iter().flatten().find(|of| of.name == container)?;
+            Some(of.state.as_ref()?.terminated.as_ref()?.exit_code)
+        };
+        let ending = TerminationReason { reason: "Terminated", message: "shutdown".to_owned(), disruption: None };
+        let stopping = async {
+            sleep(secs(if is_stopped_before { 0 } else { 10 })).await;
+            agent.kill(uid.clone(), 60, ending).await;
+        };
+        let failing = async {
+            sleep(secs(5)).await;
+            node.sim.go_down();
+            sleep(secs(20)).await;
+            for container in ["main", "side"] {
+                assert_eq!(code(container), None);
+                let killed = Instant::now();
+                node.sim.kill("web", container, Exit::Code(3)).expect("alive");
+                while code(container) != Some(3) {
+                    assert!(killed.elapsed() < secs(1), "{container}, {is_stopped_before}: {:?}", code(container));
+                    sleep(ms(10)).await;
+                }
+            }
+            node.sim.come_up(Recovery::default());
+        };
+        tokio::join!(stopping, failing);
+        assert_eq!((code("main"), code("side")), (Some(3), Some(3)));
+        node.no_duplicates();
+    }
+}
+
 /// As through a proxy that drops all events, without those of the kernel.
 #[tokio::test(start_paused = true)]
 async fn f12_exit_is_noticed_soon_although_the_event_stream_is_silent() {

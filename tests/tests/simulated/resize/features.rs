@@ -1,4 +1,4 @@
-//! Updates that require what the node does not declare (KEP-5328).
+//! Updates that require what the node does not declare (KEP-5328); a call that the runtime does not have.
 
 use super::*;
 
@@ -28,4 +28,20 @@ async fn an_update_that_needs_an_undeclared_feature_is_reported_and_the_pod_runs
     let feature = "InPlacePodLevelResourcesVerticalScaling";
     assert_eq!(messages(&events), [format!("Pod requires node features that are not available: {feature}")]);
     assert_eq!(site.instances("web"), 1);
+}
+
+/// Some runtimes answer an unknown call with another code than Unimplemented.
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_has_not_implemented_the_update_of_sandboxes_fails_no_resize() {
+    let site = ResizableNode::new(4000);
+    let (agent, _, events) = site.start(vec![cpu("web", 1, "1")]);
+    site.until_running("web").await;
+    let answer = FaultKind::Fail(tonic::Code::Unknown, "method is Not Implemented yet".to_owned());
+    site.sim.faults(|faults| faults.add(CallFault::on(Method::UpdatePodSandboxResources, answer)));
+    agent.update(cpu("web", 2, "2")).await;
+    until_true("it is done", || is_settled(&agent, "web") && reasons(&events).len() == 2).await;
+    assert_eq!(reasons(&events), ["ResizeStarted", "ResizeCompleted"]);
+    let shares = site.file("cpu", "kubepods/burstable/podweb-uid", "cpu.shares");
+    assert_eq!((site.applied("web")[0], text(&shares).as_str()), (2048, "2048"));
+    assert_eq!(site.sim.trace(|trace| trace.count(Method::UpdatePodSandboxResources)), 1);
 }

@@ -106,6 +106,25 @@ async fn a_failed_pull_backs_off() {
     assert_eq!(node.runtime.state().created[0].image.as_ref().expect("an image").image, "sha256:late");
 }
 
+/// A registry that fails now and then is asked less and less often, until ten minutes have passed without a failure.
+#[tokio::test(start_paused = true)]
+async fn a_successful_pull_does_not_shorten_the_next_back_off() {
+    let (node, pod, since) = (Node::new(), with_policy("app:1", "Always"), Instant::now());
+    for (at, back_off) in [(0, Some(10)), (12, Some(20)), (40, None), (100, Some(40)), (701, Some(10))] {
+        tokio::time::advance(Duration::from_secs(at).saturating_sub(since.elapsed())).await;
+        let Some(seconds) = back_off else {
+            node.runtime.state().registry.insert("app:1".into(), image("sha256:1"));
+            started(&node, &pod).await.expect("pulled");
+            node.runtime.state().registry.clear();
+            continue;
+        };
+        assert_eq!(started(&node, &pod).await.expect_err("absent").token, "ErrImagePull", "after {at} s");
+        let failed_at = node.ctx.clock.wall();
+        let held_back = started(&node, &pod).await.expect_err("held back");
+        assert_eq!(held_back.retry_at, Some(failed_at + Duration::from_secs(seconds)), "after {at} s");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failed_pull_holds_back_neither_another_image_nor_another_pod() {
     let node = Node::new();

@@ -419,10 +419,29 @@ async fn links_to_logs_that_no_longer_exist_are_removed() {
     link("links/a_ns_c-others", "/nowhere");
     // The kernel gives up: whether the log exists is not known.
     link("links/a_ns_c-loops.log", "a_ns_c-loops.log");
+    // The log of the one is being rotated.
+    for id in ["writes", "exited"] {
+        node.runtime.state().log_paths.insert(id.to_owned(), "/nowhere".to_owned());
+        link(&format!("links/a_ns_c-{id}.log"), "/nowhere");
+    }
+    node.runtime.state().exited.insert("exited".to_owned());
     gc::remove_dangling_links(&node.ctx).await;
-    let names = ["ended.log", "lives.log", "others", "loops.log"];
+    let names = ["ended.log", "exited.log", "lives.log", "others", "loops.log", "writes.log"];
     let left = names.map(|name| node.path(&format!("links/a_ns_c-{name}")).is_symlink());
-    assert_eq!(left, [false, true, true, true]);
+    assert_eq!(left, [false, false, true, true, true, true]);
+}
+
+/// As upstream: its processes may still run.
+#[tokio::test(start_paused = true)]
+async fn an_instance_in_unknown_state_that_cannot_be_stopped_stays() {
+    let node = Node::new();
+    let mut snapshot = testing::snapshot(vec![status("c", 0, ContainerState::Unknown)]);
+    snapshot.sandboxes.clear();
+    node.runtime.fail("StopContainer", Status::unknown("busy"));
+    assert_eq!(gc::remove_dead(&node.ctx, &snapshot).await.len(), 1);
+    assert_eq!(node.runtime.take_calls(), ["StopContainer c-0 2"]);
+    assert!(gc::remove_dead(&node.ctx, &snapshot).await.is_empty());
+    assert_eq!(node.runtime.take_calls(), ["StopContainer c-0 2", "RemoveContainer c-0"]);
 }
 
 /// The agent was killed between the start and the link.
