@@ -13,6 +13,7 @@ use secrecy::SecretString;
 use tokio::io::AsyncRead;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
+use tokio::sync::OnceCell;
 
 /// How long a program may take unless a call says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -148,6 +149,11 @@ pub trait Programs: fmt::Debug + Send + Sync {
     /// # Errors
     /// There is no such program, it cannot be started, or one that may be interrupted does not end in time.
     fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, ProgramError>>;
+
+    /// Whether a program can be run in a scope of its own by systemd-run(1).
+    fn has_scopes(&self) -> BoxFuture<'_, bool> {
+        Box::pin(std::future::ready(false))
+    }
 }
 
 /// Runs a program that has to succeed, and returns its standard output.
@@ -162,9 +168,24 @@ pub async fn succeed(programs: &dyn Programs, call: &Call) -> Result<String, Pro
     }
 }
 
+/// Runs a program that does nothing in a scope: systemd-run(1) may be installed without a systemd that answers.
+async fn detect_scopes(programs: &dyn Programs) -> bool {
+    let probe = Call::new("systemd-run", ["--description=Kubernetes systemd probe", "--scope", "true"]);
+    match succeed(programs, &probe).await {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::debug!(%error, "no program is run in a scope of its own");
+            false
+        }
+    }
+}
+
 /// The programs of the node.
 #[derive(Clone, Copy, Debug)]
 pub struct HostPrograms;
+
+/// What [`detect_scopes`] has found on this node, once it was needed.
+static HAS_SCOPES: OnceCell<bool> = OnceCell::const_new();
 
 impl Programs for HostPrograms {
     fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, ProgramError>> {
@@ -189,6 +210,10 @@ impl Programs for HostPrograms {
                 Err(_) => Err(call.failed(format!("timed out after {:?}", call.timeout))),
             }
         })
+    }
+
+    fn has_scopes(&self) -> BoxFuture<'_, bool> {
+        Box::pin(async { *HAS_SCOPES.get_or_init(|| detect_scopes(&HostPrograms)).await })
     }
 }
 
@@ -231,11 +256,18 @@ pub(crate) mod testing {
     pub(crate) struct ScriptedPrograms {
         script: Script,
         calls: Mutex<Vec<String>>,
+        has_scopes: bool,
     }
 
     impl ScriptedPrograms {
         pub(crate) fn new(script: impl Fn(&str) -> Option<(i32, String)> + Send + Sync + 'static) -> Self {
-            Self { script: Box::new(script), calls: Mutex::default() }
+            Self { script: Box::new(script), calls: Mutex::default(), has_scopes: false }
+        }
+
+        /// On a node whose systemd runs programs in scopes.
+        pub(crate) fn with_scopes(mut self) -> Self {
+            self.has_scopes = true;
+            self
         }
 
         /// The calls since the last time.
@@ -259,6 +291,10 @@ pub(crate) mod testing {
             let ended =
                 Ended { code: Some(code), status: format!("exit status: {code}"), output, errors: String::new() };
             Box::pin(async move { Ok(ended) })
+        }
+
+        fn has_scopes(&self) -> BoxFuture<'_, bool> {
+            Box::pin(std::future::ready(self.has_scopes))
         }
     }
 }
@@ -330,6 +366,15 @@ mod tests {
         let hangs = Call::new("sleep", ["3600"]).within(Duration::from_millis(20));
         let error = HostPrograms.run(&hangs).await.expect_err("it hangs").to_string();
         assert_eq!(error, "sleep 3600 failed: timed out after 20ms");
+    }
+
+    #[tokio::test]
+    async fn scopes_exist_if_systemd_runs_a_program_in_one() {
+        for (code, expected) in [(0, true), (1, false)] {
+            let programs = testing::ScriptedPrograms::new(move |_| Some((code, String::new())));
+            assert_eq!(detect_scopes(&programs).await, expected);
+            assert_eq!(programs.take(), ["systemd-run --description=Kubernetes systemd probe --scope true"]);
+        }
     }
 
     #[tokio::test]

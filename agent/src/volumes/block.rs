@@ -69,7 +69,7 @@ impl BlockMap {
     pub(super) async fn map(&self, device: &Path) -> Result<bool, VolumeError> {
         let (own, of) = (self.clone(), device.to_owned());
         let is_new = blocking(move || own.place(&of)).await?;
-        if loops_of(Path::new(LOOPS), &self.global).is_empty() {
+        if loops_on(&self.global).await?.is_empty() {
             losetup(&["--find", "--show"], &self.global).await?;
         }
         Ok(is_new)
@@ -116,7 +116,7 @@ impl BlockMap {
 
 /// Undoes the bind mount of a device, and what keeps the device in use.
 async fn release(global: &Path) -> Result<(), VolumeError> {
-    for device in loops_of(Path::new(LOOPS), global) {
+    for device in loops_on(global).await? {
         losetup(&["--detach"], &device).await?;
     }
     let global = global.to_owned();
@@ -142,7 +142,7 @@ async fn release(global: &Path) -> Result<(), VolumeError> {
 /// The first that stays mapped.
 pub(super) async fn unmap_all(dirs: &PodDirs, uid: &str, actual: &ActualState) -> Result<(), VolumeError> {
     let mut all = Ok(());
-    for link in layout::entries(&dirs.devices(uid, &layout::escaped(claims::LOCAL))?)? {
+    for link in links(dirs, uid, claims::LOCAL).await? {
         let volume = link.file_name().unwrap_or_default().to_string_lossy();
         let began = Instant::now();
         let unmapped = match BlockMap::local(dirs, uid, &volume) {
@@ -153,19 +153,30 @@ pub(super) async fn unmap_all(dirs: &PodDirs, uid: &str, actual: &ActualState) -
         all = all.and(unmapped);
     }
     // The place of a device does not follow from the name of its volume.
-    let of_pod = iscsi::places_of_devices(dirs)?.into_iter().map(|place| place.join(uid));
-    for global in of_pod.filter(|global| fs::symlink_metadata(global).is_ok()) {
+    let (of_node, pod) = (dirs.clone(), uid.to_owned());
+    let of_pod = move || -> Result<Vec<PathBuf>, VolumeError> {
+        let places = iscsi::places_of_devices(&of_node)?.into_iter().map(|place| place.join(&pod));
+        Ok(places.filter(|global| fs::symlink_metadata(global).is_ok()).collect())
+    };
+    for global in blocking(of_pod).await? {
         let began = Instant::now();
         let released = release(&global).await;
         actual.operation(UNMAP_VOLUME, iscsi::NAME, began.elapsed(), released.is_ok());
         all = all.and(released);
     }
     all?;
-    for link in layout::entries(&dirs.devices(uid, &layout::escaped(iscsi::NAME))?)? {
-        remove_file(&link)?;
+    for link in links(dirs, uid, iscsi::NAME).await? {
+        let removed = link.clone();
+        blocking(move || remove_file(&removed)).await?;
         actual.remove(uid, iscsi::NAME, &link.file_name().unwrap_or_default().to_string_lossy());
     }
     Ok(())
+}
+
+/// A pod's links to devices of a plugin.
+async fn links(dirs: &PodDirs, uid: &str, plugin: &str) -> Result<Vec<PathBuf>, VolumeError> {
+    let directory = dirs.devices(uid, &layout::escaped(plugin))?;
+    blocking(move || layout::entries(&directory)).await
 }
 
 fn remove_file(path: &Path) -> Result<(), VolumeError> {
@@ -173,6 +184,12 @@ fn remove_file(path: &Path) -> Result<(), VolumeError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result.on("remove", path),
     }
+}
+
+/// As [`loops_of`], of this machine.
+async fn loops_on(file: &Path) -> Result<Vec<PathBuf>, VolumeError> {
+    let file = file.to_owned();
+    blocking(move || Ok(loops_of(Path::new(LOOPS), &file))).await
 }
 
 /// Loop devices on this file, also a removed one, by the kernel's list.
@@ -271,6 +288,23 @@ mod tests {
             runtime.block_on(unmap_all(&dirs, "u-1", &ActualState::default())).expect("nothing is mounted");
             let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
             assert!(!is_there(&map.link) && !is_there(map.global.parent().expect("a folder")));
+        });
+    }
+
+    /// A disk that hangs would keep the thread from everything else: each pod that ends is unmapped.
+    #[test]
+    fn devices_are_looked_for_on_threads_that_may_block() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().expect("a runtime");
+        runtime.block_on(async {
+            let root = tempfile::tempdir().expect("a folder");
+            let (dirs, actual) = (PodDirs::new(root.path()), ActualState::default());
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let held = tokio::task::spawn_blocking(move || released.recv());
+            let mut unmapped = std::pin::pin!(unmap_all(&dirs, "u-1", &actual));
+            assert!(futures_util::poll!(&mut unmapped).is_pending(), "it needs no such thread");
+            release.send(()).expect("the thread waits");
+            held.await.expect("no panic").expect("released");
+            unmapped.await.expect("nothing is mapped");
         });
     }
 

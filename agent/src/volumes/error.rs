@@ -206,9 +206,9 @@ pub enum VolumeError {
         /// Why it cannot be mounted.
         source: Box<VolumeError>,
     },
-    /// A persistent volume that only one pod may use at a time (KEP-2485).
+    /// A persistent volume that only one pod may use at a time (KEP-2485); and the name of its plugin, which is not recorded.
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
-    InUse,
+    InUse(&'static str),
     /// A persistent volume that other nodes have.
     #[error("no matching NodeSelectorTerms")]
     NodeAffinity,
@@ -238,14 +238,16 @@ pub enum VolumeError {
     #[error("{0}")]
     LocalType(String),
     /// mount(8) failed.
-    #[error("mount failed: {status}\nMounting command: mount\nMounting arguments: {arguments}\nOutput: {output}\n")]
+    #[error("mount failed: {status}\nMounting command: {command}\nMounting arguments: {arguments}\nOutput: {output}\n")]
     MountProgram {
         /// How it ended.
         status: String,
+        /// The program, which is systemd-run(1) if that runs mount(8).
+        command: &'static str,
         /// Its arguments.
-        arguments: String,
+        arguments: Box<str>,
         /// Its output, in part.
-        output: String,
+        output: Box<str>,
     },
     /// A volume whose place is known only once it is set up.
     #[error("volume {volume:?} is not set up")]
@@ -461,7 +463,7 @@ mod tests {
     #[test]
     fn reasons_of_events() {
         let reason = |step| {
-            let error = VolumeError::OtherFormat { source: Box::new(VolumeError::InUse) };
+            let error = VolumeError::OtherFormat { source: Box::new(VolumeError::InUse("p")) };
             FailedVolume { volume: "v".to_owned(), error: error.in_step("pv", step) }.reason()
         };
         assert_eq!(reason(Step::Mount("MountDevice")), "FailedMount");

@@ -233,7 +233,10 @@ fn read_head(device: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::future::BoxFuture;
+
     use super::*;
+    use crate::host_program::ProgramError;
     use crate::host_program::testing::ScriptedPrograms;
 
     /// A device that can be read.
@@ -307,6 +310,30 @@ mod tests {
             );
             assert_eq!(calls, [BLKID]);
         }
+    }
+
+    /// The programs of a node without fsck(8).
+    #[derive(Debug)]
+    struct WithoutFsck(ScriptedPrograms);
+
+    impl Programs for WithoutFsck {
+        fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, ProgramError>> {
+            match call.program() == "fsck" {
+                true => Box::pin(std::future::ready(Err(call.failed("not installed")))),
+                false => self.0.run(call),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_system_that_cannot_be_checked_is_mounted() {
+        let held = |call: &str| call.starts_with("blkid").then(|| (0, "TYPE=ext4\n".to_owned()));
+        let (device, programs) = (device(), WithoutFsck(ScriptedPrograms::new(held)));
+        let (device, target) = (device.path(), Path::new("/t"));
+        let mount = DeviceMount { device, target, kind: "", read_only: false, options: &[] };
+        mount.run(&programs).await.expect("mounted");
+        let mounted = format!("mount -t ext4 -o defaults -- {} /t", device.display());
+        assert_eq!(programs.0.take().last(), Some(&mounted));
     }
 
     #[tokio::test]

@@ -459,6 +459,20 @@ mod tests {
         assert_eq!(seen(dir.path()), before, "the next walk is not left out");
     }
 
+    /// The operator's path may be a link. The kernel clears the bit of a file whose group is changed.
+    #[tokio::test]
+    async fn a_linked_volume_is_walked_and_its_files_stay_setuid() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (file, linked) = (root.path().join("real/f"), root.path().join("linked"));
+        fs::create_dir(root.path().join("real")).expect("a folder");
+        fs::write(&file, "").expect("a file");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o4755)).expect("a mode");
+        symlink("real", &linked).expect("a link");
+        let group = nix::unistd::getgid().as_raw();
+        assert!(give(&linked, group, ChangePolicy::Always, &linked, |_, _, _| {}).await.expect("walked"));
+        assert_eq!(seen(&file), (group, 0o4775));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_long_walk_is_reported() {
         let (notices, count) = (Mutex::new(Vec::new()), AtomicU64::new(0));

@@ -269,8 +269,20 @@ mod tests {
         ended.notify_one();
         mounts.announced().await;
         mounts.carry_out(place, async { Ok(()) }).await.expect("it has ended");
-        let failing = async { Err::<(), _>(VolumeError::InUse) };
-        assert!(matches!(mounts.carry_out(place, failing).await, Err(VolumeError::InUse)));
+        let failing = async { Err::<(), _>(VolumeError::InUse("p")) };
+        assert!(matches!(mounts.carry_out(place, failing).await, Err(VolumeError::InUse(_))));
+    }
+
+    /// Its device may be attached at any moment, and its record is there already.
+    #[test]
+    fn a_place_that_a_pod_waits_for_is_not_released() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (mounts, place) = (GlobalMounts::new(PodDirs::new(root.path())), root.path().join("plugins/p/v"));
+        std::fs::create_dir_all(&place).expect("folders");
+        mounts.register("u", &place);
+        assert!(!mounts.is_unused(&place).expect("a table") && !mounts.unmount_unused(&place).expect("asked"));
+        mounts.forget("u");
+        assert!(mounts.is_unused(&place).expect("a table") && mounts.unmount_unused(&place).expect("asked"));
     }
 
     #[test]

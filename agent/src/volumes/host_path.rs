@@ -152,3 +152,30 @@ fn make_file(path: &Path) -> Result<(), VolumeError> {
         result => result.map(drop).on("create", path),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use keblet_skip::mounts::in_private_mounts;
+
+    use super::*;
+
+    /// Whatever the umask of the agent is.
+    #[test]
+    fn what_is_made_can_be_written_by_its_owner_alone() {
+        in_private_mounts(|| {
+            // A thread with a mount namespace of its own has a umask of its own.
+            nix::sys::stat::umask(nix::sys::stat::Mode::empty());
+            let root = tempfile::tempdir().expect("a folder");
+            let mode = |path: &Path| fs::metadata(path).expect("it exists").permissions().mode() & 0o7777;
+            let (dir, file) = (root.path().join("a/b"), root.path().join("f"));
+            check(dir.to_str().expect("text"), "DirectoryOrCreate").expect("made");
+            check(file.to_str().expect("text"), "FileOrCreate").expect("made");
+            assert_eq!([mode(&root.path().join("a")), mode(&dir), mode(&file)], [0o755, 0o755, 0o644]);
+            fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).expect("a mode");
+            check(dir.to_str().expect("text"), "DirectoryOrCreate").expect("it is there");
+            assert_eq!(mode(&dir), 0o700, "what is there stays as it is");
+        });
+    }
+}

@@ -9,6 +9,10 @@ use crate::host_program::Programs;
 
 /// A mount that takes longer is given up: its server does not answer.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// The program that mounts.
+const MOUNT: &str = "mount";
+/// The program that runs another one in a scope of systemd.
+const SCOPED: &str = "systemd-run";
 
 /// What to mount, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +35,17 @@ impl MountCall<'_> {
         }
         // A source may begin with a dash.
         arguments.extend(["--".to_owned(), self.source.to_owned(), self.target.to_string_lossy().into_owned()]);
-        Call::new("mount", arguments).within(TIMEOUT)
+        Call::new(MOUNT, arguments).within(TIMEOUT)
+    }
+
+    /// As [`Self::call`], in a scope of its own. A file system in user space is served by a process that mount(8) leaves
+    /// behind: in the cgroup of the agent's service it could end with the service.
+    fn scoped_call(&self) -> Call {
+        let call = self.call();
+        let description = format!("--description=Kubernetes transient mount for {}", self.target.display());
+        let mut arguments = vec![description, "--scope".to_owned(), "--".to_owned(), MOUNT.to_owned()];
+        arguments.extend_from_slice(call.arguments());
+        Call::new(SCOPED, arguments).within(TIMEOUT)
     }
 
     /// Runs mount(8). A dropped future kills it.
@@ -39,13 +53,15 @@ impl MountCall<'_> {
     /// # Errors
     /// There is no such program, it fails, or it does not end within two minutes.
     pub(super) async fn run(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
-        let call = self.call();
+        // No process serves a bind mount.
+        let is_scoped = self.kind.is_some() && programs.has_scopes().await;
+        let (command, call) = if is_scoped { (SCOPED, self.scoped_call()) } else { (MOUNT, self.call()) };
         let ended = programs.run(&call).await?;
         if ended.is_success() {
             return Ok(());
         }
-        let output = ended.quoted();
-        Err(VolumeError::MountProgram { status: ended.status, arguments: call.arguments().join(" "), output })
+        let (output, arguments) = (ended.quoted().into(), call.arguments().join(" ").into());
+        Err(VolumeError::MountProgram { status: ended.status, command, arguments, output })
     }
 }
 
@@ -74,5 +90,19 @@ mod tests {
         let expected = "mount failed: exit status: 32\nMounting command: mount\nMounting arguments: -t nfs -o \
                         ro,nfsvers=4 -- s:/e /t\nOutput: mount: refused\n";
         assert_eq!(error, expected);
+    }
+
+    #[tokio::test]
+    async fn a_file_system_is_mounted_in_a_scope_of_its_own_if_there_are_scopes() {
+        let programs = ScriptedPrograms::new(|_| Some((32, "mount: refused\n".to_owned()))).with_scopes();
+        let error = call("s:/e").run(&programs).await.expect_err("it fails").to_string();
+        let arguments =
+            "--description=Kubernetes transient mount for /t --scope -- mount -t nfs -o ro,nfsvers=4 -- s:/e /t";
+        assert_eq!(programs.take(), [format!("systemd-run {arguments}")]);
+        let shown = format!("Mounting command: systemd-run\nMounting arguments: {arguments}\n");
+        assert!(error.contains(&shown), "{error}");
+        let bind = MountCall { kind: None, ..call("/s") };
+        bind.run(&programs).await.expect_err("it fails");
+        assert_eq!(programs.take(), ["mount -o ro,nfsvers=4 -- /s /t"]);
     }
 }

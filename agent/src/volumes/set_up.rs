@@ -204,11 +204,17 @@ impl Volumes {
             return done;
         }
         let (mut name, backing) = plugin.backing(uid, volume);
-        if let Err(VolumeError::Step { step: Step::MountAffinity(of_volume), .. }) = &done {
-            name = *of_volume;
+        let mut is_map = false;
+        // Then it is not recorded what the volume is.
+        if let Err(VolumeError::Step { step, source, .. }) = &done {
+            match (step, &**source) {
+                (Step::MountAffinity(of_volume), _) => name = *of_volume,
+                (step, VolumeError::InUse(of_volume)) => (name, is_map) = (*of_volume, matches!(step, Step::Map(_))),
+                _ => {}
+            }
         }
         let refreshes = plugin.attributes().refreshes;
-        let is_device = plugin.measured_by(uid, volume) == Some(MeasuredBy::Device);
+        let is_device = is_map || plugin.measured_by(uid, volume) == Some(MeasuredBy::Device);
         let operation = if is_device { "map_volume" } else { "volume_mount" };
         let is_counted = actual.mounted(uid, &backing, (name, refreshes), operation, began.elapsed(), done.is_ok());
         let waited = actual.attempted(uid, &volume.name, requested, done.is_ok());

@@ -52,6 +52,9 @@ async fn an_empty_dir_is_removed_with_its_pod() {
     let mount = &pod.spec.as_ref().expect("a spec").containers[0].volume_mounts.as_ref().expect("mounts")[0];
     assert_eq!(volumes.mount_source(&PodVolumes::of(&pod), "c", 0, mount, None).await.expect("a path"), dir);
 
+    std::fs::remove_dir(&dir).expect("removed by others");
+    volumes.set_up(&pod, None).await.expect("made anew");
+    assert_eq!(mode(&dir), 0o777);
     std::fs::write(dir.join("data"), "kept").expect("a file");
     volumes.set_up(&pod, None).await.expect("set up again");
     assert_eq!(std::fs::read_to_string(dir.join("data")).expect("the file"), "kept");

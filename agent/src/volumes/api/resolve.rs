@@ -228,4 +228,16 @@ mod tests {
         let error = found(named(), false).expect_err("it cannot exist").to_string();
         assert_eq!(error, "secret \"A_b\" cannot exist: the name is not a DNS subdomain");
     }
+
+    /// Else a container would start without the content that it has elsewhere.
+    #[test]
+    fn an_optional_object_that_cannot_be_read_is_not_an_absent_one() {
+        let missing = ObjectError::NotFound { kind: "secret", name: "s".to_owned() };
+        assert_eq!(found(Err::<(), _>(missing.clone()), true).expect("nothing"), None);
+        found(Err::<(), _>(missing), false).expect_err("it is needed");
+        let not_synced = ObjectError::NotSynced { kind: "secret", cause: "timed out".to_owned() };
+        for error in [ObjectError::Api("forbidden".to_owned()), not_synced] {
+            found(Err::<(), _>(error.clone()), true).expect_err(&error.to_string());
+        }
+    }
 }

@@ -17,6 +17,7 @@ use super::atomic::current_version;
 use super::atomic::write;
 use super::atomic::write_stepwise;
 use super::payload::File;
+use super::resolve::Resolved;
 use super::*;
 use crate::objects::Registration;
 use crate::objects::Strategy;
@@ -128,6 +129,24 @@ fn a_mount_point_takes_the_place_of_what_the_volume_no_longer_has() {
     assert!(is_dir("a") && is_dir("d/mount") && is_dir("d"));
     assert_eq!(write(&[("b", "2")]).expect("nothing to do"), Written::Unchanged);
     assert!(is_dir("a") && is_dir("d/mount"));
+}
+
+/// A container that runs as this user reads its token; nobody else does.
+#[test]
+fn a_file_with_an_owner_belongs_to_it_with_its_link() {
+    if !root() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut files = payload(&[("plain", "x")]);
+    files.put("token", File { data: "t".into(), mode: 0o600, owner: Some(7) }).expect("a valid path");
+    write(dir.path(), &files, Owners::default()).expect("written");
+    let held = |name: &str| {
+        let (link, file) = (fs::symlink_metadata(dir.path().join(name)), fs::metadata(dir.path().join(name)));
+        let (link, file) = (link.expect("a link"), file.expect("a file"));
+        (link.uid(), file.uid(), file.mode() & 0o7777)
+    };
+    assert_eq!((held("token"), held("plain")), ((7, 7, 0o600), (0, 0, 0o640)));
 }
 
 /// Ends a write after `stop` steps; true if it came to its end before.
@@ -360,6 +379,56 @@ async fn a_volume_whose_object_is_gone_keeps_no_container_from_its_restart() {
     volumes.tear_down("u-1").await.expect("gone");
 }
 
+/// The content of a projected volume with these sources.
+async fn projected(objects: &Objects, sources: &[serde_json::Value]) -> Result<Resolved, VolumeError> {
+    let mut pod = volume_pod(json!([{"name": "v", "projected": {"defaultMode": 420, "sources": sources}}]), json!({}));
+    pod.spec.as_mut().expect("a spec").service_account_name = Some("sa".to_owned());
+    let mut registration = Registration::new("u-1".into());
+    objects.register(&pod, &mut registration);
+    let allocatable = BTreeMap::new();
+    let (downward, owners) = (Downward::new(&pod, &allocatable), Owners::default());
+    let resolver = Resolver { objects, downward, pod: &pod, owners, recorder: None };
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).expect("volumes");
+    resolver.resolve(&volumes[0]).await
+}
+
+/// A source of a projected volume: a field of the pod.
+fn downward_source(path: &str, field: &str) -> serde_json::Value {
+    json!({"downwardAPI": {"items": [{"path": path, "fieldRef": {"fieldPath": field}}]}})
+}
+
+#[tokio::test]
+async fn of_sources_with_one_path_the_last_counts_and_all_that_fail_are_named() {
+    let (objects, _node) = objects_by(&Replies::default(), Strategy::Get);
+    // More than are resolved at a time.
+    let mut sources = vec![downward_source("x", "metadata.namespace"); 100];
+    sources.push(downward_source("x", "metadata.name"));
+    sources.push(downward_source("y", "metadata.namespace"));
+    let payload = projected(&objects, &sources).await.expect("files").payload;
+    let files: Vec<_> = payload.files().map(|(path, file)| (path, &file.data[..])).collect();
+    assert_eq!(files, [("x", &b"p"[..]), ("y", &b"ns"[..])]);
+    sources.insert(0, downward_source("a", "spec.one"));
+    sources.push(downward_source("b", "spec.two"));
+    let error = projected(&objects, &sources).await.expect_err("two are none").to_string();
+    assert_eq!(error, "[unsupported fieldPath: spec.one, unsupported fieldPath: spec.two]");
+}
+
+#[tokio::test]
+async fn a_token_is_replaced_in_time_whatever_else_its_volume_has() {
+    let replies = Replies::default();
+    let issued = json!({"spec": {"audiences": [], "expirationSeconds": 3600},
+        "status": {"token": "t", "expirationTimestamp": "2100-01-01T00:00:00Z"}});
+    let path = "/api/v1/namespaces/ns/serviceaccounts/sa/token".to_owned();
+    replies.lock().expect("unpoisoned").insert(path, issued);
+    let (objects, _node) = objects_by(&replies, Strategy::Get);
+    let (token, name) = (json!({"serviceAccountToken": {"path": "t"}}), downward_source("name", "metadata.name"));
+    for sources in [[token.clone(), name.clone()], [name, token]] {
+        let resolved = projected(&objects, &sources).await.expect("issued");
+        assert!(resolved.refresh_at.is_some(), "{sources:?}");
+        assert_eq!(resolved.payload.get("t").expect("a file").data, "t");
+    }
+}
+
 #[tokio::test]
 async fn sources_of_a_projected_volume_share_an_object_and_are_counted_together() {
     let replies = Replies::default();
@@ -371,16 +440,7 @@ async fn sources_of_a_projected_volume_share_an_object_and_are_counted_together(
         let items: Vec<_> = paths.map(|number| json!({"key": key, "path": number.to_string()})).collect();
         json!({"configMap": {"name": "m", "items": items}})
     };
-    let resolved = async |sources: &[serde_json::Value]| {
-        let pod = volume_pod(json!([{"name": "v", "projected": {"defaultMode": 420, "sources": sources}}]), json!({}));
-        let mut registration = Registration::new("u-1".into());
-        objects.register(&pod, &mut registration);
-        let allocatable = BTreeMap::new();
-        let (downward, owners) = (Downward::new(&pod, &allocatable), Owners::default());
-        let resolver = Resolver { objects: &objects, downward, pod: &pod, owners, recorder: None };
-        let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).expect("volumes");
-        resolver.resolve(&volumes[0]).await
-    };
+    let resolved = async |sources: &[serde_json::Value]| projected(&objects, sources).await;
     let sources = [source("large", 0..32), source("large", 32..64), source("small", 64..65)];
     let payload = resolved(&sources[..2]).await.expect("as much as there may be").payload;
     let first = payload.get("0").expect("a file").data.as_ptr();

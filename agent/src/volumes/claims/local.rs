@@ -171,7 +171,7 @@ impl LocalMount {
             let mount = DeviceMount { device, target: &at, kind, read_only: own.read_only, options };
             let mounted = mount.run(&HostPrograms).await;
             if mounted.is_err() {
-                let _ = fs::remove_dir(&at);
+                let _ = blocking(move || fs::remove_dir(&at).on("remove", &at)).await;
             }
             mounted
         };

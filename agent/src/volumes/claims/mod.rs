@@ -136,13 +136,14 @@ impl Claims {
 
     /// Records what the volume is, unless only one pod may use it and another one does.
     async fn remember(&self, target: Target<'_>, used: BoundVolume) -> Result<Arc<BoundVolume>, VolumeError> {
+        let plugin = used.source.plugin().unwrap_or_else(|| self.name());
         if used.is_exclusive {
             let (dirs, uid, wanted) = (target.dirs.clone(), target.uid.to_owned(), used.clone());
             if blocking(move || exclusive::is_in_use(&dirs, &uid, &wanted)).await? {
-                return Err(VolumeError::InUse);
+                return Err(VolumeError::InUse(plugin));
             }
         }
-        self.known.put(target.uid, &target.volume.name, used).ok_or(VolumeError::InUse)
+        self.known.put(target.uid, &target.volume.name, used).ok_or(VolumeError::InUse(plugin))
     }
 
     /// The claim and its persistent volume.

@@ -90,6 +90,29 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::volumes::testing::Replies;
+    use crate::volumes::testing::objects;
+
+    /// That of a persistent volume is the administrator's, wherever the claim is used.
+    #[tokio::test]
+    async fn a_secret_is_that_of_the_pod_unless_the_volume_names_another_namespace() {
+        let replies = Replies::default();
+        for (namespace, user) in [("ns", "cG9k"), ("storage", "YWRtaW4=")] {
+            let secret = json!({"data": {"node.session.auth.username": user}});
+            let path = format!("/api/v1/namespaces/{namespace}/secrets/chap");
+            replies.lock().expect("unpoisoned").insert(path, secret);
+        }
+        let (objects, _node) = objects(&replies);
+        for (stated, expected) in [("", "pod"), ("storage", "admin")] {
+            let secret = ("chap".to_owned(), stated.to_owned());
+            let source = IscsiSource { chap_session: true, secret, ..IscsiSource::default() };
+            let chap = Chap::read(&objects, &source, "ns").await.expect("read");
+            assert!(chap.discovery.is_none(), "it is not asked for");
+            let values = chap.session.expect("a login").values;
+            let shown: Vec<_> = values.iter().map(|(key, value)| (*key, value.expose_secret())).collect();
+            assert_eq!(shown, [("node.session.auth.username", expected)], "{stated:?}");
+        }
+    }
 
     #[test]
     fn values_of_the_keys() {

@@ -169,15 +169,44 @@ fn a_session_that_another_disk_needs_stays() {
         fixture.release(&fixture.volumes);
         assert_eq!(calls_at("192.0.2.2:3260", &fixture.programs.take()).len(), 2);
 
-        // A disk of the session that is no pod's.
+        // A disk of the session that is no pod's, and one that nothing uses yet.
         fixture.set_up(&pod("u-3", json!({}))).expect("mounted");
         fixture.programs.take();
-        fixture.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(9, "sdz")]);
+        fixture.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(8, "sdy"), (9, "sdz")]);
         fixture.test.write("sys/block/sdz/holders/dm-0", "");
         fixture.tear_down(&fixture.volumes, "u-3");
         fixture.release(&fixture.volumes);
         assert_eq!(fixture.programs.take(), [""; 0]);
         assert_eq!(fixture.test.read("sys/block/sda/device/delete").as_deref(), Some("1"), "its own disk goes");
+        assert_eq!(fixture.test.read("sys/block/sdy/device/delete").as_deref(), Some(""), "another unit stays");
+    });
+}
+
+/// Through one of its paths alone the disk would be lost with that path, and multipathd would have it in use.
+#[test]
+fn a_disk_with_several_paths_is_mounted_through_their_map_which_is_removed_first() {
+    in_private_mounts(|| {
+        let fixture = Fixture::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
+        for portal in ["192.0.2.1:3260", "192.0.2.2:3260"] {
+            let path = format!("dev/disk/by-path/ip-{portal}-iscsi-{TARGET}-lun-7");
+            let path = fixture.test.root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            std::os::unix::fs::symlink("../../sda", path).expect("a link");
+        }
+        fixture.test.write("dev/dm-0", &"x".repeat(1 << 17));
+        fixture.test.write("sys/block/dm-0/dm/uuid", "mpath-1\n");
+        fixture.test.write("sys/block/sda/holders/dm-0", "");
+        fixture.set_up(&pod("u-1", json!({"portals": ["192.0.2.2"]}))).expect("mounted");
+        let (map, place) = (fixture.test.root.path().join("dev/dm-0"), fixture.place("default", "192.0.2.1:3260"));
+        let mount = format!("mount -t ext4 -o defaults -- {} {}", map.display(), place.display());
+        assert_eq!(fixture.programs.take().last(), Some(&mount));
+        fixture.tear_down(&fixture.volumes, "u-1");
+        assert_eq!(fixture.release(&fixture.volumes), 1);
+        let calls = fixture.programs.take();
+        assert_eq!(calls[0], "multipath -f dm-0");
+        assert_eq!(calls.iter().filter(|call| call.starts_with("multipath")).count(), 1, "{calls:?}");
+        assert_eq!(calls.iter().filter(|call| call.ends_with("--logout")).count(), 2, "{calls:?}");
+        assert_eq!(fixture.test.read("sys/block/sda/device/delete").as_deref(), Some("1"));
     });
 }
 

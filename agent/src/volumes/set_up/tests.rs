@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use futures_util::future::BoxFuture;
 use keblet_skip::mounts::in_private_mounts;
 use serde_json::Value;
 use serde_json::json;
@@ -12,6 +13,9 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::metrics::Metrics;
+use crate::volumes::plugin::Attributes;
+use crate::volumes::plugin::Plugins;
+use crate::volumes::teardown::VolumeOnDisk;
 use crate::volumes::testing::Gated;
 use crate::volumes::testing::LoopDevice;
 use crate::volumes::testing::Replies;
@@ -54,6 +58,53 @@ async fn a_refresh_takes_the_time_it_needs_and_reports_what_never_ends() {
     let failed = volumes.refresh(&with_empty_dir(), None).await.expect_err("it never ends").remove(0);
     assert!(matches!(failed.error, VolumeError::GoesOn(limit) if limit == SET_UP_TIMEOUT), "{failed}");
     assert_eq!(began.elapsed().as_secs(), SET_UP_TIMEOUT.as_secs());
+}
+
+/// A plugin of emptyDirs whose content expires, as many seconds after the epoch as the name of the volume says.
+#[derive(Debug)]
+struct Expiring;
+
+impl VolumePlugin for Expiring {
+    fn name(&self) -> &'static str {
+        "kubernetes.io/empty-dir"
+    }
+
+    fn supports(&self, volume: &Volume) -> bool {
+        volume.empty_dir.is_some()
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes { refreshes: true, ..Attributes::default() }
+    }
+
+    fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
+        let seconds = target.volume.name.parse().ok();
+        let refresh_at = seconds.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        Box::pin(std::future::ready(Ok(Ready { refresh_at })))
+    }
+
+    fn tear_down<'a>(&'a self, _volume: &'a VolumeOnDisk) -> BoxFuture<'a, Result<(), VolumeError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+#[tokio::test]
+async fn the_content_that_expires_first_says_when_the_next_refresh_is_due() {
+    let mut volumes = Volumes::new(Path::new("/r"));
+    volumes.plugins = Plugins::only(Expiring);
+    let names = ["30", "never", "10", "20"];
+    let mount = |name: &str| json!({"name": name, "mountPath": format!("/{name}")});
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u-1"},
+        "spec": {
+            "volumes": names.map(|name| json!({"name": name, "emptyDir": {}})),
+            "containers": [{"name": "c", "volumeMounts": names.map(mount)}],
+        },
+    }))
+    .expect("a pod");
+    let refresh_at = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(10));
+    let due = volumes.refresh(&pod, None).await.expect("refreshed");
+    assert_eq!(due, RefreshDue { refresh_at, refresh_after: None });
 }
 
 /// A claim `data` that is bound to a persistent volume `pv` with this source.

@@ -8,12 +8,15 @@ use crate::volumes::bind_mount;
 fn an_exclusive_volume_is_in_use_until_the_pod_of_another_agent_is_torn_down() {
     const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
     in_private_mounts(|| {
-        let fixture = Fixture::new();
+        let (mut fixture, metrics) = (Fixture::new(), Metrics::new());
+        fixture.volumes = fixture.volumes.with_metrics(metrics.clone());
         let (dir, one) = (fixture.local_dir(), fixture.mount_path("u-1", "local-volume"));
         fixture.binds(json!({"local": {"path": dir}, "accessModes": ["ReadWriteOncePod"]}));
         fixture.runtime.block_on(bind_mount::make(&dir, &one, false)).expect("mounted");
         let two = pod("u-2", None, false);
         assert_eq!(fixture.set_up(&two), Err(format!("MountVolume.SetUp failed for volume \"pv\" : {IN_USE}")));
+        let failure = [operation("volume_mount", "local-volume", "fail-unknown", 1)];
+        assert_eq!(samples(&metrics, "storage_operation"), failure, "by the plugin of the volume");
         assert!(!fixture.mount_path("u-2", "local-volume").exists());
         fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
         // What is left of others is no mount.
@@ -23,13 +26,15 @@ fn an_exclusive_volume_is_in_use_until_the_pod_of_another_agent_is_torn_down() {
         fixture.runtime.block_on(fixture.volumes.tear_down("u-2")).expect("unmounted");
     });
 
-    let fixture = Fixture::new();
+    let (mut fixture, metrics) = (Fixture::new(), Metrics::new());
+    fixture.volumes = fixture.volumes.with_metrics(metrics.clone());
     fixture.binds(json!({"local": {"path": "/dev/null"}, "volumeMode": "Block", "accessModes": ["ReadWriteOncePod"]}));
     let links = fixture.root.path().join("pods/u-1/volumeDevices/kubernetes.io~local-volume");
     fs::create_dir_all(&links).expect("folders");
     std::os::unix::fs::symlink("/dev/null", links.join("pv")).expect("a link");
     let two = using_device(pod("u-2", None, false));
     assert_eq!(fixture.set_up(&two), Err(format!("MapVolume.SetUpDevice failed for volume \"pv\" : {IN_USE}")));
+    assert_eq!(samples(&metrics, "storage_operation"), [operation("map_volume", "local-volume", "fail-unknown", 1)]);
     fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmapped");
     let error = fixture.set_up(&two).expect_err("it is tried");
     assert!(error.ends_with("/dev/null: is not a block device"), "{error}");

@@ -4,6 +4,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::volumes::bind_mount;
+use crate::volumes::testing::node;
 
 /// As upstream: while files are given to the group of one pod, which may take long, the next one waits for its mount.
 #[test]
@@ -78,6 +79,22 @@ fn another_group_of_a_pod_that_only_reads_is_reported() {
             fixture.runtime.block_on(fixture.volumes.tear_down(uid)).expect("unmounted");
         }
     });
+}
+
+/// Else a pod would start with an empty directory instead of the disk that another node has.
+#[test]
+fn a_volume_of_some_nodes_is_not_set_up_before_this_one_is_known() {
+    let mut fixture = Fixture::new();
+    let (objects, known) = fixture.runtime.block_on(async { objects(&fixture.replies) });
+    known.send_replace(None);
+    fixture.volumes = Volumes::new(fixture.root.path()).with_objects(objects, BTreeMap::new());
+    let zone = json!({"key": "zone", "operator": "In", "values": ["a"]});
+    let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}});
+    fixture.binds(json!({"hostPath": {"path": "/"}, "nodeAffinity": affinity}));
+    let error = fixture.set_up(&pod("u-1", None, false)).expect_err("not yet");
+    assert!(error.starts_with("MountVolume.NodeAffinity check failed for volume \"pv\" : "), "{error}");
+    known.send_replace(Some(Arc::new(node(json!({})))));
+    fixture.set_up(&pod("u-1", None, false)).expect("it is one of them");
 }
 
 /// As upstream: the text is that of devices, the reason of the event that of mounts. Mounts are counted as attempts on the

@@ -58,6 +58,11 @@ fn script(test: &Weak<TestHost>, portals: &[&str], call: &str) -> Option<(i32, S
             test.end_session(number);
             None
         }
+        ("multipath", Some(map)) => {
+            let holder = test.root.path().join("sys/block/sda/holders").join(map);
+            std::fs::remove_file(holder).expect("the map of the disk");
+            None
+        }
         ("blkid", _) => Some((2, String::new())),
         ("mount", Some(target)) => {
             tmpfs(Path::new(target));
