@@ -22,15 +22,14 @@ enum Profile<'a> {
 /// Pods that have left phase Pending keep what they run with.
 pub(super) fn check(input: Input<'_>) -> Decision {
     let phase = input.pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
-    let required = profiles(input.pod).into_iter().filter(|profile| *profile != Profile::Unconfined);
-    let required: Vec<Profile<'_>> = required.collect();
-    if phase != "Pending" || required.is_empty() {
+    let profiles = profiles(input.pod);
+    if phase != "Pending" || !is_required(input.pod, &profiles) {
         return Decision::Admit;
     }
     if !input.node.app_armor {
         return Decision::reject(REASON, "Cannot enforce AppArmor: AppArmor is not enabled on the host");
     }
-    let nameless = required.iter().find_map(|profile| match profile {
+    let nameless = profiles.iter().find_map(|profile| match profile {
         Profile::Localhost(name) if name.trim().is_empty() => Some(*name),
         _ => None,
     });
@@ -43,10 +42,21 @@ pub(super) fn check(input: Input<'_>) -> Decision {
     }
 }
 
+/// Whether any profile is to be enforced: one of a container, or one that the pod or an annotation states, also if every
+/// container has another one.
+fn is_required(pod: &Pod, profiles: &[Profile<'_>]) -> bool {
+    let mut annotations = pod.metadata.annotations.iter().flatten();
+    profiles.iter().copied().chain(of_pod(pod).map(by_field)).any(|profile| profile != Profile::Unconfined)
+        || annotations.any(|(key, value)| key.starts_with(APP_ARMOR_ANNOTATION) && value != "unconfined")
+}
+
+fn of_pod(pod: &Pod) -> Option<&AppArmorProfile> {
+    pod.spec.as_ref()?.security_context.as_ref()?.app_armor_profile.as_ref()
+}
+
 /// The profiles of all containers that have one: the container's field, else its annotation, else the pod's field.
 fn profiles(pod: &Pod) -> Vec<Profile<'_>> {
-    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-    let of_pod = context.and_then(|context| context.app_armor_profile.as_ref());
+    let of_pod = of_pod(pod);
     let regular = spec::init_containers(pod).iter().chain(spec::regular_containers(pod));
     let regular = regular.map(|container| (container.name.as_str(), container.security_context.as_ref()));
     let ephemeral = spec::ephemeral_containers(pod).iter();

@@ -232,9 +232,21 @@ mod tests {
 
     #[test]
     fn patterns_must_be_namespaced() {
-        for pattern in ["kernel.panic", "vm.*", "kernel.*", "users.x"] {
+        for pattern in ["kernel.panic", "vm.*", "kernel.*", "users.x", "kernel.shm_next_id", "kernel.msg_*", "fs.mq*"] {
             let error = list(None, &[pattern]).expect_err(pattern);
             assert_eq!(error.to_string(), format!("the sysctls {pattern:?} are not known to be namespaced"));
+        }
+    }
+
+    #[test]
+    fn sysctls_of_the_ipc_namespace_have_names_and_two_prefixes() {
+        let names = "sem shmall shmmax shmmni shm_rmid_forced msgmax msgmnb msgmni shm* msg* sem*";
+        let names = names.split(' ').map(|name| format!("kernel.{name}"));
+        for pattern in names.chain(["fs.mqueue.msg_max".to_owned(), "fs.mqueue.*".to_owned()]) {
+            let list = list(None, &[&pattern]).expect("a list");
+            let name = pattern.replace('*', "_x");
+            let host = HostNamespaces { ipc: true, ..OWN };
+            assert_eq!(list.problem(&name, host), Some(format!("{name:?} not allowed with host IPC enabled")));
         }
     }
 

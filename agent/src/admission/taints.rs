@@ -15,14 +15,14 @@ pub(super) fn tolerates(pod: &Pod, taint: &Taint) -> bool {
     tolerations.any(|toleration| matches(toleration, taint))
 }
 
-/// Without effect it matches every effect, without key (which needs `Exists`) every key.
+/// Without effect it matches every effect, without key every key.
 fn matches(toleration: &Toleration, taint: &Taint) -> bool {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     let (key, effect) = (text(&toleration.key), text(&toleration.effect));
     let is_of_effect = effect.is_empty() || effect == taint.effect;
-    let is_of_key = key == taint.key;
+    let is_of_key = key.is_empty() || key == taint.key;
     match text(&toleration.operator).as_str() {
-        "Exists" => is_of_effect && (key.is_empty() || is_of_key),
+        "Exists" => is_of_effect && is_of_key,
         "" | "Equal" => is_of_effect && is_of_key && text(&toleration.value) == text(&taint.value),
         _ => false,
     }
@@ -49,6 +49,8 @@ mod tests {
             (json!({ "key": "maintenance", "value": "now" }), true),
             (json!({ "key": "maintenance", "operator": "Equal", "value": "now", "effect": "NoExecute" }), true),
             (json!({ "key": "maintenance", "value": "later" }), false),
+            (json!({ "operator": "Equal", "value": "now" }), true),
+            (json!({ "operator": "Equal", "value": "later" }), false),
             (json!({ "key": "maintenance", "operator": "Gt", "value": "now" }), false),
         ] {
             let spec = json!({ "containers": [], "tolerations": [toleration] });

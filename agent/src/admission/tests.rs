@@ -230,6 +230,8 @@ fn app_armor_needs_a_host_that_enforces_it() {
     let field = |kind: &str| json!({"appArmorProfile": {"type": kind}});
     let container = |context: Value| json!({"containers": [{"name": "c", "image": "i", "securityContext": context}]});
     let annotation = |value: &str| json!({"annotations": {"container.apparmor.security.beta.kubernetes.io/c": value}});
+    let mut overridden = container(field("Unconfined"));
+    overridden["securityContext"] = field("RuntimeDefault");
     let disabled = rejected("AppArmor", "Cannot enforce AppArmor: AppArmor is not enabled on the host");
     let host = NodeOffer { app_armor: false, ..full() };
     for (metadata, spec, expected) in [
@@ -239,6 +241,9 @@ fn app_armor_needs_a_host_that_enforces_it() {
         (annotation("localhost/mine"), json!({}), &disabled),
         (annotation("unconfined"), json!({}), &None),
         (json!({}), container(field("Unconfined")), &None),
+        (json!({}), overridden, &disabled),
+        (annotation("runtime/default"), container(field("Unconfined")), &disabled),
+        (annotation("unconfined"), json!({"securityContext": field("Unconfined")}), &None),
         (json!({}), json!({}), &None),
     ] {
         assert_eq!(rejection(&pod(metadata.clone(), spec.clone()), &host), *expected, "{metadata} {spec}");

@@ -2,6 +2,21 @@
 
 use std::fmt;
 
+/// Those of the IPC namespace, and two prefixes of them. Others that begin like these are refused by the runtime when a pod
+/// starts.
+const IPC: [&str; 10] = [
+    "kernel.sem",
+    "kernel.shm",
+    "kernel.shmall",
+    "kernel.shmmax",
+    "kernel.shmmni",
+    "kernel.shm_rmid_forced",
+    "kernel.msg",
+    "kernel.msgmax",
+    "kernel.msgmnb",
+    "kernel.msgmni",
+];
+
 /// The kernel namespace a sysctl is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SysctlNamespace {
@@ -29,11 +44,9 @@ impl fmt::Display for SysctlNamespace {
 impl SysctlNamespace {
     /// The namespace of a sysctl by its dot-separated name, or of all sysctls with a prefix.
     pub fn of(name: &str) -> Option<Self> {
-        let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix));
         match name {
-            "kernel.sem" => Some(Self::Ipc),
             "kernel.domainname" => Some(Self::Uts),
-            _ if ipc => Some(Self::Ipc),
+            _ if IPC.contains(&name) || name.starts_with("fs.mqueue.") => Some(Self::Ipc),
             _ if name.starts_with("net.") => Some(Self::Net),
             _ if name.starts_with("user.") => Some(Self::User),
             _ => None,

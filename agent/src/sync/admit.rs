@@ -314,10 +314,7 @@ impl SyncLoop {
 
     /// The order in which pods are decided on: those that run already, then the oldest.
     pub(super) fn sort_for_admission(&self, pods: &mut [Pod]) {
-        pods.sort_by_cached_key(|pod| {
-            let is_new = self.is_resumed(&pod_ref(pod).uid, pod) != Some(true);
-            (is_new, pod.metadata.creation_timestamp.clone())
-        });
+        sort(pods, |pod| self.is_resumed(&pod_ref(pod).uid, pod) == Some(true));
     }
 
     /// Publishes the status of a rejected pod without worker. While a container of it runs the status stays as it is. When
@@ -370,5 +367,41 @@ impl SyncLoop {
     pub(super) fn settle_all_rejected(&mut self) {
         let rejected: Vec<PodUid> = self.admission.decisions.rejected().cloned().collect();
         rejected.iter().for_each(|uid| self.settle_rejected(uid));
+    }
+}
+
+fn sort(pods: &mut [Pod], runs: impl Fn(&Pod) -> bool) {
+    pods.sort_by_cached_key(|pod| (!runs(pod), pod.metadata.creation_timestamp.clone()));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::testing;
+
+    #[test]
+    fn running_pods_are_decided_on_first_and_then_the_oldest() {
+        let pod = |name: &str, created: Option<u64>| {
+            let mut pod = testing::pod("Always", &[], &["main"]);
+            pod.metadata.name = Some(name.to_owned());
+            pod.metadata.creation_timestamp = created.map(|seconds| testing::time(Duration::from_secs(seconds)));
+            Arc::new(pod)
+        };
+        let mut pods = [
+            pod("third", Some(3)),
+            pod("running, second", Some(9)),
+            pod("second, listed later", Some(2)),
+            pod("first", Some(1)),
+            pod("second, listed last", Some(2)),
+            pod("running, first", Some(8)),
+            pod("without a time", None),
+        ];
+        sort(&mut pods, |pod| pod.metadata.name.as_deref().is_some_and(|name| name.starts_with("running")));
+        let names: Vec<&str> = pods.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect();
+        let [of_running, others] = [&names[..2], &names[2..]];
+        assert_eq!(of_running, ["running, first", "running, second"]);
+        assert_eq!(others, ["without a time", "first", "second, listed later", "second, listed last", "third"]);
     }
 }

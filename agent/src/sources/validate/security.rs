@@ -13,6 +13,8 @@ use k8s_openapi::api::core::v1::Sysctl;
 use super::super::field::Findings;
 use super::super::field::Path;
 use super::formats;
+use crate::model::SysctlNamespace;
+use crate::model::spec::dotted_sysctl;
 
 const PROFILE_TYPES: [&str; 3] = ["Localhost", "RuntimeDefault", "Unconfined"];
 
@@ -164,21 +166,20 @@ fn sysctls(sysctls: &[Sysctl], spec: &PodSpec, path: &Path, findings: &mut Findi
     let mut seen = HashSet::new();
     for (i, sysctl) in sysctls.iter().enumerate() {
         let path = path.index(i).child("name");
-        let name = sysctl.name.replace('/', ".");
         if sysctl.name.is_empty() {
             findings.required(&path, "");
         } else if !formats::sysctl(&sysctl.name) {
             let message = "must have at most 253 characters and match regex \
                            ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
             findings.invalid(&path, &sysctl.name, message);
-        } else if !seen.insert(name.clone()) {
+        } else if !seen.insert(sysctl.name.replace('/', ".")) {
             findings.duplicate(&path, &sysctl.name);
         }
-        if spec.host_network == Some(true) && name.starts_with("net.") {
+        let namespace = SysctlNamespace::of(&dotted_sysctl(&sysctl.name));
+        if spec.host_network == Some(true) && namespace == Some(SysctlNamespace::Net) {
             findings.invalid(&path, &sysctl.name, "may not be specified when 'hostNetwork' is true");
         }
-        let ipc = name.starts_with("kernel.shm") || name.starts_with("kernel.msg") || name.starts_with("fs.mqueue.");
-        if spec.host_ipc == Some(true) && (ipc || name == "kernel.sem") {
+        if spec.host_ipc == Some(true) && namespace == Some(SysctlNamespace::Ipc) {
             findings.invalid(&path, &sysctl.name, "may not be specified when 'hostIPC' is true");
         }
     }

@@ -33,6 +33,8 @@ pub(super) enum VolumeKind {
 
 const HOST_PATH_TYPES: [&str; 8] =
     ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
+/// Of the name of an interface of the iSCSI initiator.
+const MAX_INTERFACE: usize = 64;
 const MIN_TOKEN_SECONDS: i64 = 600;
 const MAX_TOKEN_SECONDS: i64 = 1 << 32;
 const DOWNWARD_FIELDS: [&str; 5] =
@@ -142,6 +144,12 @@ fn source(volume: &Volume, path: &Path, findings: &mut Findings) {
     }
     if let Some(source) = &volume.iscsi {
         check_iscsi(source, &path.child("iscsi"), findings);
+        // The name of the interface that is made for the initiator.
+        if source.initiator_name.is_some() && volume.name.len() + 1 + source.target_portal.len() > MAX_INTERFACE {
+            let message = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if \
+                           iscsi.initiatorName is specified.";
+            findings.invalid(&path.child("name"), &volume.name, message);
+        }
     }
     if volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.claim_name.is_empty()) {
         findings.required(&path.child("persistentVolumeClaim").child("claimName"), "");

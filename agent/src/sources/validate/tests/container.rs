@@ -412,6 +412,23 @@ fn iscsi_volumes() {
 }
 
 #[test]
+fn an_iscsi_volume_with_an_initiator_has_a_short_name_and_portal() {
+    let of = |portal: &str, initiator: Option<&str>| {
+        let source = json!({
+            "targetPortal": portal, "iqn": "iqn.2001-04.com.example:a", "lun": 0, "initiatorName": initiator,
+        });
+        json!([{"name": "v"}, {"name": "w", "iscsi": source}])
+    };
+    let too_long = "spec.volumes[1].name: Invalid value: \"w\": Total length of <volume name>:<iscsi.targetPortal>";
+    let initiator = Some("iqn.2001-04.com.example:me");
+    check(&[
+        ("/spec/volumes", of(&"a".repeat(62), initiator), ""),
+        ("/spec/volumes", of(&"a".repeat(63), initiator), too_long),
+        ("/spec/volumes", of(&"a".repeat(63), None), ""),
+    ]);
+}
+
+#[test]
 fn files_of_variables_lie_in_an_empty_dir() {
     let mut pod = base();
     pod["spec"]["volumes"][0]["configMap"] = json!({"name": "m"});

@@ -170,6 +170,28 @@ fn pod_level_fields() {
 }
 
 #[test]
+fn sysctls_of_namespaces_that_the_pod_shares_are_refused() {
+    for (shared, name, is_refused) in [
+        ("hostNetwork", "net.ipv4.ip_forward", true),
+        ("hostNetwork", "kernel.shmmax", false),
+        ("hostIPC", "kernel.shmmax", true),
+        ("hostIPC", "kernel/msgmax", true),
+        ("hostIPC", "fs.mqueue.msg_max", true),
+        ("hostIPC", "net.ipv4.ip_forward", false),
+        ("hostIPC", "kernel.shm_next_id", false),
+    ] {
+        let mut pod = base();
+        pod["spec"][shared] = json!(true);
+        pod["spec"]["securityContext"] = json!({"sysctls": [{"name": name, "value": "1"}]});
+        let errors = errors_of(pod);
+        let at = "spec.securityContext.sysctls[0].name";
+        let problem = format!("{at}: Invalid value: {name:?}: may not be specified when '{shared}' is true");
+        assert_eq!(errors.iter().any(|error| error.starts_with(&problem)), is_refused, "{name}: {errors:?}");
+        assert_eq!(errors.len(), usize::from(is_refused), "{errors:?}");
+    }
+}
+
+#[test]
 fn an_overridden_hostname_excludes_others() {
     check(&[
         ("/spec/hostnameOverride", json!("h.example"), ""),
