@@ -44,3 +44,26 @@ pub(super) async fn with_parameters(request: Request) -> (Request, Parameters) {
     let all = form.unwrap_or_default().into_iter().chain(query.clone()).collect();
     (Request::from_parts(head, Body::empty()), Parameters { query, all })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_posted_form_comes_before_the_query() {
+        let form = "application/x-www-form-urlencoded; charset=utf-8";
+        for (method, kind, expected) in [
+            (Method::POST, form, "output=1&input=a b&output=0"),
+            (Method::POST, "text/plain", "output=0"),
+            (Method::PUT, form, "output=0"),
+        ] {
+            let request = axum::http::Request::builder().method(method.clone()).uri("/exec/a/b/c?output=0");
+            let request = request.header(header::CONTENT_TYPE, kind).body(Body::from("output=1&input=a+b")).unwrap();
+            let (_, Parameters { query, all }) = with_parameters(request).await;
+            let text = |parameters: Vec<(String, String)>| {
+                parameters.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&")
+            };
+            assert_eq!((text(query).as_str(), text(all).as_str()), ("output=0", expected), "{method} {kind}");
+        }
+    }
+}

@@ -37,3 +37,17 @@ pub(super) fn has_container(pod: &Pod, name: &str) -> bool {
     spec::lasting_containers(pod).any(|container| container.name() == name)
         || spec::ephemeral_containers(pod).iter().any(|container| container.name == name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing;
+
+    #[test]
+    fn containers_of_any_kind_are_found() {
+        let pod = testing::pod("Always", &["init", "side"], &["main"]);
+        let pod = Arc::new(testing::with_ephemeral(pod, "debug"));
+        let names = ["init", "side", "main", "debug", "other"];
+        assert_eq!(names.map(|name| has_container(&pod, name)), [true, true, true, true, false]);
+    }
+}

@@ -308,7 +308,9 @@ where
 mod tests {
     use std::net::IpAddr;
     use std::net::Ipv4Addr;
+    use std::sync::OnceLock;
 
+    use tokio::io::AsyncReadExt as _;
     use tokio::io::AsyncWriteExt as _;
 
     use super::*;
@@ -324,6 +326,42 @@ mod tests {
         let ended = tokio::time::timeout(2 * WRITE_TIMEOUT, http1(server, service, &shutdown)).await;
         assert!(matches!(ended, Ok(Err(_))), "{ended:?}");
         assert!(began.elapsed() >= WRITE_TIMEOUT, "{:?}", began.elapsed());
+    }
+
+    /// The answer to a request that is in progress at the shutdown and takes this long, and how long the server goes on.
+    async fn shut_down_during_a_request(takes: Duration) -> (String, Duration) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bound");
+        let address = listener.local_addr().expect("an address");
+        let shutdown = CancellationToken::new();
+        let (stopping, stopped) = (shutdown.clone(), Arc::new(OnceLock::new()));
+        let at = stopped.clone();
+        let router = Router::new().fallback(async move || {
+            at.get_or_init(Instant::now);
+            stopping.cancel();
+            tokio::time::sleep(takes).await;
+            "done"
+        });
+        let client = async {
+            let mut stream = TcpStream::connect(address).await.expect("connected");
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sent");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.expect("an end");
+            answer
+        };
+        let server = async {
+            serve_plain("test", listener, router, &shutdown).await;
+            stopped.get().expect("a request").elapsed()
+        };
+        tokio::join!(client, server)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_in_progress_have_a_moment_to_end_at_shutdown() {
+        let (answer, took) = shut_down_during_a_request(DRAIN_TIMEOUT / 2).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n\r\ndone"), "{answer}");
+        assert!(took < DRAIN_TIMEOUT, "{took:?}");
+        let (_, took) = shut_down_during_a_request(10 * DRAIN_TIMEOUT).await;
+        assert_eq!(took, DRAIN_TIMEOUT);
     }
 
     #[tokio::test]

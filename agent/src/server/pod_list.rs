@@ -85,3 +85,36 @@ impl Serialize for Item<'_> {
         item.end()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing;
+
+    /// Names of the listed pods with their containers and images.
+    fn listed(snapshots: Vec<PodSnapshot>) -> Vec<String> {
+        let snapshots: Vec<Arc<PodSnapshot>> = snapshots.into_iter().map(Arc::new).collect();
+        let show = |pod: &Arc<Pod>| {
+            let (meta, containers) = (&pod.metadata, &pod.spec.as_ref().unwrap().containers);
+            let named = [&meta.namespace, &meta.name, &meta.uid].map(|part| part.clone().unwrap()).join("/");
+            let show = |container: &Container| format!(" {}={}", container.name, container.image.as_ref().unwrap());
+            named + &containers.iter().map(show).collect::<String>()
+        };
+        running(&snapshots).iter().map(show).collect()
+    }
+
+    #[test]
+    fn pods_that_run_and_their_running_containers() {
+        let several = vec![testing::running("b", 1), testing::running("a", 0), testing::exited("b", 0, 1)];
+        assert_eq!(listed(vec![testing::snapshot(several)]), ["ns/pod/uid a=image b=image"]);
+        let exited = || vec![testing::exited("a", 0, 0), testing::status("b", 0, ContainerState::Created)];
+        assert_eq!(listed(vec![testing::snapshot(exited())]), ["ns/pod/uid"], "its sandbox is ready");
+        let dead = |containers| {
+            let mut snapshot = testing::snapshot(containers);
+            snapshot.sandboxes[0].ready = false;
+            snapshot
+        };
+        assert!(listed(vec![dead(exited()), dead(Vec::new())]).is_empty());
+        assert_eq!(listed(vec![dead(vec![testing::running("a", 0)])]), ["ns/pod/uid a=image"]);
+    }
+}

@@ -46,6 +46,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 /// An agent whose state the test sets.
 struct TestAgent {
     pods: Vec<Arc<Pod>>,
+    /// `u64::MAX`: the loop has not started.
     sync_loop_seconds: Arc<AtomicU64>,
 }
 
@@ -64,7 +65,8 @@ impl AgentState for TestAgent {
     }
 
     fn sync_loop_age(&self) -> Option<Duration> {
-        Some(Duration::from_secs(self.sync_loop_seconds.load(Ordering::Relaxed)))
+        let seconds = self.sync_loop_seconds.load(Ordering::Relaxed);
+        (seconds != u64::MAX).then(|| Duration::from_secs(seconds))
     }
 
     fn runtime_ready(&self) -> Result<(), String> {

@@ -66,6 +66,8 @@ async fn health_server() {
         "[+]ping ok\nsensor exits down: no CAP_BPF\nsensor relist up\nhealthz check passed\n",
         "monitoring agents parse lines with a mark as checks, and a sensor is none"
     );
+    let unready = "[+]ping ok\n[-]runtime failed: reason withheld\nhealthz check failed\n";
+    assert_eq!(get(health, "/readyz").await, (500, unready.to_owned()));
     for unknown in ["/", "/pods", "/metrics", "/healthz/syncloop"] {
         assert_eq!(get(health, unknown).await, (404, "404 page not found\n".to_owned()), "{unknown}");
     }
@@ -74,6 +76,9 @@ async fn health_server() {
 #[tokio::test]
 async fn read_only_health_follows_the_sync_loop() {
     let served = serve(Vec::new()).await;
+    served.sync_loop_seconds.store(u64::MAX, Ordering::Relaxed);
+    assert_eq!(get(served.read_only, "/healthz/syncloop").await, (200, "ok".to_owned()), "it has not started");
+    served.sync_loop_seconds.store(299, Ordering::Relaxed);
     assert_eq!(get(served.read_only, "/healthz").await, (200, "ok".to_owned()));
     served.sync_loop_seconds.store(301, Ordering::Relaxed);
     let failed =
@@ -185,6 +190,28 @@ fn large_responses_are_encoded_on_threads_that_may_block() {
             assert_eq!(tokio::time::timeout(TIMEOUT, large).await.expect("in time").0, 200, "{path}");
         }
     });
+}
+
+/// Prometheus asks for both.
+#[tokio::test]
+async fn metrics_have_the_format_and_encoding_that_the_client_accepts() {
+    let served = serve(Vec::new()).await;
+    for (accepted, kind, encoding) in [
+        ("", "text/plain; version=0.0.4", None),
+        ("Accept-Encoding: gzip\r\n", "text/plain; version=0.0.4", Some("gzip")),
+        (
+            "Accept: application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited\r\n",
+            "application/vnd.google.protobuf",
+            None,
+        ),
+    ] {
+        for path in ["/metrics", "/metrics/probes", "/metrics/slis"] {
+            let (status, head, _) = request(served.read_only, "GET", path, accepted).await;
+            let sent = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+            assert!(status == 200 && sent("content-type").is_some_and(|sent| sent.starts_with(kind)), "{path}: {head}");
+            assert_eq!(sent("content-encoding"), encoding, "{path}: {head}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -299,4 +326,38 @@ fn options_from_the_configuration() {
     assert!(alone.read_only.is_some(), "enableServer is about the main port");
     let slow = options(|config| config.sync_frequency = crate::config::duration::GoDuration::mins(10));
     assert_eq!(slow.sync_loop_limit, Duration::from_secs(1200));
+}
+
+#[test]
+fn each_switch_is_about_its_own_handlers() {
+    type Switch = (fn(&mut KubeletConfiguration), EnabledHandlers);
+    let all = EnabledHandlers {
+        debugging: true,
+        profiling: true,
+        debug_flags: true,
+        system_logs: true,
+        checkpoint: true,
+        flagz: true,
+        statusz: true,
+    };
+    let switches: [Switch; 5] = [
+        (|_| {}, all),
+        (|config| config.enable_debugging_handlers = false, EnabledHandlers { debugging: false, ..all }),
+        (|config| config.enable_profiling_handler = false, EnabledHandlers { profiling: false, ..all }),
+        (|config| config.enable_debug_flags_handler = false, EnabledHandlers { debug_flags: false, ..all }),
+        (|config| config.enable_system_log_handler = false, EnabledHandlers { system_logs: false, ..all }),
+    ];
+    for (change, expected) in switches {
+        let mut config = KubeletConfiguration::default();
+        change(&mut config);
+        assert_eq!(Options::new(&config, &FeatureGates::default()).enabled, expected);
+    }
+    for (gate, expected) in [
+        ("ContainerCheckpoint", EnabledHandlers { checkpoint: false, ..all }),
+        ("ComponentFlagz", EnabledHandlers { flagz: false, ..all }),
+        ("ComponentStatusz", EnabledHandlers { statusz: false, ..all }),
+    ] {
+        let gates = FeatureGates::new(&[(gate.to_owned(), false)].into()).expect("a known gate");
+        assert_eq!(Options::new(&KubeletConfiguration::default(), &gates).enabled, expected, "{gate}");
+    }
 }

@@ -205,6 +205,11 @@ mod tests {
         filter.take(b"\xff\xfe garbage\n", &mut out).unwrap();
         filter.take(LOG[3].as_bytes(), &mut out).unwrap();
         assert_eq!(out, b"one\nthree\n");
+        let (mut limited, mut last) = (Filter::new(LineRules { lines: Some(2), ..RULES }), Vec::new());
+        for line in [LOG[0].as_bytes(), b"\xff\xfe garbage\n", LOG[3].as_bytes(), LOG[0].as_bytes()] {
+            limited.take(line, &mut last).unwrap();
+        }
+        assert_eq!(last, b"one\nthree\n", "only lines that are parsed count");
         let unknown = Filter::new(RULES).take(b"what\n", &mut out);
         assert_eq!(unknown, Err(UnknownFormat(b"what\n".to_vec())));
     }

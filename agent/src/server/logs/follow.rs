@@ -13,6 +13,7 @@ use futures_util::stream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use tonic::Code;
 
 use super::super::containers::Containers;
 use super::chunks;
@@ -88,7 +89,8 @@ impl Instance {
         // Not inspected since the agent started, or removed.
         match self.containers.runtime.container_status(self.id.as_str(), false).await {
             Ok(found) => found.status.state() == keblet_proto::cri::v1::ContainerState::ContainerRunning,
-            Err(error) => error.is_unreachable(),
+            // As upstream: its containers run on while the runtime is restarted.
+            Err(error) => error.code() == Code::Unavailable,
         }
     }
 
@@ -234,9 +236,123 @@ fn last_step_of_follower(reader: &mut Reader, out: &mut Vec<u8>) -> Result<ReadO
 mod tests {
     use std::sync::mpsc;
 
+    use axum::body::Bytes;
+    use http_body_util::BodyExt as _;
+    use k8s_openapi::api::core::v1::PodStatus;
+    use keblet_proto::cri::v1 as cri;
     use tokio::sync::oneshot;
+    use tonic::Status;
 
+    use super::super::filter::Filter;
+    use super::super::filter::LineRules;
+    use super::super::query::LogStreams;
+    use super::super::shared::OpenLogs;
+    use super::super::watch::FolderWatch;
     use super::*;
+    use crate::model::Pod;
+    use crate::model::PodSnapshot;
+    use crate::model::testing;
+    use crate::runtime::Runtime;
+    use crate::runtime::RuntimeOptions;
+    use crate::runtime::tests::server::Answer;
+    use crate::runtime::tests::server::Socket;
+    use crate::runtime::tests::server::say;
+    use crate::runtime::tests::server::script;
+    use crate::server::PodLookup;
+
+    struct Pods(Option<PodSnapshot>);
+
+    impl PodLookup for Pods {
+        fn pod(&self, _: &str, _: &str) -> Option<Pod> {
+            None
+        }
+
+        fn status(&self, _: &Pod) -> PodStatus {
+            PodStatus::default()
+        }
+
+        fn snapshot(&self, _: &PodUid) -> Option<Arc<PodSnapshot>> {
+            self.0.clone().map(Arc::new)
+        }
+    }
+
+    /// Container `main-0`, on a runtime that is reached at `socket`.
+    fn instance(snapshot: Option<PodSnapshot>, socket: Socket) -> Instance {
+        let connect = move || socket.clone().connect();
+        let runtime = Runtime::with_connector("unix:///run/test.sock", connect, RuntimeOptions::default());
+        let containers = Containers { pods: Arc::new(Pods(snapshot)), runtime };
+        Instance { containers, pod: "uid".into(), id: "main-0".into() }
+    }
+
+    fn answering(answer: fn() -> Answer) -> Socket {
+        let socket = Socket::default();
+        socket.serve(script(move |_, _| answer()));
+        socket
+    }
+
+    fn in_state(state: cri::ContainerState) -> Answer {
+        let metadata = Some(cri::ContainerMetadata::default());
+        let status = cri::ContainerStatus { metadata, state: state as i32, ..Default::default() };
+        say(&cri::ContainerStatusResponse { status: Some(status), ..Default::default() })
+    }
+
+    #[tokio::test]
+    async fn a_container_may_write_until_the_last_inspection_shows_its_exit() {
+        let running = || answering(|| in_state(cri::ContainerState::ContainerRunning));
+        for (containers, expected) in [
+            (vec![testing::running("main", 0)], true),
+            (vec![testing::proven("main", 0, Some(0))], true),
+            (vec![testing::exited("main", 0, 0)], false),
+            (vec![testing::running("main", 1)], false),
+            (vec![], false),
+        ] {
+            let instance = instance(Some(testing::snapshot(containers)), running());
+            let snapshot = instance.containers.pods.snapshot(&instance.pod);
+            assert_eq!(instance.may_write().await, expected, "{snapshot:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn of_a_pod_without_an_inspection_the_runtime_is_asked() {
+        type Case = (&'static str, fn() -> Answer, bool);
+        let cases: [Case; 4] = [
+            ("running", || in_state(cri::ContainerState::ContainerRunning), true),
+            ("exited", || in_state(cri::ContainerState::ContainerExited), false),
+            ("removed", || Err(Status::not_found("no such container")), false),
+            ("starting", || Err(Status::unavailable("server is not initialized yet")), true),
+        ];
+        for (name, answer, expected) in cases {
+            assert_eq!(instance(None, answering(answer)).may_write().await, expected, "{name}");
+        }
+        assert!(instance(None, Socket::default()).may_write().await, "it cannot be reached");
+    }
+
+    /// The first bytes of a log.
+    async fn first_bytes(reads: &Reads, follows: bool) -> Bytes {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        std::fs::write(&path, "2026-01-01T00:00:01Z stdout F one\n").unwrap();
+        let stream = LogStreams::All;
+        let rules = LineRules { since: i64::MIN, timestamps: false, limit: None, lines: None, stream };
+        let reader = Reader::open(&OpenLogs::default(), &path, None, Filter::new(rules)).unwrap();
+        let follow = follows.then(|| Follow {
+            changes: FolderWatch::default().follow(dir.path()),
+            instance: instance(None, Socket::default()),
+        });
+        let mut sent = body(reader, follow, reads.clone());
+        let frame = tokio::time::timeout(Duration::from_secs(20), sent.frame()).await.expect("it is read");
+        frame.unwrap().unwrap().into_data().unwrap()
+    }
+
+    #[tokio::test]
+    async fn followers_and_other_requests_do_not_wait_for_each_other() {
+        let (reads, all) = (Reads::default(), u32::try_from(MAX_READS).unwrap());
+        let following = reads.following.clone().acquire_many_owned(all).await.unwrap();
+        assert_eq!(first_bytes(&reads, false).await, "one\n");
+        drop(following);
+        let _once = reads.once.clone().acquire_many_owned(all).await.unwrap();
+        assert_eq!(first_bytes(&reads, true).await, "one\n");
+    }
 
     #[tokio::test]
     async fn a_read_that_hangs_keeps_its_permit_when_its_client_disconnects() {

@@ -80,6 +80,9 @@ mod tests {
         assert_eq!(choose(running.clone(), false), Ok("t://2".to_owned()));
         assert_eq!(choose(running, true), Ok("t://1".to_owned()));
         assert_eq!(choose(json!({"state": ended("t://3")}), false), Ok("t://3".to_owned()));
+        let crashed = json!({"state": ended("t://3"), "lastState": ended("t://2")});
+        assert_eq!(choose(crashed.clone(), false), Ok("t://3".to_owned()), "the latest of two that have ended");
+        assert_eq!(choose(crashed, true), Ok("t://2".to_owned()));
         let not_started = json!({"state": ended(""), "lastState": ended("t://1")});
         assert_eq!(choose(not_started, false), Ok("t://1".to_owned()));
         let waiting = json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended("t://1")});

@@ -137,6 +137,7 @@ mod tests {
         assert!(all.timestamps && all.previous && all.stream == Some(LogStreams::All));
         assert_eq!(query("tail=3&tailLines=x").unwrap().tail, Some(3), "the legacy name replaces");
         assert_eq!(query("tail=all&tailLines=5").unwrap().tail, None);
+        assert_eq!(query("tail=&tailLines=4").unwrap().tail, Some(4), "an empty legacy name does not");
         let since = query("sinceTime=1970-01-01T01:00:00.5%2B01:00").unwrap().since;
         assert_eq!(since, Since::Time(500_000_000));
         assert_eq!((Since::Seconds(2).at(5_000_000_000), since.at(0)), (3_000_000_000, 500_000_000));
@@ -146,6 +147,9 @@ mod tests {
     fn a_time_that_was_never_set_selects_the_whole_log() {
         let since = query("sinceTime=0001-01-01T00:00:00Z").unwrap().since;
         assert_eq!(since.at(0), Since::Beginning.at(0));
+        for unset in ["sinceTime=", "sinceTime=null"] {
+            assert_eq!(query(unset).map(|query| query.since), Ok(Since::Beginning), "{unset}");
+        }
     }
 
     #[test]

@@ -10,8 +10,10 @@ use axum::body::Bytes;
 use futures_util::TryStreamExt as _;
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::jiff::Timestamp;
 use keblet_proto::cri::v1 as cri;
 use serde_json::json;
+use tonic::Status;
 use tower::ServiceExt as _;
 
 use super::super::PodLookup;
@@ -41,16 +43,22 @@ impl Node {
     }
 
     fn with(state: serde_json::Value, split_streams: bool) -> Self {
+        Self::of(json!({ "state": state }), split_streams)
+    }
+
+    /// With these fields of the container's status. The log of container `main-N` is `N.log`.
+    fn of(mut status: serde_json::Value, split_streams: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         File::create(dir.path().join("0.log")).unwrap();
         let snapshot = Arc::new(Mutex::new(testing::snapshot(vec![testing::running("main", 0)])));
         let mut pod = testing::pod("Always", &[], &["main"]);
-        let status = json!({"name": "main", "ready": true, "restartCount": 0, "image": "i", "imageID": "",
-            "containerID": "fake://main-0", "state": state});
+        let others = json!({"name": "main", "ready": true, "restartCount": 0, "image": "i", "imageID": "",
+            "containerID": "fake://main-0"});
+        status.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
         pod.status = serde_json::from_value(json!({ "containerStatuses": [status] })).unwrap();
         let (pod, cached) = (Arc::new(pod), snapshot.clone());
         let pods = Arc::new(OnePod { pod, snapshot: cached });
-        let containers = Containers { pods, runtime: runtime(dir.path().join("0.log")) };
+        let containers = Containers { pods, runtime: runtime(dir.path().to_owned()) };
         Self { router: router(containers, split_streams), dir, snapshot }
     }
 
@@ -97,10 +105,15 @@ impl PodLookup for OnePod {
     }
 }
 
-fn runtime(log: PathBuf) -> Runtime {
+fn runtime(logs: PathBuf) -> Runtime {
     let socket = Socket::default();
-    socket.serve(script(move |method, _| {
+    socket.serve(script(move |method, message| {
         assert_eq!(method, "ContainerStatus");
+        let asked = <cri::ContainerStatusRequest as prost::Message>::decode(message).unwrap();
+        let Some(number) = asked.container_id.strip_prefix("main-") else {
+            return Err(Status::not_found("no such id"));
+        };
+        let log = logs.join(format!("{number}.log"));
         say(&cri::ContainerStatusResponse {
             status: Some(cri::ContainerStatus {
                 metadata: Some(cri::ContainerMetadata::default()),
@@ -140,9 +153,43 @@ async fn the_query_selects_the_lines() {
     assert_eq!(node.text(PATH).await, (200, "line 1\nline 2\nline 3\n".to_owned()));
     assert_eq!(node.text(&format!("{PATH}?tailLines=1")).await, (200, "line 3\n".to_owned()));
     assert_eq!(node.text(&format!("{PATH}?limitBytes=9")).await, (200, "line 1\nli".to_owned()));
+    assert_eq!(
+        node.text(&format!("{PATH}?stream=All&tailLines=1")).await,
+        (200, "line 3\n".to_owned()),
+        "one stream alone has a gate"
+    );
     let stamped = format!("{PATH}?timestamps=true&tailLines=1");
     assert_eq!(node.text(&stamped).await, (200, "2026-01-01T00:00:00.000000003Z line 3\n".to_owned()));
     assert_eq!(node.text(&format!("{PATH}?sinceTime=2026-01-01T00:00:00.000000002Z")).await.1, "line 2\nline 3\n");
+}
+
+#[tokio::test]
+async fn seconds_count_back_from_the_request() {
+    let node = Node::new();
+    for (age, text) in [(100, "old"), (10, "new")] {
+        let time = Timestamp::from_second(Timestamp::now().as_second() - age).unwrap();
+        writeln!(node.log(), "{time} stdout F {text}").unwrap();
+    }
+    assert_eq!(node.text(&format!("{PATH}?sinceSeconds=60")).await, (200, "new\n".to_owned()));
+    assert_eq!(node.text(&format!("{PATH}?sinceSeconds=1000")).await, (200, "old\nnew\n".to_owned()));
+}
+
+#[tokio::test]
+async fn the_previous_instance_has_a_log_of_its_own() {
+    let before = json!({"terminated": {"exitCode": 1, "containerID": "fake://main-1"}});
+    let node = Node::of(json!({"state": {"running": {}}, "lastState": before}), false);
+    std::fs::write(node.dir.path().join("1.log"), line(1)).unwrap();
+    node.log().write_all(line(2).as_bytes()).unwrap();
+    assert_eq!(node.text(&format!("{PATH}?previous=true")).await, (200, "line 1\n".to_owned()));
+    assert_eq!(node.text(PATH).await, (200, "line 2\n".to_owned()));
+}
+
+#[tokio::test]
+async fn a_container_that_the_runtime_has_removed_has_no_log() {
+    let node = Node::with(json!({"terminated": {"exitCode": 0, "containerID": "fake://gone"}}), true);
+    let text = "unable to retrieve container logs for fake://gone";
+    assert_eq!(node.text(PATH).await, (200, text.to_owned()));
+    assert_eq!(node.text(&format!("{PATH}?stream=Stderr")).await, (400, text.to_owned()));
 }
 
 #[tokio::test]
@@ -151,6 +198,7 @@ async fn invalid_requests_are_refused() {
     for (path, status, text) in [
         ("/containerLogs/ns/other/main", 404, "pod \"other\" does not exist"),
         ("/containerLogs/ns/pod/other", 404, "container \"other\" not found in pod \"pod\""),
+        ("/containerLogs/ns/other/main?tailLines=x", 400, "{\"message\": \"Unable to decode query.\"}"),
         ("/containerLogs/ns/pod/main?tailLines=x", 400, "{\"message\": \"Unable to decode query.\"}"),
         ("/containerLogs/ns/pod/main?tailLines=-1", 422, "{\"message\": \"Invalid request.\"}"),
         (
@@ -232,6 +280,22 @@ async fn a_follower_receives_new_lines_until_the_container_exits() {
     node.end_container();
     node.log().write_all(line(4).trim_end().as_bytes()).unwrap();
     assert_eq!(bytes(&mut body, 6).await, "line 4", "what was written last, without its end");
+    assert_eq!(piece(&mut body).await, None);
+}
+
+/// The follower's last read of the old file and of the folder are before the exit.
+#[tokio::test]
+async fn a_log_that_is_rotated_as_its_container_exits_is_followed_to_its_end() {
+    let node = Node::new();
+    node.log().write_all(line(1).as_bytes()).unwrap();
+    let mut body = node.get(&format!("{PATH}?follow=true")).await.into_body();
+    assert_eq!(bytes(&mut body, 7).await, "line 1\n");
+    node.log().write_all(line(2).as_bytes()).unwrap();
+    let path = node.dir.path().join("0.log");
+    std::fs::rename(&path, node.dir.path().join("0.log.20260101-000000")).unwrap();
+    std::fs::write(&path, line(3)).unwrap();
+    node.end_container();
+    assert_eq!(bytes(&mut body, 14).await, "line 2\nline 3\n");
     assert_eq!(piece(&mut body).await, None);
 }
 

@@ -223,6 +223,9 @@ mod tests {
         fs::write(folder.path().join("kubelet.key"), "x").expect("written");
         let error = pair(folder.path(), "n1", SystemTime::now()).expect_err("half a pair");
         assert!(matches!(error, CertificateError::Half { .. }), "{error}");
+        fs::rename(folder.path().join("kubelet.key"), folder.path().join("kubelet.crt")).expect("renamed");
+        let error = pair(folder.path(), "n1", SystemTime::now()).expect_err("the other half");
+        assert!(matches!(error, CertificateError::Half { .. }), "{error}");
     }
 
     #[test]

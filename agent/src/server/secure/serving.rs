@@ -221,6 +221,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn without_the_feature_gate_a_new_pair_is_not_loaded() {
+        let authority = Authority::new("ca");
+        let (one, two) = (authority.server("n1"), authority.server("n1"));
+        let files = Files::new(&one);
+        let (loaded, mut serving) = files.load().expect("usable");
+        fs::write(files.certificate(), two.chain_pem()).expect("written");
+        fs::write(files.key(), two.key_pem()).expect("written");
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(loaded.reloading(false).follow(shutdown.clone()));
+        let changed = tokio::time::timeout(Duration::from_secs(600), serving.changed()).await;
+        assert!(changed.is_err(), "it was loaded");
+        shutdown.cancel();
+        task.await.expect("ends");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_pair_that_could_not_be_used_is_read_again_without_an_event() {
         let authority = Authority::new("ca");
         let (one, two) = (authority.server("n1"), authority.server("n1"));

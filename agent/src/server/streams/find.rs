@@ -67,3 +67,28 @@ pub(super) fn terminal(pod: &Pod, name: &str) -> Option<bool> {
     let ephemeral = || spec::ephemeral_containers(pod).iter().find(|container| container.name == name);
     lasting.map(|container| of(container.spec)).or_else(|| ephemeral().map(|found| found.tty.unwrap_or(false)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing;
+
+    #[test]
+    fn a_container_of_any_kind_may_have_a_terminal() {
+        let with_terminals = |tty: Option<bool>| {
+            let mut pod = testing::with_ephemeral(testing::pod("Always", &["init", "side"], &["main"]), "debug");
+            let spec = pod.spec.as_mut().unwrap();
+            let init = spec.init_containers.iter_mut().flatten();
+            init.chain(&mut spec.containers).for_each(|container| container.tty = tty);
+            spec.ephemeral_containers.iter_mut().flatten().for_each(|container| container.tty = tty);
+            pod
+        };
+        for (tty, expected) in [(Some(true), true), (Some(false), false), (None, false)] {
+            let pod = std::sync::Arc::new(with_terminals(tty));
+            for name in ["init", "side", "main", "debug"] {
+                assert_eq!(terminal(&pod, name), Some(expected), "{name} {tty:?}");
+            }
+            assert_eq!(terminal(&pod, "other"), None);
+        }
+    }
+}

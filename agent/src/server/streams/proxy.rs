@@ -171,3 +171,21 @@ async fn join(client: Upgraded, backend: Upgraded) {
     let last = async { tokio::join!(to_client.shutdown(), to_backend.shutdown()) };
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, last).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_streaming_server_that_does_not_answer_is_not_waited_for_any_longer() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let backend = Backend::parse(&format!("http://{}/x", silent.local_addr().unwrap())).unwrap();
+        let began = Instant::now();
+        let error = send(&backend, Request::new(Empty::new())).await.expect_err("no answer");
+        assert_eq!(error, "error proxying to the streaming server: it does not answer");
+        assert_eq!(began.elapsed(), ANSWER);
+    }
+}

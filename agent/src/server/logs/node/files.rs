@@ -176,10 +176,14 @@ async fn file(mut file: File, path: &Path, headers: &HeaderMap) -> io::Result<Re
         return Ok(StatusCode::NOT_MODIFIED.into_response());
     }
     let length = meta.len();
-    let wanted = headers.get(header::RANGE).and_then(|range| range.to_str().ok()).map(|range| part(range, length));
-    let (from, count, status) = match wanted {
-        None | Some(Part::Whole) => (0, length, StatusCode::OK),
+    // A part of the file as it is now does not complete what the client has of an earlier one.
+    let is_same = headers.get(header::IF_RANGE).is_none_or(|since| since.as_bytes() == modified.as_bytes());
+    let range = headers.get(header::RANGE).filter(|_| is_same).and_then(|range| range.to_str().ok());
+    let (from, count, status) = match range.map(|range| part(range, length)) {
         Some(Part::Of { from, count }) => (from, count, StatusCode::PARTIAL_CONTENT),
+        None | Some(Part::Whole) => (0, length, StatusCode::OK),
+        // As upstream: some clients ask for a part of every file to limit its size.
+        Some(Part::Outside) if length == 0 => (0, length, StatusCode::OK),
         Some(Part::Outside) => {
             let range = [(header::CONTENT_RANGE, format!("bytes */{length}"))];
             let text = "invalid range: failed to overlap\n";
@@ -320,6 +324,43 @@ mod tests {
         assert_eq!(get(log, Some("bytes=20-")).await.0, 416);
         assert_eq!(get(dir.path().join("none"), None).await, (404, "404 page not found\n".to_owned()));
         assert_eq!(get("/dev/zero".into(), None).await, (403, "403 Forbidden\n".to_owned()), "it has no end");
+        std::fs::write(dir.path().join("a/index.html"), "page").unwrap();
+        assert_eq!(get(dir.path().join("a"), None).await, (200, "page".to_owned()));
+        std::fs::write(dir.path().join("empty.log"), "").unwrap();
+        assert_eq!(get(dir.path().join("empty.log"), Some("bytes=0-99")).await, (200, String::new()));
+    }
+
+    #[tokio::test]
+    async fn headers_describe_what_is_sent() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("b.log");
+        std::fs::write(&log, "0123456789").unwrap();
+        let written = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        std::fs::File::options().write(true).open(&log).unwrap().set_modified(written).unwrap();
+        let (then, other) = ("Fri, 15 Jan 2027 08:00:00 GMT", "Fri, 15 Jan 2027 07:59:59 GMT");
+        let (range, since, same) = (header::RANGE, header::IF_MODIFIED_SINCE, header::IF_RANGE);
+        for (asked, status, length, content_range) in [
+            (vec![], 200, Some("10"), None),
+            (vec![(&since, other)], 200, Some("10"), None),
+            (vec![(&since, then)], 304, None, None),
+            (vec![(&range, "bytes=2-4")], 206, Some("3"), Some("bytes 2-4/10")),
+            (vec![(&range, "bytes=5-"), (&same, then)], 206, Some("5"), Some("bytes 5-9/10")),
+            (vec![(&range, "bytes=5-"), (&same, other)], 200, Some("10"), None),
+            (vec![(&range, "bytes=10-")], 416, None, Some("bytes */10")),
+        ] {
+            let headers = asked.iter().map(|(name, value)| ((*name).clone(), value.parse().unwrap())).collect();
+            let response = show(Some(log.clone()), &headers).await;
+            let sent = |name: header::HeaderName| response.headers().get(name).map(|value| value.to_str().unwrap());
+            assert_eq!(response.status().as_u16(), status, "{asked:?}");
+            assert_eq!(
+                (sent(header::CONTENT_LENGTH), sent(header::CONTENT_RANGE)),
+                (length, content_range),
+                "{asked:?}"
+            );
+            let is_file = length.is_some();
+            assert_eq!(sent(header::LAST_MODIFIED), Some(then).filter(|_| is_file), "{asked:?}");
+            assert_eq!(sent(header::ACCEPT_RANGES), Some("bytes").filter(|_| is_file), "{asked:?}");
+        }
     }
 
     #[tokio::test]

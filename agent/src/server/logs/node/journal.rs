@@ -209,6 +209,20 @@ mod tests {
             "\noptions present and query resolved to log files for [plain deep]\ntry without specifying options\n";
         assert_eq!(output, expected);
         assert_eq!(text(&places, &[".."], Options::default()).await, "\nlog not found for ..\n");
+        std::fs::write(places.folder.join("plain"), "without a suffix\n").unwrap();
+        std::fs::write(places.folder.join("deep.log"), "beside the folder\n").unwrap();
+        let output = text(&places, &["plain", "deep"], Options::default()).await;
+        assert_eq!(output, "without a suffix\nbeside the folder\n", "the first name that is a file");
+    }
+
+    #[tokio::test]
+    async fn without_a_journal_there_are_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = LogSources { journalctl: "/no/such/journalctl".into(), ..places(dir.path()) };
+        assert_eq!(
+            text(&places, &["plain", "known"], Options::default()).await,
+            "plain text\n\nlog not found for known\n"
+        );
     }
 
     #[tokio::test]

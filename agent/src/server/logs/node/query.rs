@@ -298,6 +298,17 @@ mod tests {
         ] {
             assert!(matches!(query(bad, ""), Err(BadQuery::Invalid(_))), "{bad}");
         }
+        let long = format!("query={}", "a".repeat(256));
+        for good in [
+            "query=a&query=b&query=c&query=d",
+            &long,
+            "query=a&sinceTime=2026-01-01T00:00:00Z&untilTime=2026-01-01T00:00:00Z",
+            "query=a&boot=0",
+            "query=a&tailLines=100000",
+            "query=a&tailLines=0",
+        ] {
+            assert!(matches!(query(good, ""), Ok(NodeLogQuery::Services(..))), "{good}");
+        }
         let below = query("query=a&boot=1", "syslog");
         assert_eq!(below, Err(BadQuery::Invalid("path not allowed in query mode".to_owned())));
     }

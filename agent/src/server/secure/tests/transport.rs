@@ -55,6 +55,12 @@ async fn protocols() {
     let port = Setup::new(Some(api())).start().await;
     assert_eq!(handshake(&port, &[&TLS13], &offered).await.expect("agreed").1, None, "with a client authority none");
     let mut setup = Setup::new(Some(api()));
+    let off = [("ReloadKubeletClientCAFile".to_owned(), false)].into();
+    setup.gates = FeatureGates::new(&off).expect("a known gate");
+    let port = setup.start().await;
+    let agreed = handshake(&port, &[&TLS13], &[b"http/1.1"]).await.expect("agreed").1;
+    assert_eq!(agreed.as_deref(), Some(&b"http/1.1"[..]), "unless it stays the same");
+    let mut setup = Setup::new(Some(api()));
     setup.config.authentication.x509.client_ca_file.clear();
     let port = setup.start().await;
     assert_eq!(handshake(&port, &[&TLS13], &[b"http/1.1"]).await.expect("agreed").1.as_deref(), Some(&b"http/1.1"[..]));

@@ -1,5 +1,6 @@
 //! Streams over real connections: a client, our server, and a streaming server that the runtime names.
 
+mod requests;
 mod websockets;
 
 use std::net::SocketAddr;
@@ -57,7 +58,7 @@ struct Node {
     address: SocketAddr,
     asked: Asked,
     metrics: Arc<Metrics>,
-    _checkpoints: tempfile::TempDir,
+    checkpoints: tempfile::TempDir,
 }
 
 impl Node {
@@ -120,7 +121,7 @@ impl Node {
         peer.address.replace(([127, 0, 0, 1], 7).into());
         let router = router.layer(axum::Extension(peer));
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        Self { address, asked, metrics, _checkpoints: checkpoints }
+        Self { address, asked, metrics, checkpoints }
     }
 
     /// Sends a request; returns the head of the answer and the connection, where the body is still to come.
@@ -208,6 +209,24 @@ async fn bytes_flow_both_ways_until_one_side_ends() {
     let asked: cri::ExecRequest = node.asked("Exec");
     assert_eq!((asked.container_id.as_str(), asked.cmd), ("main-0", vec!["cat".to_owned(), "a b".to_owned()]));
     assert_eq!((asked.stdin, asked.stdout, asked.stderr, asked.tty), (true, true, true, false));
+}
+
+#[tokio::test]
+async fn all_output_reaches_the_client_before_its_connection_ends() {
+    let speech = |mut request: Request| async move {
+        let upgrade = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move {
+            let mut stream = TokioIo::new(upgrade.await.unwrap());
+            stream.write_all(&vec![7; 1 << 20]).await.unwrap();
+            stream.shutdown().await.unwrap();
+        });
+        (StatusCode::SWITCHING_PROTOCOLS, [("connection", "Upgrade"), ("upgrade", "SPDY/3.1")])
+    };
+    let node = Node::start(&serve(Router::new().fallback(speech)).await).await;
+    let (_, mut stream) = node.send("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    let mut output = Vec::new();
+    tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut output)).await.expect("an end").unwrap();
+    assert_eq!(output.len(), 1 << 20);
 }
 
 #[tokio::test]
@@ -321,13 +340,18 @@ async fn errors_of_the_runtime_are_reported() {
 #[tokio::test]
 async fn the_response_of_a_refusing_backend_is_passed_to_the_client() {
     let text = async |request: Request| match request.uri().path() {
-        "/stream/token" => (StatusCode::FORBIDDEN, "no such protocol"),
-        _ => (StatusCode::OK, ""),
+        "/stream/token" => {
+            (StatusCode::FORBIDDEN, [("x-accepted-stream-protocol-versions", "v4.channel.k8s.io")], "no such protocol")
+        }
+        _ => (StatusCode::OK, [("x", "y")], ""),
     };
     let url = serve(Router::new().fallback(text)).await;
     let node = Node::start(&url).await;
     let response = node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
     assert_eq!(response, (403, "no such protocol".to_owned()));
+    let (head, _stream) = node.send("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
+    let protocols = "\r\nx-accepted-stream-protocol-versions: v4.channel.k8s.io\r\n";
+    assert!(head.contains(protocols) && head.contains("\r\nconnection: close\r\n"), "{head}");
     let node = Node::start(&url.replace("/stream/token", "/else")).await;
     let response = node.answer("POST", "/exec/ns/pod/main?output=1", UPGRADE).await;
     assert_eq!(response, (500, "invalid upgrade response: status code 200".to_owned()));
@@ -357,10 +381,8 @@ async fn checkpoints_are_written_where_they_belong() {
     assert_eq!(status, 200, "{text}");
     let asked: cri::CheckpointContainerRequest = node.asked("CheckpointContainer");
     assert_eq!((asked.container_id.as_str(), asked.timeout), ("main-0", 300));
-    assert!(
-        asked.location.contains("/checkpoint-pod_ns-main-") && asked.location.ends_with(".tar"),
-        "{}",
-        asked.location
-    );
+    let start = node.checkpoints.path().join("checkpoint-pod_ns-main-");
+    let is_there = asked.location.starts_with(start.to_str().unwrap()) && asked.location.ends_with(".tar");
+    assert!(is_there, "{}", asked.location);
     assert_eq!(text, serde_json::json!({ "items": [asked.location] }).to_string());
 }
