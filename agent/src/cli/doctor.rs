@@ -357,6 +357,10 @@ mod tests {
         assert_eq!(answer["canRun"], true);
         assert_eq!(answer["findings"][1]["cost"], "later");
         assert_eq!(answer["findings"][0].get("cost"), None);
+        let (text, exit) = printed(&[Finding::fatal("container runtime", "none", "waits")], Format::Json);
+        let answer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&answer["canRun"], &answer["findings"][0]["fatal"]), (&false.into(), &true.into()));
+        assert_eq!(exit, Exit::Failure);
     }
 
     #[test]

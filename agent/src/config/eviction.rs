@@ -328,16 +328,20 @@ mod tests {
             "evictionSoftGracePeriod": {"memory.available": "1m30s", "imagefs.available": "0s"},
             "evictionMinimumReclaim": {"memory.available": "50Mi"},
         }));
-        let shown = |ignore| -> Vec<(&'static str, u64, bool)> {
+        // In MiB of 1000.
+        let amount = |value: ThresholdValue| value.of(Amount::bytes(1000 << 20)).value() >> 20;
+        let shown = |ignore| -> Vec<(&'static str, i64, u64, Option<i64>)> {
             let all = thresholds(&kubelet, ignore);
-            all.iter().map(|t| (t.signal.as_str(), t.grace.as_secs(), t.min_reclaim.is_some())).collect()
+            let row =
+                |t: &Threshold| (t.signal.as_str(), amount(t.value), t.grace.as_secs(), t.min_reclaim.map(amount));
+            all.iter().map(row).collect()
         };
         let expected = [
-            ("memory.available", 0, true),
-            ("memory.available", 90, true),
-            ("allocatableMemory.available", 0, true),
-            ("imagefs.available", 0, false),
-            ("pid.available", 0, false),
+            ("memory.available", 100, 0, Some(50)),
+            ("memory.available", 300, 90, Some(50)),
+            ("allocatableMemory.available", 100, 0, Some(50)),
+            ("imagefs.available", 200, 0, None),
+            ("pid.available", 100, 0, None),
         ];
         assert_eq!(shown(false), expected);
         assert_eq!(shown(true), expected.into_iter().filter(|row| !row.0.starts_with("alloc")).collect::<Vec<_>>());

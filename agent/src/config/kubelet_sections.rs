@@ -90,7 +90,7 @@ document! {
         format "format": String = "text", value, used, "text or json.";
         #[serde(deserialize_with = "duration_or_nanos")]
         flush_frequency "flushFrequency": GoDuration = GoDuration::secs(5), value, later, "Time between two flushes; every line is flushed at once here.";
-        verbosity "verbosity": u32, value, used, "Detail: 0 is quiet, 2 informs, 4 explains, 6 and more trace.";
+        verbosity "verbosity": u32, pointer, used, "Detail: 0 is quiet, 2 informs, 4 explains, 6 and more trace.";
         vmodule "vmodule": Vec<VModule>, value, later, "Verbosity by source file pattern.";
         options "options": LoggingOptions, nested, later, "Options of each format.";
     }

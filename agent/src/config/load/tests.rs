@@ -1,3 +1,5 @@
+mod layers;
+mod mirrored;
 mod shown;
 
 use proptest::prelude::*;
@@ -149,6 +151,9 @@ fn dependent_defaults() {
     assert_eq!(off.image_pull_credentials_verification_policy, "");
     let by_flag = Case::new().main("").flag("feature-gates", "KubeletCrashLoopBackOffMax=false").load().kubelet;
     assert_eq!(by_flag.crash_loop_back_off.max_container_restart_period, None);
+    let of_both = Case::new().main("featureGates: {KubeletCrashLoopBackOffMax: true}\n");
+    let of_both = of_both.flag("feature-gates", "KubeletCrashLoopBackOffMax=false").load().kubelet;
+    assert_eq!(of_both.crash_loop_back_off.max_container_restart_period, None, "the flag's gate counts");
     let legacy = Case::new().flag("feature-gates", "KubeletEnsureSecretPulledImages=false").load().kubelet;
     assert_eq!(legacy.image_pull_credentials_verification_policy, "");
 }
@@ -239,13 +244,25 @@ fn flags_win_over_every_file() {
 fn relative_paths_of_the_main_file_start_at_its_folder() {
     let case = Case::new().main(
         "staticPodPath: pods/\nresolvConf: ''\npodLogsDir: ./logs/../pod-logs\n\
-         authentication: {x509: {clientCAFile: ../ca.crt}}\n",
+         authentication: {x509: {clientCAFile: ../ca.crt}}\ntlsCertFile: tls.crt\ntlsPrivateKeyFile: tls.key\n\
+         volumePluginDir: flex\n",
     );
     let config = case.load().kubelet;
     assert_eq!(Path::new(&config.static_pod_path), case.folder.path().join("pods"));
     assert_eq!(config.pod_logs_dir, case.folder.path().join("pod-logs").to_string_lossy());
     assert_eq!(Path::new(&config.authentication.x509.client_ca_file), case.folder.path().with_file_name("ca.crt"));
     assert_eq!(config.resolv_conf, "");
+    for (path, name) in [
+        (config.tls_cert_file, "tls.crt"),
+        (config.tls_private_key_file, "tls.key"),
+        (config.volume_plugin_dir, "flex"),
+    ] {
+        assert_eq!(Path::new(&path), case.folder.path().join(name));
+    }
+    let case = Case::new().main("resolvConf: resolv.conf\nstaticPodPath: /etc/pods\n");
+    let config = case.load().kubelet;
+    assert_eq!(Path::new(&config.resolv_conf), case.folder.path().join("resolv.conf"));
+    assert_eq!(config.static_pod_path, "/etc/pods");
     let config = Case::new().main("").drop_in("a.conf", "staticPodPath: pods\n").load().kubelet;
     assert_eq!(config.static_pod_path, "pods", "those of drop-ins are taken as they are");
 }
@@ -384,6 +401,12 @@ fn hosts_are_refused_with_the_setting_that_allows_them() {
     let error = limited.check_host(&v1).expect_err("cgroup v1 cannot limit swap alone").to_string();
     assert!(error.contains("LimitedSwap but it is only supported with cgroupv2"), "{error}");
     assert!(limited.check_host(&HostFacts::default()).is_ok());
+    for (field, value) in [("singleProcessOOMKill", "false"), ("memoryReservationPolicy", "TieredReservation")] {
+        let settings = Case::new().main(&format!("failCgroupV1: false\n{field}: {value}\n")).load();
+        let error = settings.check_host(&v1).expect_err(field).to_string();
+        assert!(error.contains(&format!("main.yaml:4: {field}: ")), "{error}");
+        assert!(settings.check_host(&HostFacts::default()).is_ok(), "{field}");
+    }
     assert!(Case::new().flag("fail-swap-on", "false").load().check_host(&swap).is_ok());
 }
 

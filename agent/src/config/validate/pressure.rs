@@ -162,4 +162,70 @@ mod tests {
         let twice = problems(json!({"policies": [{"name": "a"}, {"name": "a"}]}));
         assert_eq!(twice, ["pressure.policies[1].name: \"a\" is the name of another policy"]);
     }
+
+    #[test]
+    fn bounds_of_windows_thresholds_and_numbers() {
+        let fields = |section: Value| -> Vec<String> {
+            let field = |problem: String| problem.split_once(": ").map(|(field, _)| field.to_owned());
+            problems(section).into_iter().filter_map(field).collect()
+        };
+        let of_trigger = |trigger: Value| fields(json!({"triggers": [trigger]}));
+        for (field, trigger) in [
+            ("window", json!({"window": "10001ms"})),
+            ("leaveAfter", json!({"leaveAfter": "60001ms"})),
+            ("leaveAfter", json!({"leaveAfter": "-1ns"})),
+            ("stall", json!({"stall": "0s"})),
+            ("stall", json!({"stall": "2s", "window": "2s"})),
+            ("leaveStall", json!({"leaveStall": "0s"})),
+        ] {
+            assert_eq!(of_trigger(trigger), [format!("pressure.triggers[0].{field}")]);
+        }
+        for trigger in [
+            json!({"window": "500ms", "leaveAfter": "0s"}),
+            json!({"window": "10s", "leaveAfter": "60s"}),
+            json!({"stall": "1999ms", "leaveStall": "1999ms", "window": "2s"}),
+            json!({"resource": "cpu", "kind": "full", "scope": "kubepods"}),
+        ] {
+            assert_eq!(of_trigger(trigger.clone()), [] as [String; 0], "{trigger}");
+        }
+        let of_policy = |mut policy: Value| {
+            let name = policy.get("name").cloned().unwrap_or_else(|| "a".into());
+            policy["name"] = name;
+            fields(json!({"policies": [policy]}))
+        };
+        for (field, policy) in [
+            ("threshold", json!({"threshold": 0})),
+            ("threshold", json!({"threshold": 100})),
+            ("leaveThreshold", json!({"leaveThreshold": 0})),
+            ("shortWindow", json!({"shortWindow": "499ms"})),
+            ("shortWindow", json!({"shortWindow": "5s", "longWindow": "5s"})),
+            ("longWindow", json!({"longWindow": "60001ms"})),
+            ("name", json!({"name": ""})),
+            ("name", json!({"name": "a".repeat(64)})),
+        ] {
+            assert_eq!(of_policy(policy), [format!("pressure.policies[0].{field}")]);
+        }
+        for policy in [
+            json!({"threshold": 1, "leaveThreshold": 1}),
+            json!({"threshold": 99, "shortWindow": "500ms", "longWindow": "60s"}),
+            json!({"name": "a".repeat(63)}),
+        ] {
+            assert_eq!(of_policy(policy.clone()), [] as [String; 0], "{policy}");
+        }
+
+        let [resources, kinds, scopes] =
+            [&["memory", "io", "cpu"][..], &["some", "full"], &["node", "kubepods", "burstable", "besteffort"]];
+        let mut triggers = Vec::new();
+        for resource in resources {
+            for kind in kinds {
+                triggers.extend(scopes.iter().map(|scope| json!({"resource": resource, "kind": kind, "scope": scope})));
+            }
+        }
+        let policies = |count: usize| (0..count).map(|n| json!({"name": n.to_string()})).collect::<Vec<_>>();
+        assert_eq!(fields(json!({"triggers": triggers[..16], "policies": policies(8)})), [] as [String; 0]);
+        assert_eq!(
+            fields(json!({"triggers": triggers[..17], "policies": policies(9)})),
+            ["pressure.triggers", "pressure.policies"]
+        );
+    }
 }

@@ -241,6 +241,42 @@ fn each_rule() {
             "shutdownGracePeriodByPodPriority",
             json!({"shutdownGracePeriod": "10s", "shutdownGracePeriodByPodPriority": [{"priority": 1, "shutdownGracePeriodSeconds": 1}]}),
         ),
+        ("port", json!({"port": 0})),
+        ("readOnlyPort", json!({"readOnlyPort": 65_536})),
+        ("healthzPort", json!({"healthzPort": -1})),
+        ("iptablesMasqueradeBit", json!({"iptablesMasqueradeBit": -1})),
+        ("iptablesDropBit", json!({"iptablesDropBit": 32})),
+        ("containerLogMonitorInterval", json!({"containerLogMonitorInterval": "2999ms"})),
+        ("imageMaximumGCAge", json!({"imageMaximumGCAge": "2m"})),
+        ("imageGCLowThresholdPercent", json!({"imageGCLowThresholdPercent": -1})),
+        ("userNamespaces.idsPerPod", json!({"userNamespaces": {"idsPerPod": 0}})),
+        ("userNamespaces.idsPerPod", json!({"userNamespaces": {"idsPerPod": 4_294_967_296_i64}})),
+        ("reservedSystemCPUs", json!({"reservedSystemCPUs": "65536"})),
+        ("logging.options.json", json!({"logging": {"options": {"json": {"splitStream": true}}}})),
+        (
+            "preloadedImagesVerificationAllowlist",
+            json!({
+                "imagePullCredentialsVerificationPolicy": "", "preloadedImagesVerificationAllowlist": ["a"],
+                "featureGates": {"KubeletEnsureSecretPulledImages": false},
+            }),
+        ),
+        (
+            "shutdownGracePeriod",
+            json!({
+                "shutdownGracePeriod": "10s",
+                "featureGates": {
+                    "GracefulNodeShutdown": false, "GracefulNodeShutdownBasedOnPodPriority": false,
+                    "WindowsGracefulNodeShutdown": false,
+                },
+            }),
+        ),
+        (
+            "shutdownGracePeriodByPodPriority",
+            json!({
+                "shutdownGracePeriodByPodPriority": [{"priority": 1, "shutdownGracePeriodSeconds": 1}],
+                "featureGates": {"GracefulNodeShutdownBasedOnPodPriority": false},
+            }),
+        ),
     ];
     for (field, fields) in rows {
         let messages = messages(fields.clone());
@@ -273,6 +309,58 @@ fn what_the_rules_allow() {
         json!({"podLogsDir": "/"}),
     ] {
         assert_eq!(messages(fields.clone()), [] as [String; 0], "{fields}");
+    }
+}
+
+#[test]
+fn bounds_are_allowed_themselves() {
+    for fields in [
+        json!({"port": 1, "readOnlyPort": 65_535, "healthzPort": 65_535}),
+        json!({"port": 65_535, "readOnlyPort": 0, "healthzPort": 0}),
+        json!({"iptablesMasqueradeBit": 0, "iptablesDropBit": 31, "oomScoreAdj": 1000}),
+        json!({"iptablesMasqueradeBit": 31, "iptablesDropBit": 0, "oomScoreAdj": -1000}),
+        json!({
+            "kubeAPIQPS": 0, "kubeAPIBurst": 0, "eventRecordQPS": 0, "eventBurst": 0, "registryPullQPS": 0,
+            "registryBurst": 0, "maxPods": 0, "podsPerCore": 0, "maxOpenFiles": 0,
+        }),
+        json!({"nodeStatusMaxImages": -1, "nodeLeaseDurationSeconds": 1, "maxParallelImagePulls": 1}),
+        json!({"containerLogMaxFiles": 2, "containerLogMaxWorkers": 1, "containerLogMonitorInterval": "3s"}),
+        json!({"cpuCFSQuotaPeriod": "1ms"}),
+        json!({"cpuCFSQuotaPeriod": "1s", "memoryThrottlingFactor": 1.0}),
+        json!({"userNamespaces": {"idsPerPod": 4_294_901_760_i64}}),
+        json!({"logging": {"verbosity": i32::MAX}, "tracing": {"samplingRatePerMillion": 1_000_000}}),
+        json!({"tracing": {"samplingRatePerMillion": 0}}),
+        json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "300s"}}),
+        json!({"shutdownGracePeriod": "1s", "shutdownGracePeriodCriticalPods": "1s"}),
+        json!({"imageMaximumGCAge": "2m1ns", "imageGCHighThresholdPercent": 1, "imageGCLowThresholdPercent": 0}),
+        json!({"qosReserved": {"memory": "100%"}, "featureGates": {"QOSReserved": true}}),
+        json!({"kubeReserved": {"cpu": "0", "memory": "0", "ephemeral-storage": "0", "pid": "0"}}),
+        json!({"reservedSystemCPUs": "65535"}),
+        json!({
+            "topologyManagerPolicy": "restricted", "topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "8"},
+        }),
+    ] {
+        assert_eq!(messages(fields.clone()), [] as [String; 0], "{fields}");
+    }
+}
+
+#[test]
+fn options_of_the_cpu_manager_that_exclude_each_other() {
+    let (pcpus, cores) = ("full-pcpus-only", "distribute-cpus-across-cores");
+    let (numa, caches) = ("distribute-cpus-across-numa", "prefer-align-cpus-by-uncorecache");
+    let found = |options: [(&str, &str); 2]| {
+        messages(json!({
+            "cpuManagerPolicy": "static", "featureGates": {"CPUManagerPolicyAlphaOptions": true},
+            "cpuManagerPolicyOptions": options.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        }))
+    };
+    for (one, other) in [(pcpus, cores), (numa, cores), (caches, cores), (caches, numa)] {
+        let expected = format!("cpuManagerPolicyOptions: {one} and {other} exclude each other");
+        assert_eq!(found([(one, "true"), (other, "true")]), [expected]);
+        assert_eq!(found([(one, "true"), (other, "false")]), [] as [String; 0], "{other} is off");
+    }
+    for (one, other) in [(pcpus, numa), (pcpus, caches)] {
+        assert_eq!(found([(one, "true"), (other, "true")]), [] as [String; 0], "{one} and {other}");
     }
 }
 
