@@ -164,6 +164,23 @@ mod tests {
     }
 
     #[test]
+    fn of_so_many_pods_no_more_are_remembered() {
+        let counts = OomCounts::default();
+        let add = |uid: &str| {
+            let pod = PodRef { uid: uid.into(), namespace: "ns".into(), name: "p".into() };
+            counts.add(&OomVerdict { pod: Some(pod), ..verdict("a", OomGroup::Single) });
+        };
+        let kills = |uid: &str| counts.all().iter().find(|of| of.pod.uid == uid.into()).map(|of| of.kills);
+        (0..MAX_PODS).for_each(|pod| add(&pod.to_string()));
+        add("one more");
+        add("0");
+        assert_eq!((counts.all().len(), kills("one more"), kills("0")), (MAX_PODS, None, Some(2)));
+        counts.remove(&"1".into());
+        add("one more");
+        assert_eq!((counts.all().len(), kills("one more")), (MAX_PODS, Some(1)), "there is room again");
+    }
+
+    #[test]
     fn what_has_no_container_is_not_counted() {
         let counts = OomCounts::default();
         counts.add(&OomVerdict { container: None, ..verdict("a", OomGroup::Single) });

@@ -169,4 +169,17 @@ mod tests {
         assert_eq!(pressure_file(&layout, Some("/kubepods"), PressureResource::Memory), None);
         assert!(pressure_file(&layout, None, PressureResource::Cpu).is_some());
     }
+
+    #[tokio::test]
+    async fn without_a_memory_controller_no_pod_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("kubepods/poda")).unwrap();
+        let v2 = Layout::V2 { mount: dir.path().to_owned() };
+        let v1 = Layout::V1 { controllers: [("cpu".to_owned(), dir.path().to_owned())].into(), unified: None };
+        for layout in [v2, v1] {
+            let reader = PressureReader::new(layout, Some("/kubepods".to_owned()), None);
+            assert_eq!(reader.pods(&[place("a")]), []);
+            assert_eq!((reader.held("/kubepods/poda"), reader.node(Some(3)).available), (None, Some(3)));
+        }
+    }
 }

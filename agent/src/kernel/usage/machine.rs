@@ -119,6 +119,16 @@ mod tests {
     }
 
     #[test]
+    fn without_a_memory_controller_the_memory_is_that_of_the_table() {
+        let proc = tempfile::tempdir().unwrap();
+        let table = "MemTotal: 1000 kB\nMemFree: 300 kB\nInactive(file): 200 kB\n";
+        fs::write(proc.path().join("meminfo"), table).unwrap();
+        let layout = Layout::V1 { controllers: [].into(), unified: None };
+        let memory = Machine::usage(&layout, proc.path()).memory.unwrap();
+        assert_eq!((memory.working_set, memory.limit), (500 << 10, Some(1000 << 10)));
+    }
+
+    #[test]
     fn huge_pages_of_all_sizes() {
         let proc = tempfile::tempdir().unwrap();
         assert_eq!(Machine::huge_pages(proc.path()), 0, "not counted");

@@ -288,6 +288,35 @@ mod tests {
     use crate::cgroups::HierarchyKind;
     use crate::cgroups::Layout;
 
+    #[tokio::test(start_paused = true)]
+    async fn a_measurement_is_waited_for_no_longer_than_the_limit() {
+        let (sender, asked) = mpsc::channel(1);
+        let (measure, limit) = (Measure(sender), Duration::from_secs(2));
+        let waited = async || {
+            let began = tokio::time::Instant::now();
+            measure.now(limit).await;
+            began.elapsed().as_secs()
+        };
+        assert_eq!(waited().await, 2, "the collector does not answer");
+        assert_eq!(waited().await, 2, "nor takes the request");
+        drop(asked);
+        assert_eq!(waited().await, 0, "it has ended");
+    }
+
+    #[test]
+    fn pods_are_listed_rarely_while_new_containers_are_announced() {
+        let seconds = |cgroups: Option<SensorState>| {
+            let sensor_states = SensorStates::default();
+            cgroups.into_iter().for_each(|state| sensor_states.set(Sensor::Cgroups, state));
+            let periods = periods(&sensor_states);
+            (periods.event_driven.as_secs(), periods.polling.as_secs(), periods.fixed)
+        };
+        assert_eq!(seconds(Some(SensorState::Up)), (60, 10, None));
+        for state in [None, Some(SensorState::Off), Some(SensorState::Degraded("full".to_owned()))] {
+            assert_eq!(seconds(state.clone()), (60, 2, None), "{state:?}");
+        }
+    }
+
     #[test]
     fn the_hierarchy_is_found_from_inside_a_container() {
         let root = |root: &str| {

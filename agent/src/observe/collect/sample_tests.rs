@@ -136,6 +136,42 @@ fn two_measurements_yield_rates_and_causes() {
 }
 
 #[test]
+fn rates_are_over_the_time_between_measurements() {
+    let tree = Tree::new();
+    let pressure = |seconds: u64| format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={}\n", seconds * 1_000_000);
+    let cpu = |used: u64, throttled: u64| format!("usage_usec {used}000000\nthrottled_usec {throttled}000000\n");
+    let write = |waited: [u64; 3], used: u64, throttled: u64, hits: u64, bytes: u64| {
+        let [cpu_wait, memory_wait, io_wait] = waited.map(pressure);
+        tree.write("kubepods/poda", &[("cpu.pressure", &cpu_wait), ("cpu.stat", &cpu(0, throttled))]);
+        let events = format!("high 0\nmax {hits}\n");
+        tree.write("kubepods/podb", &[("memory.pressure", &memory_wait), ("memory.events", &events)]);
+        tree.write("kubepods/podc", &[("io.pressure", &io_wait)]);
+        let moved = format!("8:0 rbytes={bytes} wbytes=0 rios=1 wios=0\n");
+        tree.write("kubepods/podd", &[("cpu.stat", &cpu(used, 0)), ("io.stat", &moved)]);
+    };
+    let (mut sampler, targets) = (tree.sampler(), ["a", "b", "c", "d"].map(target));
+    write([100, 100, 100], 1000, 100, 1000, 1 << 30);
+    assert!(sampler.measure(&targets).pods.iter().all(|pod| pod.cpus.is_none()));
+    // The time of the first measurement is moved back instead of waiting.
+    sampler.taken = sampler.taken.and_then(|taken| taken.checked_sub(Duration::from_secs(100)));
+    write([140, 130, 120], 1200, 130, 1007, (1 << 30) + (50 << 20));
+    let measurement = sampler.measure(&targets);
+    let cpus = measurement.pods[3].cpus.unwrap();
+    assert!((1.9..=2.0).contains(&cpus), "{cpus}");
+    let stalls = measurement.stalls.iter();
+    let found =
+        stalls.map(|stall| (stall.pod.name.as_str(), stall.percent.round(), stall.cause, stall.evidence.as_str()));
+    assert_eq!(
+        found.collect::<Vec<_>>(),
+        [
+            ("a", 40.0, StallCause::OwnLimit, "used up its CPU quota 30 % of the time"),
+            ("b", 30.0, StallCause::OwnLimit, "reached its memory limit 7 times in 100 s"),
+            ("c", 20.0, StallCause::OtherPod, "moved 50Mi in 100 s"),
+        ]
+    );
+}
+
+#[test]
 fn cgroups_that_vanish_are_measured_no_more() {
     let tree = Tree::new();
     tree.write("kubepods/poda", &[("memory.current", "5\n")]);

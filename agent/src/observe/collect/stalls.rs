@@ -145,6 +145,24 @@ mod tests {
     }
 
     #[test]
+    fn the_pod_that_takes_most_is_named_unless_that_is_little() {
+        let (cpu_wait, memory_wait, io_wait) = (Some(30.0), Some(LEAST_PERCENT), Some(30.0));
+        // Throttled for less than half of the wait.
+        let victim = PodWindow { cpu_wait, memory_wait, io_wait, throttled: 14.0, ..pod("web") };
+        let taking =
+            |name: &str, bytes: u64, cpus: f64| PodWindow { growth: bytes, io_bytes: bytes, cpus, ..pod(name) };
+        let named = |others: [PodWindow; 2]| causes(&[&[victim.clone()][..], &others[..]].concat());
+        let expected = |cause, by: Option<&str>| vec![("web".to_owned(), cause, by.map(str::to_owned)); 3];
+        let little = || taking("little", (1 << 20) - 1, 0.049);
+        let (less, most) = (|| taking("less", 1 << 20, 0.05), || taking("most", 3 << 20, 0.3));
+        assert_eq!(named([little(), pod("idle")]), expected(StallCause::Unknown, None));
+        assert_eq!(named([less(), little()]), expected(StallCause::OtherPod, Some("less")));
+        for others in [[less(), most()], [most(), less()]] {
+            assert_eq!(named(others), expected(StallCause::OtherPod, Some("most")));
+        }
+    }
+
+    #[test]
     fn without_evidence_no_pod_is_named() {
         let waiting = PodWindow { io_wait: Some(12.0), ..pod("web") };
         assert_eq!(causes(&[waiting, pod("other")]), [("web".to_owned(), StallCause::Unknown, None)]);

@@ -17,6 +17,8 @@ use crate::model::OomTime;
 use crate::observe::collect::sample::CountedKills;
 use crate::observe::metrics::ends_measurement;
 use crate::observe::record::Confidence;
+use crate::observe::record::PodName;
+use crate::observe::record::PressureScope;
 use crate::oom::verdict::decide;
 use crate::pleg::DirtyPods;
 use crate::pleg::testing::changing_handle;
@@ -175,6 +177,73 @@ async fn kills_are_reported_once_while_the_log_that_is_followed_cannot_be_read()
             |message: &Message| matches!(message, Message::Line(line) if matches!(line.record, Record::Oom(_)));
         assert_eq!(sent.filter(is_kill).count(), expected, "{log_is_followed}");
     }
+}
+
+/// Neither counters of pods, which cgroup v2 has, nor the probe or the kernel log report it.
+#[tokio::test(start_paused = true)]
+async fn a_kill_is_reported_from_the_runtime_where_nothing_else_does() {
+    for (v2, probe, log_is_followed, expected) in
+        [(false, false, false, 1), (true, false, false, 0), (false, true, false, 0), (false, false, true, 0)]
+    {
+        let (tree, sensor_states) = (tempfile::tempdir().unwrap(), SensorStates::default());
+        if probe {
+            sensor_states.set(Sensor::Oom, SensorState::Up);
+        }
+        let (handle, (out, mut messages)) = (idle_handle(), mpsc::channel(64));
+        let mut task = task(handle.clone(), INTERVAL, sensor_states, tree.path(), out);
+        (task.v2, task.log_is_followed) = (v2, log_is_followed);
+        let killed = ContainerStatus {
+            finished_at: task.began + 1,
+            exit_code: Some(137),
+            reason: "OOMKilled".to_owned(),
+            ..container("a", "web", ContainerState::Exited)
+        };
+        publish(&handle, snapshot(Instant::now(), vec![killed]));
+        assert!(task.pods_changed(vec![PodUid::from("p")]).await.is_ok());
+        let mut kills = Vec::new();
+        while let Ok(message) = messages.try_recv() {
+            if let Message::Line(line) = message
+                && let Record::Oom(kill) = line.record
+            {
+                kills.push((kill.container, kill.confidence, kill.earlier));
+            }
+        }
+        let kill = (Some("web".to_owned()), Confidence::Runtime, false);
+        assert_eq!(kills, vec![kill; expected], "v2 {v2}, probe {probe}, log {log_is_followed}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pressure_of_pods_and_losses_are_reported_when_they_change() {
+    let (tree, (out, mut messages)) = (tempfile::tempdir().unwrap(), mpsc::channel(64));
+    let mut task = task(idle_handle(), INTERVAL, SensorStates::default(), tree.path(), out);
+    let mut sent = || {
+        let mut sent = Vec::new();
+        while let Ok(Message::Line(line)) = messages.try_recv() {
+            sent.push(match line.record {
+                Record::Pressure(pressure) => format!("memory {:?}", pressure.memory_bytes),
+                Record::Lost(lost) => format!("lost {}", lost.exits),
+                other => panic!("{other:?}"),
+            });
+        }
+        sent.join(", ")
+    };
+    let pod = PodName { namespace: "ns".into(), name: "web".into(), uid: "u".into() };
+    for (bytes, exits, expected) in
+        [(1, 3, "lost 3, memory Some(1)"), (1, 3, ""), (2, 5, "lost 2, memory Some(2)"), (1, 5, "memory Some(1)")]
+    {
+        let empty = PressureRecord::empty(PressureScope::Pod, Some(pod.clone()));
+        let measurement = Measurement {
+            pods: vec![PressureRecord { memory_bytes: Some(bytes), ..empty }],
+            oom_kills: vec![CountedKills { pod: pod.clone(), ..CountedKills::default() }],
+            losses: Losses { exits, ..Losses::default() },
+            ..Measurement::default()
+        };
+        assert!(task.report(measurement).await.is_ok());
+        assert_eq!(sent(), expected);
+    }
+    assert!(task.decided(Err(RecvError::Lagged(4))).await.is_ok());
+    assert_eq!(sent(), "lost 4", "verdicts");
 }
 
 /// It is counted before its verdict is taken.

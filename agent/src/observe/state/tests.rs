@@ -4,8 +4,10 @@ use crate::observe::record::ExitInfo;
 use crate::observe::record::ExitSource;
 use crate::observe::record::Ready;
 use crate::observe::record::Scope;
+use crate::observe::record::Stall;
 use crate::observe::record::StallCause;
 use crate::observe::record::Victim;
+use crate::observe::record::Waiting;
 use crate::observe::record::samples;
 
 fn name(uid: &str) -> PodName {
@@ -124,6 +126,20 @@ fn everything_is_bounded() {
     assert_eq!((node.exits.len(), node.oom_kills.len()), (EXITS, OOM_KILLS));
     assert_eq!(node.exits.back().unwrap().1.id, (EXITS + 4).to_string());
     assert_eq!(node.pods["0"].exit_counts.values().sum::<u64>(), 516, "without the one before observing began");
+}
+
+#[test]
+fn the_last_sixty_measurements_are_kept() {
+    let mut node = ObservedNode::default();
+    for n in 0..65_u8 {
+        let some = Stall { avg10: f64::from(n) - 0.9, ..Stall::default() };
+        let memory = Some(Waiting { some, ..Waiting::default() });
+        let record = PressureRecord { memory, ..PressureRecord::empty(PressureScope::Node, None) };
+        apply(&mut node, n.into(), Record::Pressure(record));
+    }
+    assert_eq!(node.history.last(Resource::Memory, 100), (5..65).collect::<Vec<u8>>(), "a little is not nothing");
+    assert_eq!(node.history.last(Resource::Memory, 2), [63, 64]);
+    assert_eq!(node.history.last(Resource::Io, 2), [0, 0]);
 }
 
 #[test]

@@ -99,6 +99,9 @@ mod tests {
     use ratatui::style::Style;
 
     use super::*;
+    use crate::observe::record::samples;
+    use crate::observe::view::Settings;
+    use crate::observe::view::draw;
 
     #[test]
     fn runs_of_one_style_are_one_element() {
@@ -111,5 +114,21 @@ mod tests {
             svg.contains(&format!("fill=\"{FOREGROUND}\"/>")) && svg.contains(&format!("fill=\"{BACKGROUND}\">sel"))
         );
         assert_eq!(svg.matches("<text").count(), 2);
+    }
+
+    /// The document has the commands that write them.
+    #[test]
+    fn the_pictures_in_the_documentation_show_the_present_view() {
+        let node = samples::node();
+        let opened = node.pods.values().find(|pod| pod.pod.pod.name == "cart-7d9f").unwrap().pod.pod.uid.clone();
+        for (written, name, height, opened) in [
+            (include_str!("../../../../docs/observe.svg"), "observe.svg", 34, None),
+            (include_str!("../../../../docs/observe-pod.svg"), "observe-pod.svg", 24, Some(opened)),
+        ] {
+            let area = Rect::new(0, 0, 130, height);
+            let mut buffer = Buffer::empty(area);
+            draw(&node, &Settings { opened, ..Settings::default() }, area, &mut buffer);
+            assert!(picture(&buffer) == written, "docs/{name} is out of date: see docs/observe.md");
+        }
     }
 }

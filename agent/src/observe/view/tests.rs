@@ -2,6 +2,9 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 use super::*;
+use crate::observe::record::ExitInfo;
+use crate::observe::record::ExitRecord;
+use crate::observe::record::ExitSource;
 use crate::observe::record::Line;
 use crate::observe::record::PodName;
 use crate::observe::record::PodRecord;
@@ -52,6 +55,23 @@ fn that_pods_are_left_out_is_shown() {
     node.pods_left_out = 3;
     let lines = screen(&node, &Settings::default(), 130, 30);
     assert!(shows(&lines, &["! 4096 pods are kept; 3 records of further ones were left out"]), "{lines:?}");
+}
+
+#[test]
+fn what_happened_last_is_on_top() {
+    let mut node = ObservedNode::default();
+    let pod = PodName { namespace: "ns".into(), name: "p".into(), uid: "u".into() };
+    let at = |second: i64| Timestamp::from_nanos(second * 1_000_000_000).unwrap();
+    // Reported in another order.
+    for (container, finished, reported) in [("second", 5, 9), ("first", 3, 10), ("third", 8, 11)] {
+        let exit = ExitInfo { reason: "Error".into(), finished_at: Some(at(finished)), ..ExitInfo::default() };
+        let (container, id, source) = (container.to_owned(), String::new(), ExitSource::Runtime);
+        let record = ExitRecord { pod: pod.clone(), container, id, exit, source, earlier: false };
+        node.apply(&Line::new(at(reported), Record::Exit(record)));
+    }
+    let lines = screen(&node, &Settings::default(), 130, 30);
+    let shown: Vec<&str> = lines.iter().filter_map(|line| line.split_once("ns/p ")?.1.split(':').next()).collect();
+    assert_eq!(shown, ["third", "second", "first"], "{lines:#?}");
 }
 
 #[test]
