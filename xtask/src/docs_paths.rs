@@ -40,7 +40,9 @@ pub(crate) fn check() -> Result<Report> {
     for document in listed.lines().map(Path::new) {
         let path = root.join(document);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        for line in untested_promises(&text) {
+        let has_tests =
+            |path: &str| fs::read_to_string(root.join(path)).is_ok_and(|text| text.lines().any(is_attribute));
+        for line in untested_promises(&text, has_tests) {
             report.problems.push(format!("{}:{line}: the promise names no test", document.display()));
         }
         for (line, name) in names(&text) {
@@ -86,16 +88,19 @@ fn is_test(text: &str, name: &str) -> bool {
         signature.strip_prefix("fn ").and_then(|rest| rest.strip_prefix(name)).is_some_and(|rest| rest.starts_with('('))
     };
     let marked = |index: usize| {
-        let above = lines[..index].iter().rev().take_while(|line| !line.is_empty() && !line.ends_with('}'));
-        above
-            .filter(|line| line.starts_with("#["))
-            .any(|line| TEST_ATTRIBUTES.iter().any(|test| line.starts_with(test)))
+        let mut above = lines[..index].iter().rev().take_while(|line| !line.is_empty() && !line.ends_with('}'));
+        above.any(|line| is_attribute(line))
     };
     lines.iter().enumerate().any(|(index, line)| declares(line) && marked(index))
 }
 
-/// Lines of promises that name neither a test nor a file and are not marked as pending.
-fn untested_promises(text: &str) -> Vec<usize> {
+/// Whether a line marks the function below as a test.
+fn is_attribute(line: &str) -> bool {
+    TEST_ATTRIBUTES.iter().any(|test| line.trim_start().starts_with(test))
+}
+
+/// Lines of promises that name no test, or a file without one, and are not marked as pending.
+fn untested_promises(text: &str, has_tests: impl Fn(&str) -> bool) -> Vec<usize> {
     let mut promises = false;
     let mut untested = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -107,8 +112,15 @@ fn untested_promises(text: &str) -> Vec<usize> {
         if last == HELD_BY {
             promises = true;
         } else if promises && !line.chars().all(|character| "|-: ".contains(character)) {
-            let held = names(last).iter().any(|(_, name)| matches!(name, Name::Path(path, _) if path.ends_with(".rs")));
-            if !held && last != PENDING {
+            let named: Vec<bool> = names(last)
+                .iter()
+                .filter_map(|(_, name)| match name {
+                    Name::Path(path, function) if path.ends_with(".rs") => Some(function.is_some() || has_tests(path)),
+                    Name::Path(..) | Name::Link(_) => None,
+                })
+                .collect();
+            let is_held = !named.is_empty() && !named.contains(&false);
+            if !is_held && last != PENDING {
                 untested.push(index + 1);
             }
         }
@@ -225,11 +237,13 @@ fn after() {}
 | b | the reader |
 | c | test pending |
 | d | `SPECIFICATION.md` |
+| e | `tests/tests/a.rs` |
+| f | `tests/tests/a.rs::holds`, `tests/src/helpers.rs` |
 
 | Other | Table |
 |---|---|
-| e | f |
+| g | h |
 ";
-        assert_eq!(untested_promises(text), [4, 6]);
+        assert_eq!(untested_promises(text, |path| path == "tests/tests/a.rs"), [4, 6, 8]);
     }
 }

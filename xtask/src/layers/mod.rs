@@ -74,6 +74,10 @@ fn stale_rows(table: &Table, sources: &[(PathBuf, Source)]) -> Vec<String> {
     for name in table.names().filter(|name| !modules.contains(name)) {
         problems.push(format!("agent/layers.toml: there is no module {name}"));
     }
+    let is_used = |name: &String| production(sources).any(|(_, source)| source.module.contains(name));
+    for name in table.pure_names().filter(|name| !is_used(name)) {
+        problems.push(format!("agent/layers.toml: there is no file or folder {name}"));
+    }
     for (name, target) in table.permissions().filter(|permission| !used.contains(permission)) {
         problems.push(format!("agent/layers.toml: {name} may use {target}, but does not"));
     }
@@ -212,12 +216,14 @@ may = ["runtime"]
             ("model.rs", ""),
             ("runtime.rs", ""),
             ("pleg.rs", "use crate::runtime::Client;"),
+            ("pleg/plan.rs", ""),
         ];
         assert_eq!(stale(&needed), Vec::<String>::new());
         let mut unused = needed;
         unused[4].1 = "#[cfg(test)]\nuse crate::runtime::Client;";
         assert_eq!(stale(&unused), ["agent/layers.toml: pleg may use runtime, but does not"]);
         assert_eq!(stale(&needed[1..]), ["agent/layers.toml: there is no module lib"]);
+        assert_eq!(stale(&needed[..5]), ["agent/layers.toml: there is no file or folder plan"]);
     }
 
     #[test]

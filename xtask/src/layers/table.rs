@@ -131,6 +131,11 @@ impl Table {
         rows.chain(self.all.iter().chain(&self.everywhere).chain(&self.pure_may).map(String::as_str))
     }
 
+    /// Names that make a file or folder pure.
+    pub(super) fn pure_names(&self) -> impl Iterator<Item = &String> {
+        self.pure.iter()
+    }
+
     /// Each module with each module that its row permits.
     pub(super) fn permissions(&self) -> impl Iterator<Item = (&str, &str)> {
         self.module.iter().flat_map(|row| row.may.iter().map(|target| (row.name.as_str(), target.as_str())))

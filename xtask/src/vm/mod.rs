@@ -162,7 +162,7 @@ fn run_command(arguments: &RunArguments, interrupt: &Interrupt) -> Result<ExitCo
 /// `512M` or `2G` as mebibytes.
 fn mebibytes(text: &str) -> Result<u32, String> {
     let wrong = || format!("{text:?} is not a size such as 512M or 2G");
-    let (number, unit) = text.split_at(text.len().saturating_sub(1));
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(wrong)?;
     let number: u32 = number.parse().map_err(|_| wrong())?;
     let size = match unit {
         "M" => Some(number),
@@ -186,7 +186,7 @@ mod tests {
     fn sizes_need_a_unit_and_suffice_for_a_boot() {
         assert_eq!(mebibytes("512M"), Ok(512));
         assert_eq!(mebibytes("2G"), Ok(2048));
-        for wrong in ["", "G", "1024", "1T", "-1G", "128M", "9999999G"] {
+        for wrong in ["", "G", "1024", "1T", "-1G", "1€", "128M", "9999999G"] {
             assert!(mebibytes(wrong).is_err(), "{wrong}");
         }
     }

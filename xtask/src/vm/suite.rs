@@ -38,7 +38,7 @@ const ALL: &str = "code=0; for program do $program || code=1; done; exit $code";
 pub(crate) enum Set {
     /// BPF programs on the machine's kernel.
     Kernel,
-    /// The agent on containerd with the cgroupfs driver; volumes on file systems with project quotas.
+    /// The agent on containerd with the cgroupfs driver; sensors of pressure; volumes on file systems with project quotas.
     Cgroupfs,
     /// The agent on containerd with the systemd driver, with systemd as the first process.
     Systemd,
@@ -58,6 +58,12 @@ struct Program {
 
 const CGROUPS: Program =
     Program { target: "scenarios", arguments: &["--ignored", "--test-threads", "1", "cgroups::"], containerd_2: false };
+/// Sensors of pressure: only cgroup v2 has `memory.events`.
+const PRESSURE: Program = Program {
+    target: "scenarios",
+    arguments: &["--ignored", "--test-threads", "1", "eviction::pressure_"],
+    containerd_2: false,
+};
 /// Names its cgroups as the driver cgroupfs does.
 const PROTECTION: Program = Program {
     target: "scenarios",
@@ -98,7 +104,7 @@ impl Set {
     fn programs(self) -> &'static [Program] {
         match self {
             Self::Kernel => &[KERNEL],
-            Self::Cgroupfs => &[CGROUPS, QUOTAS],
+            Self::Cgroupfs => &[CGROUPS, PRESSURE, QUOTAS],
             Self::Systemd => &[CGROUPS],
             Self::Protection => &[PROTECTION],
             Self::Storage => &[STORAGE],
