@@ -24,21 +24,20 @@ const VERDICTS: [&str; 5] = ["honoured", "rejected", "control plane", "no effect
 /// Verdicts on types none of whose fields the node acts on.
 const UNTABLED: [&str; 3] = ["rejected", "control plane", "Windows"];
 
-/// Folders of tests on a real runtime.
-const REAL: [&str; 2] = ["tests/tests/scenarios/", "tests/tests/cluster/"];
+/// Folders of tests on a real runtime, and a program of them.
+const REAL: [&str; 3] = ["tests/tests/scenarios/", "tests/tests/cluster/", "tests/tests/cluster_kubeadm.rs"];
 
 /// Honoured fields whose tests need no runtime: the machines of the tests have no SELinux, no AppArmor and no seccomp
 /// profiles of their own, refuse negative `oom_score_adj` outside of the virtual one, and their runtimes send SIGTERM
 /// whatever the signal; a taint that removes pods would remove those of all tests; the iSCSI target has one portal without
-/// authenticated discovery; TLS with the server of a probe is the agent's alone.
-const ELSEWHERE: [(&str, &str); 19] = [
+/// authenticated discovery.
+const ELSEWHERE: [(&str, &str); 18] = [
     ("PodSpec", "priorityClassName"),
     ("PodSpec", "tolerations"),
     ("Toleration", "effect"),
     ("Toleration", "key"),
     ("Toleration", "operator"),
     ("Toleration", "value"),
-    ("HTTPGetAction", "scheme"),
     ("AppArmorProfile", "localhostProfile"),
     ("SeccompProfile", "localhostProfile"),
     ("SELinuxOptions", "level"),

@@ -153,5 +153,14 @@ async fn a_probe_that_takes_longer_than_its_timeout_fails() {
     let message = until_some(tenant.api::<Event>(), about, "the failed probe", |event: &Event| event.message.clone());
     let message = message.await.unwrap();
     assert!(message.contains("timed out"), "{message}");
+
+    // So does one that fails and leaves a process behind which keeps its output open.
+    let mut spec = tenant.shell("sleep 3600");
+    let exec = json!({ "command": ["sh", "-c", "sleep 10 & exit 1"] });
+    spec["containers"][0]["livenessProbe"] =
+        json!({ "exec": exec, "timeoutSeconds": 1, "periodSeconds": 1, "failureThreshold": 1 });
+    tenant.pod("forks", spec).await.unwrap();
+    let restarted = |pod: Option<&Pod>| (first_container(pod?)?.restart_count > 0).then_some(());
+    tenant.until("forks", "a restart", restarted).await.unwrap();
     tenant.delete_namespace().await.unwrap();
 }

@@ -59,6 +59,14 @@ fn thresholds_on_memory_and_process_ids_spare_static_pods() -> Result<()> {
     })?;
     node.until_true("the conditions are logged", |node| Ok(node.log_contains(&["MemoryPressure", "PIDPressure"])))?;
     ensure!(node.running("web")?.is_some());
+    for source in ["working_set", "mem_available"] {
+        let series = format!("keblet_node_memory_available_bytes{{source=\"{source}\"}} ");
+        node.until_true(&series, |node| {
+            let metrics = node.metrics().unwrap_or_default();
+            let bytes = metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse::<f64>().ok());
+            Ok(bytes > Some(0.0))
+        })?;
+    }
     node.stop()
 }
 

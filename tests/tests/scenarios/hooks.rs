@@ -11,7 +11,9 @@ use std::time::Instant;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
+use keblet_peers::BUSYBOX_IMAGE;
 use keblet_tests::standalone::StandaloneNode;
+use keblet_tests::standalone::processes_with;
 use serde_json::Value;
 use serde_json::json;
 
@@ -137,5 +139,44 @@ fn failing_and_hanging_hooks_are_reported_and_bounded() -> Result<()> {
     node.until_true("the event of the hook that ended with its container", |node| {
         Ok(node.log_contains(&["FailedPreStopHook", "stuck"]))
     })?;
+    node.stop()
+}
+
+/// How long the processes run that hooks leave behind: arguments by which they are found.
+const LEFT: [&str; 2] = ["36011", "36012"];
+
+/// The process of postStart lets its hook end; that of preStop keeps the output of its hook open.
+#[test]
+#[ignore = "real runtime"]
+fn processes_that_hooks_leave_behind_hold_up_no_stop_and_end_with_their_container() -> Result<()> {
+    let mut node = StandaloneNode::new()?;
+    let forking = |stamp: &str, seconds: &str, output: &str| {
+        let script = format!("echo start 1 >> {}; sleep {seconds} {output} & exit 0", node.stamp(stamp));
+        json!({"exec": {"command": ["sh", "-c", script]}})
+    };
+    let hooks = json!({
+        "postStart": forking("post", LEFT[0], "> /dev/null 2>&1"), "preStop": forking("pre", LEFT[1], ""),
+    });
+    let mut forks = pod(&node, "forks", 3, &[("forks", hooks)]);
+    let container = &mut forks["spec"]["containers"][0];
+    container["image"] = json!(BUSYBOX_IMAGE);
+    let script = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done";
+    container["command"] = json!(["sh", "-c", script]);
+    node.layout.write_manifest("forks", &forks)?;
+    node.write_running_pod("other")?;
+    node.start()?;
+    let is_ready = |node: &mut StandaloneNode| Ok(node.status("forks")["containerStatuses"][0]["ready"] == true);
+    node.until_true("the container is ready", is_ready)?;
+    node.until_true("postStart ran", |node| Ok(node.starts("post") == 1))?;
+    node.until_true("the process of postStart", |_| Ok(processes_with(LEFT[0]).len() == 1))?;
+
+    let since = Instant::now();
+    node.layout.remove_manifest("forks")?;
+    node.until_true("the pod is stopped", |node| is_gone(node, "forks"))?;
+    ensure!(since.elapsed() < Duration::from_secs(20), "stopped after {:?}", since.elapsed());
+    ensure!(node.starts("pre") == 1, "preStop did not run");
+    node.until_true("no process of a hook", |_| Ok(LEFT.iter().all(|word| processes_with(word).is_empty())))?;
+    node.until_running("other")?;
+    ensure!(node.starts("other") == 1, "another pod was restarted");
     node.stop()
 }

@@ -15,11 +15,18 @@ use std::sync::Mutex;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
+use keblet_peers::Cache;
+use keblet_peers::PROBE_IMAGE;
+use keblet_tests::pulls;
+use keblet_tests::registry::Image;
+use keblet_tests::registry::Registry;
 use keblet_tests::standalone::StandaloneNode;
 use keblet_tests::standalone::kill;
 use keblet_tests::standalone::processes_with;
+use nix::mount::MntFlags;
 use nix::mount::MsFlags;
 use nix::mount::mount;
+use nix::mount::umount2;
 use serde_json::Value;
 use serde_json::json;
 
@@ -233,6 +240,34 @@ fn full_pod_log_dir_does_not_stop_running_pods() -> Result<()> {
     let mut node = StandaloneNode::new()?;
     let folder = node.layout.pod_logs.clone();
     full_disk(&mut node, &folder)?;
+    node.stop()
+}
+
+#[test]
+#[ignore = "real runtime"]
+fn a_disk_that_is_full_while_an_image_is_pulled_fails_the_pull_alone() -> Result<()> {
+    let mut node = StandaloneNode::new()?;
+    let Some(registry) = Registry::start(&mut node.containerd, &[])? else { return Ok(()) };
+    let image = Image::new(&Cache::locate(), PROBE_IMAGE, 1 << 16)?;
+    registry.push("during", &image)?;
+    node.write_running_pod("before")?;
+    node.start()?;
+    let before = node.until_running("before")?;
+    // Where the runtime writes what it downloads.
+    let folder = node.containerd.ready().dir.join("root/io.containerd.content.v1.content/ingest");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    small_disk(&folder)?;
+    fill(&folder)?;
+    let name = registry.image("during");
+    node.layout.write_manifest("during", &pulls::pod(&node, "during", &name, "IfNotPresent"))?;
+    let error = pulls::until_backed_off(&mut node, "during", &name)?;
+    ensure!(error.contains("no space left on device"), "{error}");
+    pulls::never_ran(&mut node, "during")?;
+    until_healthy(&mut node)?;
+
+    umount2(&folder, MntFlags::MNT_DETACH).with_context(|| format!("cannot unmount {}", folder.display()))?;
+    pulls::until_pulled(&mut node, "during", &name, image.digest())?;
+    ensure!(node.running("before")? == Some(before), "a running pod was restarted");
     node.stop()
 }
 

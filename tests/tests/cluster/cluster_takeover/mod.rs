@@ -13,6 +13,7 @@ use std::time::SystemTime;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use k8s_openapi::api::core::v1::Pod;
@@ -136,6 +137,9 @@ async fn until_all_run(tenant: &Tenant, statics: &[&str]) {
     tenant.until("job", "succeeded", done).await.unwrap();
     let runs = |set: Option<&DaemonSet>| (set?.status.as_ref()?.number_ready >= 1).then_some(());
     tenant.until("daemon", "ready", runs).await.unwrap();
+    let ready = |set: Option<&Deployment>| (set?.status.as_ref()?.ready_replicas? == pods::REPLICAS).then_some(());
+    tenant.until("replicas", "ready", ready).await.unwrap();
+    pods::resize(tenant).await;
     let ended = |pod: Option<&Pod>| {
         let statuses = pod?.status.as_ref()?.container_statuses.as_ref()?;
         let ended =
@@ -276,6 +280,7 @@ async fn check_nothing_leaks(tenant: Tenant, statics: &[&str]) {
     let namespace = tenant.namespace.clone();
     let (cluster, tenants_node) = tenant.delete_namespace().await.unwrap();
     drop(tenants_node);
+    pods::delete_cluster_objects(&cluster, &namespace).await;
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let mounts = state::mounts(&node.node.root);
