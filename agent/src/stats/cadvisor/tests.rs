@@ -302,7 +302,6 @@ fn every_family_has_a_value_and_a_unique_name() {
                 limit_hits: Some(1),
                 high_hits: Some(1),
                 oom_kills: Some(2),
-                ..MemoryDetail::default()
             }),
             processes: Some(vec![1]),
             disks: vec![DiskTraffic { major: 8, minor: 1, ..DiskTraffic::default() }],
