@@ -131,7 +131,7 @@ fn a_mount_point_takes_the_place_of_what_the_volume_no_longer_has() {
     assert!(is_dir("a") && is_dir("d/mount"));
 }
 
-/// A container that runs as this user reads its token; nobody else does.
+/// A token's file and the link to it belong to the container's user, so that a process without privileges can read it.
 #[test]
 fn a_file_with_an_owner_belongs_to_it_with_its_link() {
     if !root() {
