@@ -1,6 +1,7 @@
-//! Programs of the node: found on the path, given a list of arguments and never a shell, bounded in what is kept of their
-//! output and, unless they must not be interrupted, in time.
+//! Programs of the node: a name is found on the path. They are given a list of arguments and never a shell, bounded in what
+//! is kept of their output and, unless they must not be interrupted, in time.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::process::Stdio;
@@ -24,25 +25,25 @@ const MAX_QUOTED: usize = 1024;
 /// Follows output of which the rest is left out.
 const CUT: &str = " [cut]";
 
-/// A program and its arguments. Shown without its secret.
+/// A program and its arguments. Shown without its secrets.
 #[derive(Clone, Debug)]
 pub struct Call {
-    program: &'static str,
+    program: Cow<'static, str>,
     /// What is appended to the program's name: `ext4` of `mkfs.ext4`.
     suffix: String,
     arguments: Vec<String>,
-    /// The last argument, if no message may show it.
-    secret: Option<SecretString>,
+    /// The last arguments, if no message may show them.
+    secrets: Vec<SecretString>,
     timeout: Duration,
     /// The process is not killed when the future of the call is dropped.
     is_finished: bool,
 }
 
 impl Call {
-    /// A call of `program` that may take a minute.
-    pub fn new(program: &'static str, arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let arguments = arguments.into_iter().map(Into::into).collect();
-        Self { program, suffix: String::new(), arguments, secret: None, timeout: TIMEOUT, is_finished: false }
+    /// A call of `program`, a name or a path, that may take a minute.
+    pub fn new(program: impl Into<Cow<'static, str>>, arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let (program, arguments) = (program.into(), arguments.into_iter().map(Into::into).collect());
+        Self { program, suffix: String::new(), arguments, secrets: Vec::new(), timeout: TIMEOUT, is_finished: false }
     }
 
     /// Runs a variant of the program, as `mkfs.ext4`. The suffix is known to have no slash.
@@ -51,9 +52,10 @@ impl Call {
         self
     }
 
-    /// Appends an argument that appears in no message. On the node it is visible in the list of processes.
+    /// Appends an argument that appears in no message; only others like it may follow. On the node it is visible in the list
+    /// of processes.
     pub fn with_secret(mut self, secret: SecretString) -> Self {
-        self.secret = Some(secret);
+        self.secrets.push(secret);
         self
     }
 
@@ -90,7 +92,7 @@ impl Call {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{} {}", self.program, self.suffix, self.arguments.join(" "))?;
-        if self.secret.is_some() { f.write_str(" ***") } else { Ok(()) }
+        self.secrets.iter().try_for_each(|_| f.write_str(" ***"))
     }
 }
 
@@ -136,7 +138,7 @@ impl Ended {
     /// Status and output, without the output if the call has a secret: the program may repeat it.
     pub fn describe(&self, call: &Call) -> String {
         match self.quoted() {
-            text if text.is_empty() || call.secret.is_some() => self.status.clone(),
+            text if text.is_empty() || !call.secrets.is_empty() => self.status.clone(),
             text => format!("{}: {text}", self.status),
         }
     }
@@ -191,7 +193,7 @@ impl Programs for HostPrograms {
     fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, ProgramError>> {
         Box::pin(async move {
             let mut command = Command::new(call.program());
-            command.args(&call.arguments).args(call.secret.as_ref().map(ExposeSecret::expose_secret));
+            command.args(&call.arguments).args(call.secrets.iter().map(ExposeSecret::expose_secret));
             // Output is read.
             command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             command.kill_on_drop(!call.is_finished);
@@ -284,7 +286,7 @@ pub(crate) mod testing {
 
     impl Programs for ScriptedPrograms {
         fn run<'a>(&'a self, call: &'a Call) -> BoxFuture<'a, Result<Ended, ProgramError>> {
-            let secret = call.secret.iter().map(|secret| format!(" {}", secret.expose_secret()));
+            let secret = call.secrets.iter().map(|secret| format!(" {}", secret.expose_secret()));
             let text = format!("{} {}{}", call.program(), call.arguments.join(" "), secret.collect::<String>());
             let (code, output) = (self.script)(&text).unwrap_or_default();
             self.calls.lock().expect("unpoisoned").push(text);
@@ -379,11 +381,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_secret_is_passed_and_never_shown() {
-        let call = shell("echo \"$0\"; exit 1").with_secret("hunter2".into());
+        let call = shell("echo \"$0 $1\"; exit 1").with_secret("hunter2".into()).with_secret("again".into());
         let ended = HostPrograms.run(&call).await.expect("it runs");
-        assert_eq!(ended.output, "hunter2\n");
+        assert_eq!(ended.output, "hunter2 again\n");
         let error = succeed(&HostPrograms, &call).await.expect_err("a failure").to_string();
-        assert_eq!(error, "sh -c echo \"$0\"; exit 1 *** failed: exit status: 1");
+        assert_eq!(error, "sh -c echo \"$0 $1\"; exit 1 *** *** failed: exit status: 1");
         assert!(!format!("{call:?}").contains("hunter2"), "{call:?}");
     }
 }

@@ -73,6 +73,8 @@ impl Fields {
             || volume.ephemeral.is_some()
             || volume.nfs.is_some()
             || volume.iscsi.is_some()
+            || volume.fc.is_some()
+            || volume.flex_volume.is_some()
             || volume.config_map.is_some()
             || volume.secret.is_some()
             || volume.downward_api.is_some()
@@ -140,11 +142,9 @@ mod tests {
 
     #[test]
     fn unsupported_volumes_are_named() {
-        for (volume, path) in [
-            (json!({ "name": "v", "csi": { "driver": "d" } }), "csi"),
-            (json!({ "name": "v", "fc": { "targetWWNs": ["w"], "lun": 0 } }), "fc"),
-            (json!({ "name": "v" }), "(no source)"),
-        ] {
+        for (volume, path) in
+            [(json!({ "name": "v", "csi": { "driver": "d" } }), "csi"), (json!({ "name": "v" }), "(no source)")]
+        {
             let spec =
                 json!({ "containers": [container(json!({}))], "volumes": [{ "name": "e", "emptyDir": {} }, volume] });
             assert_eq!(unsupported(&pod(spec)), [format!("spec.volumes[1].{path}")]);
@@ -197,6 +197,8 @@ mod tests {
                 { "name": "g", "ephemeral": { "volumeClaimTemplate": { "spec": {} } } },
                 { "name": "n", "nfs": { "server": "s", "path": "/" } },
                 { "name": "t", "iscsi": { "targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:a", "lun": 0 } },
+                { "name": "f", "flexVolume": { "driver": "example.com/d" } },
+                { "name": "f", "fc": { "targetWWNs": ["50060e801049cfd1"], "lun": 0 } },
                 { "name": "c", "configMap": { "name": "n" } },
                 { "name": "s", "secret": { "secretName": "n" } },
                 { "name": "d", "downwardAPI": { "items": [] } },

@@ -108,7 +108,7 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         "config",
         "explain",
         "--file-check-frequency=2m",
-        "--volume-plugin-dir=/flex",
+        "--contention-profiling=true",
         "--hairpin-mode=none",
         "--sync-frequency=30s",
         "--root-dir=/srv",
@@ -118,12 +118,16 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         line.unwrap_or_else(|| panic!("no {start} in\n{text}")).split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(line("fileCheckFrequency"), "fileCheckFrequency 2m0s --file-check-frequency");
-    assert_eq!(line("volumePluginDir"), "volumePluginDir /flex --volume-plugin-dir not honoured yet");
+    assert_eq!(
+        line("enableContentionProfiling"),
+        "enableContentionProfiling true --contention-profiling not honoured yet"
+    );
     assert_eq!(line("hairpinMode"), "hairpinMode none --hairpin-mode no effect, as in a kubelet");
     assert!(line("syncFrequency").starts_with("syncFrequency 30s --sync-frequency in part: how often objects"));
     assert_eq!(line("root-dir"), "root-dir /srv --root-dir");
     assert!(!text.contains("maxPods"), "defaults are left out");
-    assert!(text.contains("volumePluginDir (--volume-plugin-dir) is accepted but not honoured yet"), "{text}");
+    let notice = "enableContentionProfiling (--contention-profiling) is accepted but not honoured yet";
+    assert!(text.contains(notice), "{text}");
     assert!(text.contains("syncFrequency (--sync-frequency) is honoured in part: how often"), "{text}");
     let json: serde_json::Value =
         serde_json::from_str(&answer(&["keblet", "config", "explain", "--all", "-o", "json"])).unwrap();
@@ -137,7 +141,8 @@ fn explain_shows_what_was_set_and_what_has_no_effect() {
         assert_eq!(honoured(partly), (true, true), "{partly}");
     }
     assert_eq!((honoured("evictionHard"), honoured("imageMinimumGCAge")), ((true, false), (true, false)));
-    assert_eq!((honoured("singleProcessOOMKill"), honoured("volumePluginDir")), ((true, false), (false, false)));
+    assert_eq!(honoured("singleProcessOOMKill"), (true, false));
+    assert_eq!(honoured("enableContentionProfiling"), (false, false));
     for used in [
         "maxOpenFiles",
         "oomScoreAdj",

@@ -27,6 +27,7 @@ use super::machine::Machine;
 use super::resources;
 use super::runtime_view::RuntimeView;
 use crate::model::Pressures;
+use crate::model::fc;
 use crate::model::iscsi;
 
 /// Annotation with `--node-ip` for the cloud controller manager.
@@ -127,8 +128,11 @@ fn set_versions(info: &mut NodeSystemInfo, node_info: &NodeInfo<'_>) {
 /// Volumes that the control plane must not attach elsewhere. Those of plugins that this agent does not have stay: another
 /// kubelet has left them mounted.
 fn set_volumes_in_use(status: &mut NodeStatus, in_use: &BTreeSet<String>) {
-    let is_own = |name: &String| name.strip_prefix(iscsi::PLUGIN).is_some_and(|rest| rest.starts_with('/'));
-    let others = status.volumes_in_use.take().into_iter().flatten().filter(|name| !is_own(name));
+    let is_of = |name: &str, plugin: &str| name.strip_prefix(plugin).is_some_and(|rest| rest.starts_with('/'));
+    let is_own = |name: &String| [iscsi::PLUGIN, fc::PLUGIN].into_iter().any(|plugin| is_of(name, plugin));
+    // Only names of FlexVolumes begin with that of a driver.
+    let is_flex = |name: &String| !name.starts_with("kubernetes.io/");
+    let others = status.volumes_in_use.take().into_iter().flatten().filter(|name| !is_own(name) && !is_flex(name));
     let all: BTreeSet<String> = others.chain(in_use.iter().cloned()).collect();
     status.volumes_in_use = Some(all.into_iter().collect()).filter(|all: &Vec<String>| !all.is_empty());
 }
@@ -160,6 +164,8 @@ mod tests {
         for (before, in_use, expected) in [
             (vec![], vec![], None),
             (vec![disk("a")], vec![], None),
+            (vec!["kubernetes.io/fc/[a]:0".to_owned()], vec![], None),
+            (vec!["example.com/driver/v".to_owned()], vec![], None),
             (vec![csi.clone(), disk("a")], vec![disk("b")], Some(vec![csi.clone(), disk("b")])),
             (vec![disk("a")], vec![disk("b"), disk("a")], Some(vec![disk("a"), disk("b")])),
         ] {

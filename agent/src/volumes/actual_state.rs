@@ -184,7 +184,7 @@ impl ActualState {
         for (directory, volume) in on_disk(volumes) {
             let plugin = plugins.of_directory(&directory);
             self.count(|metrics| metrics.volumes.found(plugin.is_some()));
-            plugin.into_iter().for_each(|plugin| self.add(uid, &volume, plugin.name(), false));
+            plugin.into_iter().for_each(|(_, name)| self.add(uid, &volume, name, false));
         }
     }
 

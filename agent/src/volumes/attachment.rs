@@ -2,7 +2,12 @@
 //! Node) before it uses them, and uses one once it is in `status.volumesAttached`. Until a volume has left the first list it
 //! is attached to no other node that must not have it too.
 
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
 
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
@@ -21,6 +26,8 @@ pub type VolumesInUse = Option<BTreeSet<String>>;
 #[derive(Clone, Debug)]
 pub(super) struct Attachment {
     in_use: watch::Sender<VolumesInUse>,
+    /// Names of volumes in use, by plugin.
+    of_plugins: Arc<Mutex<BTreeMap<&'static str, BTreeSet<String>>>>,
     /// `enableControllerAttachDetach`. Otherwise a volume may be used at once: no plugin here needs more than that.
     by_control_plane: bool,
 }
@@ -33,16 +40,35 @@ impl Default for Attachment {
 
 impl Attachment {
     pub(super) fn new(in_use: watch::Sender<VolumesInUse>, by_control_plane: bool) -> Self {
-        Self { in_use, by_control_plane }
+        Self { in_use, of_plugins: Arc::default(), by_control_plane }
     }
 
-    /// Replaces the volumes in use.
-    pub(super) fn report(&self, names: BTreeSet<String>) {
+    fn of_plugins(&self) -> MutexGuard<'_, BTreeMap<&'static str, BTreeSet<String>>> {
+        // Changed one entry at a time: a panic elsewhere leaves it usable.
+        self.of_plugins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the volumes of a plugin that are in use, without publishing them: those of another one are not known yet.
+    pub(super) fn record(&self, plugin: &'static str, names: BTreeSet<String>) {
+        self.of_plugins().insert(plugin, names);
+    }
+
+    /// Replaces the volumes of a plugin that are in use, and publishes those of all.
+    pub(super) fn report(&self, plugin: &'static str, names: BTreeSet<String>) {
+        let mut all = self.of_plugins();
+        all.insert(plugin, names);
+        let names: BTreeSet<String> = all.values().flatten().cloned().collect();
+        // With the lock: what is published last is the latest.
         self.in_use.send_if_modified(|known| {
             let is_new = known.as_ref() != Some(&names);
             *known = Some(names);
             is_new
         });
+    }
+
+    /// True if the control plane attaches volumes, and not the agent.
+    pub(super) fn is_by_control_plane(&self, objects: &Objects) -> bool {
+        self.by_control_plane && objects.node_changes().is_some()
     }
 
     /// Waits until the control plane has attached a volume that is reported to be in use. Returns at once, and false, where
@@ -107,13 +133,26 @@ mod tests {
         let sender = watch::Sender::new(None);
         let mut reported = sender.subscribe();
         let attachment = Attachment::new(sender, true);
-        attachment.report(BTreeSet::new());
+        attachment.report("p", BTreeSet::new());
         assert!(reported.has_changed().expect("open"), "it is known that there are none");
         reported.mark_unchanged();
-        attachment.report(BTreeSet::new());
+        attachment.report("p", BTreeSet::new());
         assert!(!reported.has_changed().expect("open"));
-        attachment.report(["p/v".to_owned()].into());
+        attachment.report("p", ["p/v".to_owned()].into());
         assert!(reported.has_changed().expect("open"));
+    }
+
+    #[test]
+    fn volumes_of_all_plugins_are_reported_together() {
+        let sender = watch::Sender::new(None);
+        let reported = sender.subscribe();
+        let attachment = Attachment::new(sender, true);
+        attachment.record("q", ["q/v".to_owned()].into());
+        assert!(reported.borrow().is_none(), "those of the other plugin are not known");
+        attachment.report("p", ["p/v".to_owned()].into());
+        assert_eq!(*reported.borrow(), Some(["p/v".to_owned(), "q/v".to_owned()].into()));
+        attachment.report("q", BTreeSet::new());
+        assert_eq!(*reported.borrow(), Some(["p/v".to_owned()].into()));
     }
 
     #[tokio::test]

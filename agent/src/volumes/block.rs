@@ -3,7 +3,8 @@
 //! ```text
 //!  <root>/plugins/kubernetes.io~local-volume/volumeDevices/<persistent volume>/<pod UID>   the device, bind mounted
 //!  <root>/plugins/kubernetes.io/iscsi/volumeDevices/iface-<interface>/<portal>-<target>-lun-<unit>/<pod UID>   likewise
-//!  <root>/pods/<UID>/volumeDevices/kubernetes.io~{local-volume,iscsi}/<persistent volume>   a link to the device
+//!  <root>/plugins/kubernetes.io/fc/volumeDevices/{<target>-lun-<unit>,<identifier>}/<pod UID>   likewise
+//!  <root>/pods/<UID>/volumeDevices/kubernetes.io~{local-volume,iscsi,fc}/<persistent volume>   a link to the device
 //! ```
 //!
 //! A loop device on the bind mount keeps the device in use while the pod has it, so that the kernel does not give its
@@ -27,8 +28,8 @@ use super::VolumeError;
 use super::actual_state::ActualState;
 use super::actual_state::UNMAP_VOLUME;
 use super::claims;
+use super::disks::Kind;
 use super::error::OnPath as _;
-use super::iscsi;
 use super::layout;
 use super::layout::make_dirs;
 use super::layout::resolved;
@@ -109,8 +110,15 @@ impl BlockMap {
     /// The device is in use, or something cannot be removed.
     pub(super) async fn unmap(&self) -> Result<(), VolumeError> {
         release(&self.global).await?;
-        let link = self.link.clone();
-        blocking(move || remove_file(&link)).await
+        let own = self.clone();
+        blocking(move || {
+            if let Some(dir) = own.global.parent() {
+                // Other pods may use the volume.
+                let _ = fs::remove_dir(dir);
+            }
+            remove_file(&own.link)
+        })
+        .await
     }
 }
 
@@ -126,10 +134,6 @@ async fn release(global: &Path) -> Result<(), VolumeError> {
                 filesystem::unmount(&global).on("unmount", &global)?;
             }
             remove_file(&global)?;
-        }
-        if let Some(dir) = global.parent() {
-            // Other pods may use the volume.
-            let _ = fs::remove_dir(dir);
         }
         Ok(())
     })
@@ -152,23 +156,32 @@ pub(super) async fn unmap_all(dirs: &PodDirs, uid: &str, actual: &ActualState) -
         actual.unmapped(uid, claims::LOCAL, &volume, began.elapsed(), unmapped.is_ok());
         all = all.and(unmapped);
     }
-    // The place of a device does not follow from the name of its volume.
+    for kind in Kind::ALL {
+        all = all.and(unmap_disks(dirs, uid, kind, actual).await);
+    }
+    all
+}
+
+/// Unmaps the devices of one kind of disks of a pod.
+async fn unmap_disks(dirs: &PodDirs, uid: &str, kind: Kind, actual: &ActualState) -> Result<(), VolumeError> {
+    // The place of a device does not follow from the name of its volume. It stays until the disk is detached.
     let (of_node, pod) = (dirs.clone(), uid.to_owned());
     let of_pod = move || -> Result<Vec<PathBuf>, VolumeError> {
-        let places = iscsi::places_of_devices(&of_node)?.into_iter().map(|place| place.join(&pod));
+        let places = kind.places(&of_node, true)?.into_iter().map(|place| place.join(&pod));
         Ok(places.filter(|global| fs::symlink_metadata(global).is_ok()).collect())
     };
+    let mut all = Ok(());
     for global in blocking(of_pod).await? {
         let began = Instant::now();
         let released = release(&global).await;
-        actual.operation(UNMAP_VOLUME, iscsi::NAME, began.elapsed(), released.is_ok());
+        actual.operation(UNMAP_VOLUME, kind.plugin(), began.elapsed(), released.is_ok());
         all = all.and(released);
     }
     all?;
-    for link in links(dirs, uid, iscsi::NAME).await? {
+    for link in links(dirs, uid, kind.plugin()).await? {
         let removed = link.clone();
         blocking(move || remove_file(&removed)).await?;
-        actual.remove(uid, iscsi::NAME, &link.file_name().unwrap_or_default().to_string_lossy());
+        actual.remove(uid, kind.plugin(), &link.file_name().unwrap_or_default().to_string_lossy());
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use indexmap::IndexSet;
 
 use super::api::InvalidPath;
 use super::claims::ClaimError;
+use super::flex_volume::FlexError;
 use super::storage_medium::StorageMediumError;
 use crate::host_program::ProgramError;
 use crate::model::DownwardError;
@@ -89,9 +90,14 @@ pub enum VolumeError {
     /// A program of the node failed.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// A field of an iSCSI volume that cannot be used.
-    #[error("iscsi: {field} {value:?}: {problem}")]
-    IscsiField {
+    /// A FlexVolume driver cannot be used, or failed.
+    #[error(transparent)]
+    Flex(#[from] FlexError),
+    /// A field of an iSCSI or Fibre Channel volume that cannot be used.
+    #[error("{kind}: {field} {value:?}: {problem}")]
+    DiskField {
+        /// `iscsi` or `fc`.
+        kind: &'static str,
         /// Its name.
         field: &'static str,
         /// Its value.
@@ -99,6 +105,9 @@ pub enum VolumeError {
         /// What it has to be.
         problem: &'static str,
     },
+    /// A Fibre Channel disk that cannot be found or removed.
+    #[error("{0}")]
+    FcDisk(String),
     /// CHAP without a secret.
     #[error("iscsi: CHAP needs a secretRef with a name")]
     NoChapSecret,

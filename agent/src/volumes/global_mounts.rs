@@ -5,6 +5,9 @@
 //!  <root>/plugins/kubernetes.io/local-volume/mounts/<persistent volume>                             see `claims/local.rs`
 //!  <root>/plugins/kubernetes.io/iscsi/iface-<interface>/<portal>-<target>-lun-<unit>                see `iscsi`
 //!  <root>/plugins/kubernetes.io/iscsi/volumeDevices/iface-<interface>/<portal>-<target>-lun-<unit>
+//!  <root>/plugins/kubernetes.io/fc/{<target>-lun-<unit>,<identifier>}                               see `fc`
+//!  <root>/plugins/kubernetes.io/fc/volumeDevices/{<target>-lun-<unit>,<identifier>}
+//!  <root>/plugins/kubernetes.io/flexvolume/<vendor>/<driver>/mounts/<volume>                       see `flex_volume`
 //! ```
 //!
 //! Which pods use one is read from the table of mounts, so that a new agent has it too. A pod that is about to use one

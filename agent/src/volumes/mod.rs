@@ -5,14 +5,15 @@
 //!
 //! ```text
 //!  <root>/pods/<uid>/volumes/kubernetes.io~empty-dir/<volume>   content, or a tmpfs or hugetlbfs
-//!                   /volumes/kubernetes.io~{local-volume,nfs,iscsi}/<persistent volume>   mounts, see `claims`
+//!                   /volumes/kubernetes.io~{local-volume,nfs,iscsi,fc}/<persistent volume>   mounts, see `claims`
 //!                   /volumes/kubernetes.io~{configmap,secret,downward-api,projected}/<volume>   see `api/atomic.rs`
 //!                   /plugins/kubernetes.io~empty-dir/<volume>/ready
-//!                   /volumeDevices/kubernetes.io~{local-volume,iscsi}/<persistent volume>   links to devices, see `block.rs`
+//!                   /volumes/<vendor>~<driver>/<volume>   what a FlexVolume driver has mounted, see `flex_volume`
+//!                   /volumeDevices/kubernetes.io~{local-volume,iscsi,fc}/<persistent volume>   links, see `block.rs`
 //!                   /volume-subpaths/<volume>/<container>/<index>   bind mounts
 //!                   /containers/<container>/<8 hex>   termination messages
 //!                   /etc-hosts
-//!  <root>/plugins/kubernetes.io/{local-volume,iscsi}/...   mounts of devices that pods use together, see `global_mounts.rs`
+//!  <root>/plugins/kubernetes.io/{local-volume,iscsi,fc}/...   mounts of devices that pods share, see `global_mounts.rs`
 //! ```
 
 mod actual_state;
@@ -21,8 +22,11 @@ mod attachment;
 mod bind_mount;
 mod block;
 mod claims;
+mod disks;
 mod empty_dir;
 mod error;
+mod fc;
+mod flex_volume;
 mod format;
 mod fs_group;
 mod global_mounts;
@@ -51,6 +55,7 @@ mod tests;
 mod unused;
 mod uses;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -71,6 +76,7 @@ pub use claims::ClaimProblem;
 pub use error::FailedVolume;
 pub use error::Step;
 pub use error::VolumeError;
+pub use flex_volume::FlexError;
 pub use layout::PodDirs;
 pub use measurable::MeasurableVolume;
 pub use project_quotas::ProjectQuotas;
@@ -127,8 +133,17 @@ impl Volumes {
     /// Reports attachable volumes in use to the control plane and, if that attaches volumes, uses them once they are
     /// attached. To be called before [`Self::with_objects`].
     pub fn with_attachments(mut self, in_use: watch::Sender<VolumesInUse>, by_control_plane: bool) -> Self {
-        self.node.disks = self.node.disks.with_attachment(Attachment::new(in_use, by_control_plane));
+        let attachment = Attachment::new(in_use, by_control_plane);
+        self.node.disks = self.node.disks.with_attachment(attachment.clone());
+        self.node.flex_volumes = self.node.flex_volumes.with_attachment(attachment);
         self
+    }
+
+    /// Provides FlexVolumes by the drivers in this directory (`volumePluginDir`), which need not exist; calls that attach
+    /// have the name of the node. To be called before [`Self::with_objects`].
+    pub fn with_flex_volumes(mut self, dir: &Path, node_name: &str) -> Self {
+        self.node.flex_volumes = self.node.flex_volumes.with_drivers(dir, node_name);
+        self.with_plugins(&Arc::default())
     }
 
     /// Makes volumes from these objects; `allocatable` is what containers without limits may use of the node.
@@ -173,6 +188,7 @@ impl Volumes {
         if let Some(quotas) = &self.quotas {
             quotas.reconstruct(&self.dirs);
         }
+        self.node.flex_volumes.record_in_use()?;
         self.node.disks.report_in_use()
     }
 
@@ -189,9 +205,13 @@ impl Volumes {
         self.actual.totals()
     }
 
-    /// The plugins of the volumes that a pod mounts, one for each volume.
-    pub fn plugins_wanted(&self, pod: &Pod) -> impl Iterator<Item = &'static str> {
-        mounted_volumes(pod).filter_map(|volume| Some(self.plugins.of(volume)?.backing(uid_of(pod), volume).0))
+    /// The plugins of the volumes that a pod mounts, one for each volume, as metrics name them. As upstream, a claim counts
+    /// once its persistent volume is known.
+    pub fn plugins_wanted(&self, pod: &Pod) -> impl Iterator<Item = Cow<'static, str>> {
+        mounted_volumes(pod).filter_map(|volume| match &volume.csi {
+            Some(source) => Some(plugin::of_csi(&source.driver)),
+            None => self.plugins.of(volume)?.counted_as(uid_of(pod), volume),
+        })
     }
 
     /// Paths of pods' files.
@@ -204,8 +224,8 @@ impl Volumes {
         self.find(of_pod, volume).is_ok_and(|(plugin, found)| plugin.is_read_only(of_pod.uid(), found))
     }
 
-    /// True if the runtime may relabel the volume's files for a container (SELinux) although the agent did not make them: those
-    /// of a local or iSCSI volume that may be written.
+    /// True if the runtime may relabel the volume's files for a container (SELinux) although the agent did not make them:
+    /// those of a local, iSCSI or Fibre Channel volume that may be written, or of one whose FlexVolume driver permits it.
     pub fn is_relabelled(&self, of_pod: &PodVolumes<'_>, volume: &str) -> bool {
         self.find(of_pod, volume).is_ok_and(|(plugin, found)| plugin.is_relabelled(of_pod.uid(), found))
     }
@@ -299,7 +319,8 @@ impl Volumes {
         let mut all = torn_down.into_iter().fold(found.failed, Result::and);
         all = all.and(block::unmap_all(&self.dirs, uid, &self.actual).await);
         let (dirs, of_pod, plugins) = (self.dirs.clone(), uid.to_owned(), self.plugins.clone());
-        let owns = move |directory: &str| plugins.of_directory(directory).is_some_and(|p| p.attributes().owns_content);
+        let owns =
+            move |directory: &str| plugins.of_directory(directory).is_some_and(|(p, _)| p.attributes().owns_content);
         let ended = blocking(move || teardown::end(&dirs, &of_pod, owns)).await;
         all.and(ended)?;
         self.actual.torn_down(uid);
@@ -310,13 +331,13 @@ impl Volumes {
         let began = Instant::now();
         let plugin = self.plugins.of_directory(&volume.directory);
         let done = match plugin {
-            Some(plugin) => plugin.tear_down(volume).await,
+            Some((plugin, _)) => plugin.tear_down(volume).await,
             None => {
                 let volume = volume.clone();
                 blocking(move || volume.remove_if_empty()).await
             }
         };
-        let name = plugin.map(VolumePlugin::name);
+        let name = plugin.map(|(_, name)| name);
         self.actual.unmounted(uid, name, &volume.volume(), began.elapsed(), done.is_ok());
         done
     }
@@ -335,7 +356,7 @@ impl Volumes {
         let devices = |plugin: &str| is_empty(pod.join(layout::DEVICES).join(layout::escaped(plugin)));
         !pod.join(layout::SUB_PATHS).exists()
             && is_empty(pod.join(layout::VOLUMES))
-            && [claims::LOCAL, iscsi::NAME].into_iter().all(devices)
+            && [claims::LOCAL, iscsi::NAME, fc::NAME].into_iter().all(devices)
     }
 
     /// UIDs of pods that have a directory.

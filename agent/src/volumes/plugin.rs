@@ -3,6 +3,7 @@
 //! Upstream has the same split: `pkg/volume/plugins.go` (plugins) and `pkg/kubelet/volumemanager` (what is set up when).
 //! A plugin implements its kind of volume; when volumes are set up, refreshed and torn down is decided outside.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -21,12 +22,15 @@ use super::actual_state::ActualState;
 use super::api;
 use super::claims::BoundVolumes;
 use super::claims::Claims;
+use super::disks;
+use super::disks::DiskVolumes;
+use super::disks::Disks;
 use super::empty_dir::EmptyDir;
+use super::flex_volume::FlexVolume;
+use super::flex_volume::FlexVolumes;
 use super::global_mounts::GlobalMounts;
 use super::host_path::HostPath;
 use super::image::Image;
-use super::iscsi::Disks;
-use super::iscsi::Iscsi;
 use super::layout;
 use super::mount_only::MountOnly;
 use super::nfs::Nfs;
@@ -47,6 +51,12 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
     /// `volumes` of a pod.
     fn name(&self) -> &'static str;
 
+    /// The name of the plugin whose directory in the `volumes` of a pod this is, if it is one of this plugin: of a
+    /// FlexVolume that of its driver.
+    fn name_of_directory(&self, directory: &str) -> Option<&'static str> {
+        (layout::escaped(self.name()) == directory).then(|| self.name())
+    }
+
     /// True if the volume is of this kind.
     fn supports(&self, volume: &Volume) -> bool;
 
@@ -54,6 +64,11 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
     /// persistent volume, once that is known.
     fn backing(&self, _uid: &str, volume: &Volume) -> (&'static str, String) {
         (self.name(), volume.name.clone())
+    }
+
+    /// The plugin behind a pod's volume as metrics name it; `None` if that is not known yet.
+    fn counted_as(&self, uid: &str, volume: &Volume) -> Option<Cow<'static, str>> {
+        Some(Cow::Borrowed(self.backing(uid, volume).0))
     }
 
     /// What holds for all volumes of this kind.
@@ -123,6 +138,11 @@ pub(super) trait VolumePlugin: Debug + Send + Sync {
 
     /// The pod is over: removes what is kept of its volumes.
     fn forget(&self, _uid: &str) {}
+}
+
+/// Volumes of a CSI driver as metrics name them.
+pub(super) fn of_csi(driver: &str) -> Cow<'static, str> {
+    Cow::Owned(format!("kubernetes.io/csi:{driver}"))
 }
 
 /// What holds for all volumes of a plugin.
@@ -198,13 +218,15 @@ pub(super) struct NodeVolumes {
     pub(super) claims: BoundVolumes,
     pub(super) globals: GlobalMounts,
     pub(super) disks: Disks,
+    pub(super) flex_volumes: FlexVolumes,
 }
 
 impl NodeVolumes {
     pub(super) fn new(dirs: &PodDirs) -> Self {
         let globals = GlobalMounts::new(dirs.clone());
         let disks = Disks::new(dirs.clone(), globals.clone());
-        Self { claims: BoundVolumes::default(), globals, disks }
+        let flex_volumes = FlexVolumes::new(dirs.clone(), globals.clone());
+        Self { claims: BoundVolumes::default(), globals, disks, flex_volumes }
     }
 }
 
@@ -218,17 +240,19 @@ impl Plugins {
         recorder: Option<&Recorder>,
         quotas: Option<&ProjectQuotas>,
     ) -> Self {
-        let NodeVolumes { claims, globals, disks } = node.clone();
-        let iscsi = Iscsi::new(disks.clone(), objects.clone(), recorder.cloned());
-        let claims = Claims::new(objects.clone(), claims, globals, disks, recorder.cloned());
+        let of_disks = |kind| DiskVolumes::new(kind, node.disks.clone(), objects.clone(), recorder.cloned());
+        let of_disks = disks::Kind::ALL.map(of_disks);
+        let flex_volume = FlexVolume::new(node.flex_volumes.clone(), objects.clone(), recorder.cloned());
+        let claims = Claims::new(objects.clone(), node.clone(), recorder.cloned());
         let mut all: Vec<Box<dyn VolumePlugin>> = vec![
             Box::new(EmptyDir { quotas: quotas.cloned() }),
             Box::new(HostPath::default()),
             Box::new(Image),
             Box::new(Nfs::default()),
-            Box::new(iscsi),
+            Box::new(flex_volume),
             Box::new(claims),
         ];
+        all.extend(of_disks.map(|plugin| Box::new(plugin) as Box<dyn VolumePlugin>));
         for kind in api::Kind::ALL {
             let (objects, allocatable) = (objects.clone(), allocatable.clone());
             all.push(Box::new(api::ObjectVolumes::new(kind, objects, allocatable, recorder.cloned())));
@@ -253,9 +277,9 @@ impl Plugins {
         self.0.iter().map(|plugin| &**plugin)
     }
 
-    /// The plugin of a directory in a pod's `volumes`.
-    pub(super) fn of_directory(&self, directory: &str) -> Option<&dyn VolumePlugin> {
-        self.0.iter().find(|plugin| layout::escaped(plugin.name()) == directory).map(|plugin| &**plugin)
+    /// The plugin of a directory in a pod's `volumes`, and its name as of this directory.
+    pub(super) fn of_directory(&self, directory: &str) -> Option<(&dyn VolumePlugin, &'static str)> {
+        self.0.iter().find_map(|plugin| Some((&**plugin, plugin.name_of_directory(directory)?)))
     }
 }
 

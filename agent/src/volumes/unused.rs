@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use super::VolumeError;
 use super::Volumes;
 use super::claims;
-use super::iscsi;
 use super::plugin::blocking;
 
 impl Volumes {
@@ -20,7 +19,8 @@ impl Volumes {
         self.node.globals.announced().await;
     }
 
-    /// Where devices are mounted, or attached, that no pod uses: those of persistent volumes on local devices, and iSCSI disks.
+    /// Where devices are mounted, or attached, that no pod uses: those of persistent volumes on local devices, iSCSI disks,
+    /// Fibre Channel disks and FlexVolumes.
     ///
     /// # Errors
     /// The places, or the table of mounts, cannot be read.
@@ -28,6 +28,7 @@ impl Volumes {
         let (dirs, node) = (self.dirs.clone(), self.node.clone());
         blocking(move || {
             let mut unused = node.disks.unused()?;
+            unused.extend(node.flex_volumes.unused()?);
             for place in claims::places(&dirs)? {
                 if node.globals.is_unused(&place)? {
                     unused.push(place);
@@ -43,11 +44,15 @@ impl Volumes {
     /// # Errors
     /// It is in use, or cannot be detached. The next call completes what was begun.
     pub async fn release_unused(&self, place: &Path) -> Result<(), VolumeError> {
-        let (disks, globals) = (&self.node.disks, &self.node.globals);
+        let (disks, globals, flex_volumes) = (&self.node.disks, &self.node.globals, &self.node.flex_volumes);
         let operation = if disks.is_of_device(place) { "unmap_device" } else { "unmount_device" };
-        match disks.owns(place) {
-            true => self.actual.timed(operation, iscsi::NAME, disks.release(place)).await,
-            false => self.actual.timed(operation, claims::LOCAL, claims::release(globals, place)).await,
+        match disks.kind_of(place) {
+            Some(kind) => self.actual.timed(operation, kind.plugin(), disks.release(place)).await,
+            None if flex_volumes.owns(place) => {
+                let released = flex_volumes.release(place, &self.objects);
+                self.actual.timed(operation, flex_volumes.plugin_of_place(place), released).await
+            }
+            None => self.actual.timed(operation, claims::LOCAL, claims::release(globals, place)).await,
         }
     }
 }

@@ -100,14 +100,15 @@ pub async fn run(settings: Settings, verbosity: Verbosity, shutdown: Cancellatio
     };
     let pleg_task = pleg_task.map_err(Arc::new).shared();
     let Bootstrap { settings, metrics, recorder, volumes_in_use, .. } = &bootstrap;
-    let volumes = volumes::on_disk(settings, metrics, recorder, volumes_in_use).await?;
+    let volumes = volumes::on_disk(settings, metrics, recorder, volumes_in_use, &bootstrap.node.name).await?;
     let pod_cgroups = cgroups.clone();
     let watched = eviction::Watched { cgroups: cgroups.clone(), stalls: bootstrap.stalls(probes) };
     let runtime_name = version.runtime_name;
     let prepared = Prepared { images, objects, volumes, user_namespaces, cgroups, offered, runtime_name };
     let retries = RetryTracker::new(recorder.clone(), Some(metrics.clone()));
-    log_rotation::start(settings, pleg.clone(), bootstrap.runtime.clone(), retries, &mut tasks, &shutdown)?;
-    let adoptions = shutdown.run_until_cancelled(adoption::find(&bootstrap.settings, &bootstrap.runtime));
+    log_rotation::start(settings, pleg.clone(), bootstrap.runtime.clone(), retries.clone(), &mut tasks, &shutdown)?;
+    let adoptions = adoption::find(&bootstrap.settings, &bootstrap.runtime, &retries);
+    let adoptions = shutdown.run_until_cancelled(adoptions);
     let Some(adoptions) = unless_panicked(&mut tasks, adoptions).await? else {
         pleg_task.await.context("ending the PLEG")?;
         return serving.await.context("ending the servers")?;

@@ -1,5 +1,6 @@
 //! State of pods for the servers, and gauges that are computed when metrics are read.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -215,7 +216,7 @@ impl Gauges {
                 && (!has_ended(uid, pod) || worker.is_some_and(|w| w.terminating))
         };
         let active: Vec<&Pod> = desired.iter().filter(is_active).map(|(_, pod)| pod).collect();
-        self.metrics.volumes.totals(volumes(active.iter().copied(), &running.volumes));
+        count_volumes(&self.metrics, active.iter().copied(), &running.volumes);
         let (fixed, api): (Vec<&Pod>, Vec<&Pod>) = active.into_iter().partition(|pod| spec::is_static(pod));
         self.metrics.pods.active(PodOrigin::Static, fixed.len());
         self.metrics.pods.active(PodOrigin::Api, api.len());
@@ -271,16 +272,14 @@ fn claim_stats(claim: &ClaimUsage) -> ClaimStats<'_> {
     ClaimStats { namespace, name, capacity, available, used, inodes, inodes_free, inodes_used }
 }
 
-/// Desired and actual volumes by plugin.
-fn volumes<'a>(
-    wanting: impl Iterator<Item = &'a Pod>,
-    volumes: &Volumes,
-) -> impl Iterator<Item = (VolumeState, &'static str, usize)> {
-    let mut wanted: BTreeMap<&'static str, usize> = BTreeMap::new();
+/// Counts desired and actual volumes by plugin.
+fn count_volumes<'a>(metrics: &Metrics, wanting: impl Iterator<Item = &'a Pod>, volumes: &Volumes) {
+    let mut wanted: BTreeMap<Cow<'static, str>, usize> = BTreeMap::new();
     wanting.flat_map(|pod| volumes.plugins_wanted(pod)).for_each(|plugin| *wanted.entry(plugin).or_default() += 1);
-    let wanted = wanted.into_iter().map(|(plugin, count)| (VolumeState::Desired, plugin, count));
-    let set_up = volumes.set_up_by_plugin().into_iter();
-    wanted.chain(set_up.map(|(plugin, count)| (VolumeState::Actual, plugin, count)))
+    let wanted = wanted.iter().map(|(plugin, count)| (VolumeState::Desired, &**plugin, *count));
+    let set_up = volumes.set_up_by_plugin();
+    let set_up = set_up.iter().map(|(plugin, count)| (VolumeState::Actual, *plugin, *count));
+    metrics.volumes.totals(wanted.chain(set_up));
 }
 
 /// Labels of a pod with a worker.
@@ -397,7 +396,7 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("pods/u/volumes/kubernetes.io~secret/s")).expect("a folder");
         let set_up = Volumes::new(dir.path());
         set_up.reconstruct().expect("a list");
-        metrics.volumes.totals(volumes(all.iter(), &set_up));
+        count_volumes(&metrics, all.iter(), &set_up);
         let text = metrics.render().expect("metrics");
         let mut lines: Vec<&str> = text.lines().filter(|line| line.starts_with("volume_manager_total")).collect();
         lines.sort_unstable();

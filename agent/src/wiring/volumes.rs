@@ -1,6 +1,7 @@
 //! The volumes of pods: those on disk, and how their files are counted.
 
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -28,13 +29,16 @@ pub(super) async fn on_disk(
     metrics: &Arc<Metrics>,
     recorder: &Recorder,
     in_use: &watch::Sender<VolumesInUse>,
+    node_name: &str,
 ) -> anyhow::Result<Volumes> {
     let root = settings.flags.root_dir.clone();
     let is_counted = settings.gates.enabled(Feature::LocalStorageCapacityIsolationFSQuotaMonitoring);
     let by_control_plane = settings.kubelet.enable_controller_attach_detach;
     let (metrics, recorder, in_use) = (metrics.clone(), recorder.clone(), in_use.clone());
+    let (drivers, node_name) = (PathBuf::from(&settings.kubelet.volume_plugin_dir), node_name.to_owned());
     let reading = tokio::task::spawn_blocking(move || {
-        let mut volumes = Volumes::new(&root).with_metrics(metrics).with_attachments(in_use, by_control_plane);
+        let volumes = Volumes::new(&root).with_metrics(metrics).with_attachments(in_use, by_control_plane);
+        let mut volumes = volumes.with_flex_volumes(&drivers, &node_name);
         if is_counted && let Some(quotas) = project_quotas(&root) {
             volumes = volumes.with_project_quotas(quotas);
         }

@@ -22,6 +22,7 @@ use keblet_tests::standalone::StandaloneNode;
 use serde_json::Value;
 use serde_json::json;
 
+use crate::storage::daemon;
 use crate::storage::mounts_of;
 use crate::storage::objects;
 use crate::storage::pod;
@@ -31,6 +32,10 @@ use crate::storage::written;
 
 const CONFIG: &str = "/sys/kernel/config";
 const PORTAL: &str = "127.0.0.1:3260";
+/// Where the target of one test listens as well.
+const SECOND_PORTAL: &str = "127.0.0.1:3261";
+/// Name and password of initiators that discover targets, where sessions need one as well.
+const DISCOVERY: (&str, &str) = ("finder", "a password to find");
 /// Pages of the disk: 32 MiB.
 const PAGES: u32 = 8192;
 
@@ -52,19 +57,11 @@ impl Target {
         fs::create_dir_all("/run/lock")?;
         fs::write("/etc/iscsi/initiatorname.iscsi", "InitiatorName=iqn.2001-04.com.example:node\n")?;
         let mut target = Self { name: name.to_owned(), daemons: Vec::new() };
-        target.daemon("/usr/lib/systemd/systemd-udevd", &[])?;
-        target.daemon("/usr/sbin/iscsid", &["-f"])?;
+        target.daemons.push(daemon("/usr/lib/systemd/systemd-udevd", &[])?);
+        target.daemons.push(daemon("/usr/sbin/iscsid", &["-f"])?);
         until("iscsid and udevd", || Ok(run("udevadm", &["control", "--ping"]).is_ok() && iscsid_answers()))?;
         target.configure(chap)?;
         Ok(target)
-    }
-
-    fn daemon(&mut self, program: &str, arguments: &[&str]) -> Result<()> {
-        let mut command = Command::new(program);
-        // The machine has few groups, each of which udevd misses by a line.
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        self.daemons.push(command.spawn().with_context(|| format!("cannot start {program}"))?);
-        Ok(())
     }
 
     fn folder(&self) -> PathBuf {
@@ -94,8 +91,18 @@ impl Target {
             write(group.join("auth/userid"), user)?;
             write(group.join("auth/password"), password)?;
         }
-        fs::create_dir_all(group.join("np").join(PORTAL))?;
+        // Of all targets of the machine.
+        let discovery = Path::new(CONFIG).join("target/iscsi/discovery_auth");
+        write(discovery.join("userid"), DISCOVERY.0)?;
+        write(discovery.join("password"), DISCOVERY.1)?;
+        write(discovery.join("enforce_discovery_auth"), if chap.is_some() { "1" } else { "0" })?;
+        self.listen(PORTAL)?;
         write(group.join("enable"), "1")
+    }
+
+    fn listen(&self, portal: &str) -> Result<()> {
+        let portal = self.folder().join("tpgt_1/np").join(portal);
+        fs::create_dir_all(&portal).with_context(|| format!("{}", portal.display()))
     }
 
     /// The volume source of the disk.
@@ -103,11 +110,16 @@ impl Target {
         json!({ "targetPortal": "127.0.0.1", "iqn": self.name, "lun": 0 })
     }
 
-    /// Whether the machine has a session with the target.
-    fn has_session(&self) -> bool {
+    /// The interface of each session of the machine with the target.
+    fn sessions(&self) -> Vec<String> {
         let sessions = fs::read_dir("/sys/class/iscsi_session").into_iter().flatten().flatten();
-        let target = |path: PathBuf| fs::read_to_string(path.join("targetname")).unwrap_or_default();
-        sessions.map(|session| target(session.path())).any(|target| target.trim() == self.name)
+        let text = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let of_target = sessions.filter(|session| text(session.path().join("targetname")) == self.name);
+        of_target.map(|session| text(session.path().join("ifacename"))).collect()
+    }
+
+    fn has_session(&self) -> bool {
+        !self.sessions().is_empty()
     }
 }
 
@@ -117,9 +129,12 @@ impl Drop for Target {
         // In the order in which they depend on each other. The machine is thrown away afterwards.
         let _ = fs::write(group.join("enable"), "0");
         let _ = fs::remove_file(group.join("lun/lun_0/disk"));
-        for folder in
-            [group.join("lun/lun_0"), group.join("np").join(PORTAL), group.clone(), self.folder(), self.disk()]
-        {
+        for portal in [PORTAL, SECOND_PORTAL] {
+            // The next test discovers its target there, and would use the record of this one.
+            let _ = run("iscsiadm", &["-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-o", "delete"]);
+            let _ = fs::remove_dir(group.join("np").join(portal));
+        }
+        for folder in [group.join("lun/lun_0"), group.clone(), self.folder(), self.disk()] {
             let _ = fs::remove_dir(folder);
         }
         for daemon in &mut self.daemons {
@@ -163,12 +178,16 @@ fn vm_a_disk_is_formatted_mounted_and_detached_and_keeps_its_files() -> Result<(
     let mut source = target.source();
     source["readOnly"] = true.into();
     source["initiatorName"] = "iqn.2001-04.com.example:reader".into();
+    // Two ways to one disk.
+    target.listen(SECOND_PORTAL)?;
+    source["portals"] = json!([SECOND_PORTAL]);
     let read = "cat /data/file; touch /data/new 2>/dev/null || echo refused; echo end";
     node.layout.write_manifest("reader", &pod(&node, "reader", read, "iscsi", source))?;
     let seen = written(&mut node, "reader")?;
     ensure!(seen == "kept\nrefused", "{seen}");
     let interfaces = run("iscsiadm", &["-m", "iface"])?;
     ensure!(interfaces.contains("127.0.0.1:3260:data") && interfaces.contains(":reader"), "{interfaces}");
+    ensure!(target.sessions() == ["127.0.0.1:3260:data"; 2], "{:?} instead of one for each portal", target.sessions());
     node.layout.remove_manifest("reader")?;
     node.until_true("the session ends", |_| Ok(!target.has_session()))?;
     node.until_true("the interface is removed", |_| {
@@ -187,15 +206,21 @@ fn encoded(text: &str) -> String {
 async fn vm_a_session_is_authenticated_by_the_secret_of_a_persistent_volume() -> Result<()> {
     let target = Target::start("iqn.2001-04.com.example:chap", Some(("user", "a long password")))?;
     let root = tempfile::tempdir()?;
+    run("iscsiadm", &["-m", "iface", "-I", "chosen", "-o", "new"])?;
+    run("iscsiadm", &["-m", "iface", "-I", "chosen", "-o", "update", "-n", "iface.transport_name", "-v", "tcp"])?;
     let mut source = target.source();
+    source["iscsiInterface"] = "chosen".into();
     source["chapAuthSession"] = true.into();
     source["secretRef"] = json!({ "name": "chap", "namespace": "storage" });
     let secret = |password: &str| {
-        let data = json!({ "node.session.auth.username": encoded("user"),
-            "node.session.auth.password": encoded(password) });
+        let data = json!({ "discovery.sendtargets.auth.username": encoded(DISCOVERY.0),
+            "discovery.sendtargets.auth.password": encoded(DISCOVERY.1),
+            "node.session.auth.username": encoded("user"), "node.session.auth.password": encoded(password) });
         json!({ "metadata": { "name": "chap", "namespace": "storage" }, "type": "kubernetes.io/iscsi-chap", "data": data })
     };
-    let volumes = |password: &str, mode: &str| {
+    let volumes = |password: &str, mode: &str, finds: bool| {
+        let mut source = source.clone();
+        source["chapAuthDiscovery"] = finds.into();
         let claim =
             json!({ "metadata": { "uid": "c" }, "spec": { "volumeName": "pv" }, "status": { "phase": "Bound" } });
         let volume = json!({ "metadata": { "name": "pv" }, "spec": { "iscsi": source, "volumeMode": mode,
@@ -226,21 +251,28 @@ async fn vm_a_session_is_authenticated_by_the_secret_of_a_persistent_volume() ->
         Ok(())
     };
 
-    let wrong = volumes("another password", "Filesystem");
+    let unknown = volumes("a long password", "Filesystem", false);
+    let failed = unknown.set_up(&mounting("u-0")?, None).await.err().context("the target is not found")?;
+    let error = failed.iter().map(ToString::to_string).collect::<String>();
+    ensure!(error.contains("--discover failed"), "{error}");
+    release(&unknown, "u-0").await?;
+
+    let wrong = volumes("another password", "Filesystem", true);
     let failed = wrong.set_up(&mounting("u-1")?, None).await.err().context("the password is wrong")?;
     let error = failed.iter().map(ToString::to_string).collect::<String>();
     ensure!(error.contains("--login failed") && !error.contains("another"), "{error}");
     release(&wrong, "u-1").await?;
 
-    let right = volumes("a long password", "Filesystem");
+    let right = volumes("a long password", "Filesystem", true);
     let done = right.set_up(&mounting("u-2")?, None).await;
     ensure!(done.is_ok(), "{done:?}");
     let mounted = root.path().join("pods/u-2/volumes/kubernetes.io~iscsi/pv");
     ensure!(mounted.join("lost+found").exists(), "a file system is mounted");
+    ensure!(target.sessions() == ["chosen"], "{:?}", target.sessions());
     release(&right, "u-2").await?;
 
     // The same disk as a device: what the file system has written is there.
-    let raw = volumes("a long password", "Block");
+    let raw = volumes("a long password", "Block", true);
     let using = pod("u-3", "volumeDevices", json!({ "name": "v", "devicePath": "/dev/x" }))?;
     raw.make_pod_dirs("u-3").await?;
     let done = raw.set_up(&using, None).await;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::Child;
 use std::process::Command;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -33,6 +34,14 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String> {
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     ensure!(output.status.success(), "{program} {}: {}: {text}", arguments.join(" "), output.status);
     Ok(text)
+}
+
+/// Starts a program that serves until it is killed.
+pub(crate) fn daemon(program: &str, arguments: &[&str]) -> Result<Child> {
+    let mut command = Command::new(program);
+    // The machine has few groups, each of which udevd misses by a line.
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().with_context(|| format!("cannot start {program}"))
 }
 
 /// Waits for a condition on the machine.

@@ -76,7 +76,8 @@ fn pod_context(context: &PodSecurityContext, path: &Path, findings: &mut Finding
     let choices: [(&str, &Option<String>, &[&str]); 3] = [
         ("fsGroupChangePolicy", &context.fs_group_change_policy, &["Always", "OnRootMismatch"]),
         ("supplementalGroupsPolicy", &context.supplemental_groups_policy, &["Merge", "Strict"]),
-        ("seLinuxChangePolicy", &context.se_linux_change_policy, &["MountOption", "Recursive"]),
+        // As upstream while feature gate SELinuxMount is off; this agent lacks the feature.
+        ("seLinuxChangePolicy", &context.se_linux_change_policy, &["Recursive"]),
     ];
     for (field, value, supported) in choices {
         if let Some(value) = value {

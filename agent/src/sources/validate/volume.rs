@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::HashSet;
 
 use k8s_openapi::api::core::v1::DownwardAPIVolumeFile;
+use k8s_openapi::api::core::v1::FCVolumeSource;
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 use k8s_openapi::api::core::v1::ISCSIVolumeSource;
 use k8s_openapi::api::core::v1::KeyToPath;
@@ -18,6 +19,7 @@ use super::resources::QUANTITY_FORM;
 use super::spec::first_of_its_name;
 use super::text;
 use crate::model::Amount;
+use crate::model::fc;
 use crate::model::iscsi;
 
 /// What containers may use a volume for.
@@ -151,6 +153,9 @@ fn source(volume: &Volume, path: &Path, findings: &mut Findings) {
             findings.invalid(&path.child("name"), &volume.name, message);
         }
     }
+    if let Some(source) = &volume.fc {
+        check_fc(source, &path.child("fc"), findings);
+    }
     if volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.claim_name.is_empty()) {
         findings.required(&path.child("persistentVolumeClaim").child("claimName"), "");
     }
@@ -187,6 +192,37 @@ fn check_iscsi(source: &ISCSIVolumeSource, path: &Path, findings: &mut Findings)
     let has_chap = source.chap_auth_discovery == Some(true) || source.chap_auth_session == Some(true);
     if has_chap && source.secret_ref.is_none() {
         findings.required(&path.child("secretRef"), "");
+    }
+}
+
+fn check_fc(source: &FCVolumeSource, path: &Path, findings: &mut Findings) {
+    let wwns = source.target_wwns.as_deref().unwrap_or_default();
+    let wwids = source.wwids.as_deref().unwrap_or_default();
+    let targets = path.child("targetWWNs");
+    match (wwns, wwids) {
+        ([], []) => findings.required(&targets, "must specify either targetWWNs or wwids, but not both"),
+        ([_, ..], [_, ..]) => {
+            let message = "targetWWNs and wwids can not be specified simultaneously";
+            findings.invalid(&targets, &wwns.join(" "), message);
+        }
+        _ => {}
+    }
+    type Check = fn(&str) -> Result<(), &'static str>;
+    let lists: [(&str, &[String], Check); 2] = [("targetWWNs", wwns, fc::check_wwn), ("wwids", wwids, fc::check_wwid)];
+    for (field, list, check) in lists {
+        for (i, name) in list.iter().enumerate() {
+            if let Err(problem) = check(name) {
+                findings.invalid(&path.child(field).index(i), name, problem);
+            }
+        }
+    }
+    if wwns.is_empty() {
+        return;
+    }
+    match source.lun.map(|lun| (lun, fc::check_lun(lun))) {
+        None => findings.required(&path.child("lun"), "lun is required if targetWWNs is specified"),
+        Some((lun, Err(problem))) => findings.invalid(&path.child("lun"), &lun, problem),
+        Some((_, Ok(_))) => {}
     }
 }
 

@@ -12,9 +12,10 @@ use k8s_openapi::api::core::v1::LocalVolumeSource;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
+use crate::volumes::disks::DiskSource;
+use crate::volumes::flex_volume;
+use crate::volumes::flex_volume::FlexSource;
 use crate::volumes::host_path;
-use crate::volumes::iscsi;
-use crate::volumes::iscsi::IscsiSource;
 use crate::volumes::nfs;
 
 const GID_ANNOTATION: &str = "pv.beta.kubernetes.io/gid";
@@ -76,7 +77,9 @@ pub(super) enum Source {
     HostPath(HostPathVolumeSource),
     Local(LocalVolumeSource),
     Nfs(NFSVolumeSource),
-    Iscsi(Box<IscsiSource>),
+    /// iSCSI or Fibre Channel.
+    Disk(DiskSource),
+    Flex(Box<FlexSource>),
     /// The driver's name. No driver is registered at this agent.
     Csi(String),
     Other,
@@ -91,8 +94,10 @@ impl Source {
             Self::Local(source.clone())
         } else if let Some(source) = &spec.nfs {
             Self::Nfs(source.clone())
-        } else if let Some(source) = &spec.iscsi {
-            Self::Iscsi(Box::new(source.into()))
+        } else if let Some(source) = DiskSource::of_volume(spec) {
+            Self::Disk(source)
+        } else if let Some(source) = &spec.flex_volume {
+            Self::Flex(Box::new(source.into()))
         } else if let Some(source) = &spec.csi {
             Self::Csi(source.driver.clone())
         } else {
@@ -106,7 +111,8 @@ impl Source {
             Self::HostPath(_) => Some(host_path::NAME),
             Self::Local(_) => Some(super::LOCAL),
             Self::Nfs(_) => Some(nfs::NAME),
-            Self::Iscsi(_) => Some(iscsi::NAME),
+            Self::Disk(source) => Some(source.plugin()),
+            Self::Flex(source) => flex_volume::plugin_of(source),
             Self::Csi(_) | Self::Other => None,
         }
     }
@@ -198,8 +204,16 @@ mod tests {
         assert!(matches!(Source::of(&volume(json!({"nfs": {"server": "s", "path": "/p"}}))), Source::Nfs(_)));
         let iscsi = json!({"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:a", "lun": 1,
             "secretRef": {"name": "s", "namespace": "storage"}});
-        let Source::Iscsi(source) = Source::of(&volume(json!({"iscsi": iscsi}))) else { panic!("another source") };
+        let source = Source::of(&volume(json!({"iscsi": iscsi})));
+        let Source::Disk(DiskSource::Iscsi(source)) = source else { panic!("another source") };
         assert_eq!((source.lun, source.secret), (1, ("s".to_owned(), "storage".to_owned())));
+        let source = Source::of(&volume(json!({"fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 1}})));
+        assert_eq!(source.plugin(), Some("kubernetes.io/fc"));
+        let Source::Disk(DiskSource::Fc(source)) = source else { panic!("another source") };
+        assert_eq!((source.target_wwns.len(), source.lun), (1, Some(1)));
+        let flex = json!({"driver": "example.com/d", "secretRef": {"name": "s", "namespace": "storage"}});
+        let flex = Source::of(&volume(json!({"flexVolume": flex})));
+        assert_eq!(flex.plugin(), Some("example.com/d"));
         let csi = volume(json!({"csi": {"driver": "d", "volumeHandle": "h"}, "mountOptions": ["noatime"]}));
         assert_eq!((Source::of(&csi), options(&csi)), (Source::Csi("d".to_owned()), vec!["noatime".to_owned()]));
         let mut annotated = csi;

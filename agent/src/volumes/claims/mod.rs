@@ -1,12 +1,13 @@
-//! Volumes of claims: `persistentVolumeClaim` and generic `ephemeral` volumes, bound to `hostPath`, `local`, `nfs` and `iscsi`
-//! volumes.
+//! Volumes of claims: `persistentVolumeClaim` and generic `ephemeral` volumes, bound to `hostPath`, `local`, `nfs`, `iscsi`,
+//! `fc` and `flexVolume` volumes.
 //!
 //! ```text
 //!  claim ─▶ bound? ─▶ persistent volume ─▶ of this claim? ─▶ node affinity ─▶ hostPath: its path
 //!  (GET)                  (GET)                                             ├▶ local: bind mount, fsGroup
 //!                                                                           ├▶ nfs: mount(8)
-//!                                                                           ├▶ iscsi: see `iscsi`
-//!                                                                           └▶ local, iscsi, raw block: see `block`
+//!                                                                           ├▶ iscsi, fc: see `disks`
+//!                                                                           ├▶ flexVolume: see `flex_volume`
+//!                                                                           └▶ local, iscsi, fc, raw block: see `block`
 //! ```
 //!
 //! CSI and other sources are refused.
@@ -20,6 +21,7 @@ mod local;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::path::PathBuf;
@@ -41,16 +43,22 @@ pub(super) use local::release;
 use super::PodDirs;
 use super::VolumeError;
 use super::block::BlockMap;
+use super::disks;
+use super::disks::DiskSource;
+use super::disks::Disks;
 use super::error::Step;
+use super::flex_volume;
+use super::flex_volume::FlexSource;
+use super::flex_volume::FlexVolumes;
 use super::fs_group;
 use super::fs_group::ChangePolicy;
 use super::global_mounts::GlobalMounts;
 use super::host_path;
-use super::iscsi;
-use super::iscsi::Disks;
 use super::layout;
 use super::nfs;
+use super::plugin;
 use super::plugin::Attributes;
+use super::plugin::NodeVolumes;
 use super::plugin::Ready;
 use super::plugin::Target;
 use super::plugin::VolumePlugin;
@@ -80,19 +88,16 @@ pub(super) struct Claims {
     known: BoundVolumes,
     globals: GlobalMounts,
     disks: Disks,
+    flex_volumes: FlexVolumes,
     checks: host_path::Checks,
     recorder: Option<Recorder>,
 }
 
 impl Claims {
-    pub(super) fn new(
-        objects: Objects,
-        known: BoundVolumes,
-        globals: GlobalMounts,
-        disks: Disks,
-        recorder: Option<Recorder>,
-    ) -> Self {
-        Self { objects, known, globals, disks, checks: host_path::Checks::default(), recorder }
+    pub(super) fn new(objects: Objects, node: NodeVolumes, recorder: Option<Recorder>) -> Self {
+        let NodeVolumes { claims, globals, disks, flex_volumes } = node;
+        let checks = host_path::Checks::default();
+        Self { objects, known: claims, globals, disks, flex_volumes, checks, recorder }
     }
 
     /// What the volume is: as recorded, or read from the API server and checked.
@@ -181,7 +186,7 @@ impl Claims {
                 let map = BlockMap::local(target.dirs, target.uid, &used.name).map_err(failed)?;
                 map.map(&Path::new("/").join(&source.path)).await.map_err(failed)?.then_some(map)
             }
-            Source::Iscsi(source) => self.disks.map(self.disk(target, used, source)).await?,
+            Source::Disk(source) => self.disks.map(self.disk(target, used, source)).await?,
             _ => return Err(failed(VolumeError::Unsupported { volume: target.volume.name.clone() })),
         };
         let (Some(map), Some(recorder)) = (mapped, &self.recorder) else { return Ok(()) };
@@ -208,13 +213,29 @@ impl Claims {
         recorder.event(volume, EventType::Warning, "FailedMountOnFilesystemMismatch", &message, BTreeMap::new());
     }
 
-    fn disk<'a>(&'a self, target: Target<'a>, used: &'a BoundVolume, source: &'a iscsi::IscsiSource) -> iscsi::Use<'a> {
-        iscsi::Use {
+    fn disk<'a>(&'a self, target: Target<'a>, used: &'a BoundVolume, source: &'a DiskSource) -> disks::Use<'a> {
+        disks::Use {
             target,
             volume: &used.name,
             source,
             read_only: used.read_only,
             options: &used.options,
+            objects: &self.objects,
+            recorder: self.recorder.as_ref(),
+        }
+    }
+
+    fn flex_volume<'a>(
+        &'a self,
+        target: Target<'a>,
+        used: &'a BoundVolume,
+        source: &'a FlexSource,
+    ) -> flex_volume::Use<'a> {
+        flex_volume::Use {
+            target,
+            volume: &used.name,
+            source,
+            read_only: used.read_only,
             objects: &self.objects,
             recorder: self.recorder.as_ref(),
         }
@@ -249,10 +270,10 @@ impl Claims {
             return self.map(target, used).await;
         }
         match &used.source {
+            Source::HostPath(_) | Source::Flex(_) if !used.options.is_empty() => {
+                Err(failed(&used.name, "MountOptionSupport check", VolumeError::MountOptions))
+            }
             Source::HostPath(source) => {
-                if !used.options.is_empty() {
-                    return Err(failed(&used.name, "MountOptionSupport check", VolumeError::MountOptions));
-                }
                 let checked = target.unless_over(self.checks.run(source)).await;
                 checked.map_err(|error| failed(&used.name, "SetUp", error))
             }
@@ -269,12 +290,13 @@ impl Claims {
                 let notify = fs_group::notices(self.recorder.as_ref(), target.pod);
                 mount.run(target, &self.globals, notify).await
             }
-            Source::Iscsi(source) => self.disks.mount(self.disk(target, used, source)).await,
+            Source::Disk(source) => self.disks.mount(self.disk(target, used, source)).await,
             Source::Nfs(source) => {
                 let dir = target.dirs.volume(target.uid, &layout::escaped(nfs::NAME), &used.name)?;
                 let mounted = nfs::mount(source, used.read_only, &used.options, &dir, target.over).await;
                 mounted.map_err(|error| failed(&used.name, "SetUp", error))
             }
+            Source::Flex(source) => self.flex_volumes.mount(self.flex_volume(target, used, source)).await,
             Source::Csi(driver) => {
                 let error = VolumeError::CsiDriver { driver: driver.clone() };
                 Err(failed(&used.name, "MountDevice", error))
@@ -314,6 +336,13 @@ impl VolumePlugin for Claims {
         (used.source.plugin().unwrap_or_else(|| self.name()), used.name.clone())
     }
 
+    fn counted_as(&self, uid: &str, volume: &Volume) -> Option<Cow<'static, str>> {
+        match &self.known.get(uid, &volume.name)?.source {
+            Source::Csi(driver) => Some(plugin::of_csi(driver)),
+            source => source.plugin().map(Cow::Borrowed),
+        }
+    }
+
     fn attributes(&self) -> Attributes {
         Attributes { fs_group: true, ..Attributes::default() }
     }
@@ -337,8 +366,9 @@ impl VolumePlugin for Claims {
     fn measured_by(&self, uid: &str, volume: &Volume) -> Option<MeasuredBy> {
         let used = self.known.get(uid, &volume.name)?;
         match used.source {
-            Source::Local(_) | Source::Iscsi(_) if used.is_block => Some(MeasuredBy::Device),
-            Source::Local(_) | Source::Iscsi(_) | Source::Nfs(_) => Some(MeasuredBy::FileSystem),
+            Source::Local(_) | Source::Disk(_) if used.is_block => Some(MeasuredBy::Device),
+            Source::Local(_) | Source::Disk(_) | Source::Nfs(_) => Some(MeasuredBy::FileSystem),
+            Source::Flex(ref source) => self.flex_volumes.measured_by(&source.driver),
             // The content of a path of the host does not count for the claim.
             Source::HostPath(_) | Source::Csi(_) | Source::Other => None,
         }
@@ -347,7 +377,8 @@ impl VolumePlugin for Claims {
     fn is_relabelled(&self, uid: &str, volume: &Volume) -> bool {
         self.known.get(uid, &volume.name).is_some_and(|used| match &used.source {
             // Files behind a read-only mount cannot be changed.
-            Source::Local(_) | Source::Iscsi(_) => !used.read_only,
+            Source::Local(_) | Source::Disk(_) => !used.read_only,
+            Source::Flex(source) => !used.read_only && self.flex_volumes.is_relabelled(&source.driver),
             _ => false,
         })
     }
@@ -359,7 +390,7 @@ impl VolumePlugin for Claims {
     fn device(&self, dirs: &PodDirs, uid: &str, volume: &Volume) -> Result<PathBuf, VolumeError> {
         let used = self.known.get(uid, &volume.name).filter(|used| used.is_block);
         let used = used.ok_or_else(|| VolumeError::NotSetUp { volume: volume.name.clone() })?;
-        let plugin = if matches!(used.source, Source::Iscsi(_)) { iscsi::NAME } else { LOCAL };
+        let plugin = if let Source::Disk(source) = &used.source { source.plugin() } else { LOCAL };
         dirs.device(uid, &layout::escaped(plugin), &used.name)
     }
 
@@ -370,7 +401,8 @@ impl VolumePlugin for Claims {
             Source::HostPath(source) => Ok(PathBuf::from(&source.path)),
             Source::Local(_) => dirs.volume(uid, &layout::escaped(LOCAL), &used.name),
             Source::Nfs(_) => dirs.volume(uid, &layout::escaped(nfs::NAME), &used.name),
-            Source::Iscsi(_) => dirs.volume(uid, &layout::escaped(iscsi::NAME), &used.name),
+            Source::Disk(source) => dirs.volume(uid, &layout::escaped(source.plugin()), &used.name),
+            Source::Flex(source) => self.flex_volumes.mount_path(uid, &source.driver, &used.name),
             Source::Csi(_) | Source::Other => Err(VolumeError::Unsupported { volume: volume.name.clone() }),
         }
     }

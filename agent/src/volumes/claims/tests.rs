@@ -233,7 +233,7 @@ fn a_local_device_is_formatted_once_and_mounted_until_its_last_pod_has_gone() {
         fixture.runtime.block_on(fixture.volumes.tear_down("u-1")).expect("unmounted");
         assert_eq!(unused(&fixture.volumes), [""; 0].map(PathBuf::from), "the second pod has it");
 
-        // Another agent knows what is used from the mounts.
+        // Another agent reads from the mounts what is used.
         let metrics = Metrics::new();
         let next = Volumes::new(fixture.root.path()).with_metrics(metrics.clone());
         assert_eq!(unused(&next), [""; 0].map(PathBuf::from));
@@ -328,6 +328,7 @@ fn the_source_of_a_persistent_volume_makes_no_claim_read_only() {
     for source in [
         json!({"nfs": {"server": "192.0.2.1", "path": "/", "readOnly": true}}),
         json!({"iscsi": {"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.com.example:storage", "lun": 0, "readOnly": true}}),
+        json!({"fc": {"wwids": ["3600508b400105e210000900000490000"], "readOnly": true}}),
     ] {
         let volume = json!({"metadata": {"name": "pv"}, "spec": source});
         let volume = serde_json::from_value(volume).expect("a volume");
@@ -353,6 +354,8 @@ fn claims_are_measured_by_their_source() {
         ("u-4", json!({"local": {"path": "/"}}), false, of_files),
         ("u-5", json!({"local": {"path": "/dev/x"}}), true, of_device),
         ("u-6", json!({"hostPath": {"path": "/"}}), false, None),
+        ("u-7", json!({"fc": {"wwids": ["3600"]}}), false, of_files),
+        ("u-8", json!({"fc": {"wwids": ["3600"]}}), true, of_device),
     ] {
         let volume = json!({"metadata": {"name": "pv"}, "spec": source});
         let source = Source::of(&serde_json::from_value(volume).expect("a volume"));

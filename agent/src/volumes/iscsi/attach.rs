@@ -12,11 +12,11 @@ use super::commands::Failure;
 use super::commands::Interface;
 use super::commands::Step;
 use super::disk::DiskRecord;
-use super::host::Host;
 use super::host::Session;
 use crate::host_program;
 use crate::host_program::Programs;
 use crate::volumes::VolumeError;
+use crate::volumes::disks::Host;
 use crate::volumes::global_mounts::Locks;
 use crate::volumes::plugin::blocking;
 

@@ -24,7 +24,7 @@ const SESSION: [&str; 4] = [
 
 /// Where CHAP is used.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Chap {
+pub(in crate::volumes) struct Chap {
     /// While targets are discovered.
     pub(super) discovery: Option<Login>,
     /// In sessions.
@@ -42,7 +42,11 @@ impl Chap {
     ///
     /// # Errors
     /// No secret is named, it cannot be read, or a value cannot be used.
-    pub(super) async fn read(objects: &Objects, source: &IscsiSource, namespace: &str) -> Result<Self, VolumeError> {
+    pub(in crate::volumes) async fn read(
+        objects: &Objects,
+        source: &IscsiSource,
+        namespace: &str,
+    ) -> Result<Self, VolumeError> {
         if !source.chap_discovery && !source.chap_session {
             return Ok(Self::default());
         }

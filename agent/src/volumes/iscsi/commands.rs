@@ -152,11 +152,6 @@ pub(super) fn log_out(record: &DiskRecord, portals: &[&str]) -> Vec<Step> {
     steps
 }
 
-/// Removes the map of a multipath device, which keeps its disks in use.
-pub(super) fn flush_multipath(device: &str) -> Call {
-    Call::new("multipath", ["-f", device])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

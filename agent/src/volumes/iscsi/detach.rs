@@ -1,15 +1,12 @@
 //! Takes the device of a disk away that nothing on the node uses, and ends the sessions that no other disk needs.
 
-use std::path::Path;
-
 use super::attach::perform;
 use super::commands;
 use super::disk::DiskRecord;
-use super::host::Host;
-use crate::filesystem::MountTable;
 use crate::host_program::Programs;
 use crate::volumes::VolumeError;
-use crate::volumes::error::OnPath as _;
+use crate::volumes::disks;
+use crate::volumes::disks::Host;
 use crate::volumes::plugin::blocking;
 
 /// A disk that is about to be detached; the lock of its target is held.
@@ -56,31 +53,18 @@ impl Detaching<'_> {
         };
         let (disks, maps) = blocking(find).await?;
         for map in maps {
-            let call = commands::flush_multipath(&map);
-            match self.programs.run(&call).await {
-                Ok(ended) if ended.is_success() => {}
-                Ok(ended) => tracing::warn!(map, status = ended.describe(&call), "cannot remove a multipath device"),
-                Err(error) => tracing::warn!(map, %error, "cannot remove a multipath device"),
+            if let Err(error) = disks::flush_multipath(self.programs, &map).await {
+                tracing::warn!(map, %error, "cannot remove a multipath device");
             }
         }
-        let host = self.host.clone();
-        blocking(move || {
-            let table = mounts()?;
-            for disk in disks.iter().filter(|disk| !host.is_used(disk, &table)) {
-                if let Err(error) = host.delete(disk) {
-                    tracing::warn!(disk, %error, "cannot remove the device of a disk");
-                }
-            }
-            Ok(())
-        })
-        .await
+        disks::delete_unused(self.host, disks).await
     }
 
     /// Portals of sessions with a disk that is mounted or otherwise in use.
     async fn portals_of_used_disks(&self) -> Result<Vec<String>, VolumeError> {
         let (host, record) = (self.host.clone(), self.record.clone());
         blocking(move || {
-            let table = mounts()?;
+            let table = disks::mounts()?;
             let is_used = |disks: &[(u64, String)]| disks.iter().any(|(_, disk)| host.is_used(disk, &table));
             let used: Vec<_> =
                 host.sessions(&record.target).into_iter().filter(|session| is_used(&session.disks)).collect();
@@ -89,8 +73,4 @@ impl Detaching<'_> {
         })
         .await
     }
-}
-
-fn mounts() -> Result<MountTable, VolumeError> {
-    MountTable::read().on("read", Path::new("/proc/thread-self/mountinfo"))
 }

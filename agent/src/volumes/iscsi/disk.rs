@@ -88,7 +88,7 @@ impl From<&ISCSIPersistentVolumeSource> for IscsiSource {
 /// What is needed to attach a disk and to detach it again, in the form of `iscsi.json`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub(super) struct DiskRecord {
+pub(in crate::volumes) struct DiskRecord {
     /// Name of the volume.
     #[serde(rename = "VolName")]
     pub(super) volume: String,
@@ -96,9 +96,9 @@ pub(super) struct DiskRecord {
     pub(super) portals: Vec<String>,
     /// Name of the target.
     #[serde(rename = "Iqn")]
-    pub(super) target: String,
+    pub(in crate::volumes) target: String,
     /// Number of the logical unit.
-    pub(super) lun: String,
+    pub(in crate::volumes) lun: String,
     /// The interface that the volume names.
     #[serde(rename = "InitIface")]
     pub(super) base_interface: String,
@@ -118,7 +118,7 @@ impl DiskRecord {
     ///
     /// # Errors
     /// A field that cannot be used.
-    pub(super) fn of(volume: &str, source: &IscsiSource) -> Result<Self, VolumeError> {
+    pub(in crate::volumes) fn of(volume: &str, source: &IscsiSource) -> Result<Self, VolumeError> {
         let mut portals: Vec<String> = Vec::new();
         let all = std::iter::once(("targetPortal", &source.target_portal))
             .chain(source.portals.iter().map(|portal| ("portals", portal)));
@@ -191,12 +191,12 @@ impl DiskRecord {
     }
 
     /// Where it is mounted for the node, or its raw device is used from.
-    pub(super) fn place(&self, dirs: &PodDirs, is_block: bool) -> PathBuf {
+    pub(in crate::volumes) fn place(&self, dirs: &PodDirs, is_block: bool) -> PathBuf {
         root(dirs, is_block).join(format!("{INTERFACE}{}", self.interface)).join(self.directory())
     }
 
     /// The disk as the names of its place identify it: all but further portals and the name of the initiator.
-    pub(super) fn of_place(place: &Path) -> Option<Self> {
+    pub(in crate::volumes) fn of_place(place: &Path) -> Option<Self> {
         let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
         let (directory, parent) = (name(place)?, name(place.parent()?)?);
         let interface = parent.strip_prefix(INTERFACE)?.to_owned();
@@ -224,7 +224,7 @@ impl DiskRecord {
     ///
     /// # Errors
     /// They identify no disk.
-    pub(super) fn read(place: &Path) -> Result<Self, VolumeError> {
+    pub(in crate::volumes) fn read(place: &Path) -> Result<Self, VolumeError> {
         let path = place.join(RECORD);
         let text = filesystem::read_bounded(&path, MAX_RECORD);
         let record = text.ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
@@ -239,7 +239,7 @@ impl DiskRecord {
     ///
     /// # Errors
     /// The place holds something else.
-    pub(super) fn remove(place: &Path) -> Result<(), VolumeError> {
+    pub(in crate::volumes) fn remove(place: &Path) -> Result<(), VolumeError> {
         for name in [RECORD, PARTIAL] {
             let path = place.join(name);
             match fs::remove_file(&path) {
@@ -257,7 +257,7 @@ impl DiskRecord {
 }
 
 /// Names that the Node's status may have for the disk of a place: the default port is in the place only.
-pub(super) fn names_of_place(place: &Path) -> Vec<String> {
+pub(in crate::volumes) fn names_of_place(place: &Path) -> Vec<String> {
     let Some(record) = DiskRecord::of_place(place) else { return Vec::new() };
     let portal = record.portals.concat();
     let without_port = portal.strip_suffix(":3260").map(str::to_owned);
@@ -266,7 +266,7 @@ pub(super) fn names_of_place(place: &Path) -> Vec<String> {
 }
 
 /// Name of a disk in the status of the Node, from the portal as the volume has it.
-pub(super) fn status_name(portal: &str, target: &str, lun: &str) -> String {
+pub(in crate::volumes) fn status_name(portal: &str, target: &str, lun: &str) -> String {
     format!("{NAME}/{portal}:{target}:{lun}")
 }
 
@@ -280,7 +280,7 @@ fn root(dirs: &PodDirs, is_block: bool) -> PathBuf {
 ///
 /// # Errors
 /// A directory cannot be listed.
-pub(super) fn places(dirs: &PodDirs, is_block: bool) -> Result<Vec<PathBuf>, VolumeError> {
+pub(in crate::volumes) fn places(dirs: &PodDirs, is_block: bool) -> Result<Vec<PathBuf>, VolumeError> {
     let root = root(dirs, is_block);
     let mut found = Vec::new();
     for interface in layout::entries(&root)? {
@@ -298,7 +298,7 @@ fn own_interface(portals: &[String], volume: &str) -> String {
 
 fn wrong(field: &'static str, value: &str, problem: &'static str) -> VolumeError {
     let value = value.chars().take(256).collect();
-    VolumeError::IscsiField { field, value, problem }
+    VolumeError::DiskField { kind: "iscsi", field, value, problem }
 }
 
 #[cfg(test)]

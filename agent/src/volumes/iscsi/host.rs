@@ -4,34 +4,23 @@
 //!  /sys/class/iscsi_host/host<n>/device/session<n>/iscsi_session/session<n>/targetname
 //!                                                 /connection<n>:0/iscsi_connection/connection<n>:0/{address,port,...}
 //!                                                 /target<n>:0:0/<n>:0:0:<unit>/block/<disk>
-//!  /sys/class/scsi_host/host<n>/scan
-//!  /sys/block/<disk>/{dev,device/delete,holders/dm-<n>,<disk><partition>/dev}
 //!  /dev/disk/by-path/ip-<portal>-iscsi-<target>-lun-<unit>   made by udev
 //! ```
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::path::PathBuf;
 
-use crate::filesystem::MountTable;
 use crate::volumes::VolumeError;
+use crate::volumes::disks::Host;
+use crate::volumes::disks::names;
+use crate::volumes::disks::text;
 use crate::volumes::error::OnPath as _;
 
 /// The transport whose devices have paths without a PCI device.
 const TCP: &str = "tcp";
-
-/// Where the kernel and udev show devices.
-#[derive(Clone, Debug)]
-pub(super) struct Host {
-    sys: PathBuf,
-    dev: PathBuf,
-    /// Whether a path leads to a device; of tests, to any file.
-    is_device: fn(&Path) -> bool,
-}
 
 /// A session with a target.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -58,12 +47,6 @@ fn is_same(one: &str, other: &str) -> bool {
 }
 
 impl Host {
-    /// This machine.
-    pub(super) fn this() -> Self {
-        let is_device = |path: &Path| fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
-        Self { sys: "/sys".into(), dev: "/dev".into(), is_device }
-    }
-
     /// Sessions with a target. What vanishes meanwhile is left out. Blocking.
     pub(super) fn sessions(&self, target: &str) -> Vec<Session> {
         let hosts = self.sys.join("class/iscsi_host");
@@ -93,46 +76,7 @@ impl Host {
 
     /// The device of a unit at a portal, once udev has made its path. Blocking.
     pub(super) fn device(&self, transport: &str, portal: &str, target: &str, lun: u8) -> Option<PathBuf> {
-        let dir = self.dev.join("disk/by-path");
-        let found = names(&dir).into_iter().find(|name| is_path(name, transport, portal, target, lun));
-        let path = dir.join(found?);
-        (self.is_device)(&path).then_some(path)
-    }
-
-    /// The multipath device that the disk of this device is a part of. Blocking.
-    pub(super) fn multipath(&self, device: &Path) -> Option<PathBuf> {
-        let disk = device.canonicalize().ok()?;
-        Some(self.dev.join(self.multipath_of(disk.file_name()?.to_str()?)?))
-    }
-
-    /// The name of the multipath device that a disk is a part of. Blocking.
-    pub(super) fn multipath_of(&self, disk: &str) -> Option<String> {
-        let holders = self.sys.join("block").join(disk).join("holders");
-        let is_multipath = |name: &String| {
-            let id = text(&self.sys.join("block").join(name).join("dm/uuid"));
-            name.starts_with("dm-") && id.is_none_or(|id| id.starts_with("mpath-"))
-        };
-        names(&holders).into_iter().find(is_multipath)
-    }
-
-    /// True if a disk, a partition of it, or a device made from it is mounted or is a part of another device. Blocking.
-    pub(super) fn is_used(&self, disk: &str, table: &MountTable) -> bool {
-        let dir = self.sys.join("block").join(disk);
-        let parts = names(&dir).into_iter().filter(|name| name.starts_with(disk)).map(|name| dir.join(name));
-        std::iter::once(dir.clone()).chain(parts).any(|dir| {
-            let number = text(&dir.join("dev")).unwrap_or_default();
-            let file = self.dev.join(dir.file_name().unwrap_or_default());
-            !names(&dir.join("holders")).is_empty() || table.has_device(&number, &file)
-        })
-    }
-
-    /// Removes a disk from the kernel. Blocking.
-    ///
-    /// # Errors
-    /// It cannot be written to.
-    pub(super) fn delete(&self, disk: &str) -> Result<(), VolumeError> {
-        let path = self.sys.join("block").join(disk).join("device/delete");
-        fs::write(&path, "1").on("write", &path)
+        self.named("by-path", |name| is_path(name, transport, portal, target, lun)).into_iter().next()
     }
 }
 
@@ -180,53 +124,16 @@ fn disks(session: &Path) -> Vec<(u64, String)> {
     found
 }
 
-/// What is in a directory, in order; nothing if it cannot be read.
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    names
-}
-
-/// The line of a file of the kernel; `None` if it is empty or not there. It writes `(null)` for what is not known.
-fn text(path: &Path) -> Option<String> {
-    let text: io::Result<String> = fs::read_to_string(path);
-    let text = text.ok()?.trim().to_owned();
-    (!text.is_empty() && text != "(null)").then_some(text)
-}
-
 #[cfg(test)]
 pub(super) mod testing {
-    //! A machine of files.
+    //! Sessions on a machine of files.
 
     use super::*;
+    use crate::volumes::disks::testing::TestHost;
 
     pub(in crate::volumes::iscsi) const TARGET: &str = "iqn.2001-04.com.example:a";
 
-    /// A machine below a directory.
-    pub(in crate::volumes::iscsi) struct TestHost {
-        pub(in crate::volumes::iscsi) root: tempfile::TempDir,
-    }
-
     impl TestHost {
-        pub(in crate::volumes::iscsi) fn new() -> Self {
-            Self { root: tempfile::tempdir().expect("a folder") }
-        }
-
-        pub(in crate::volumes::iscsi) fn host(&self) -> Host {
-            Host { sys: self.root.path().join("sys"), dev: self.root.path().join("dev"), is_device: Path::exists }
-        }
-
-        pub(in crate::volumes::iscsi) fn write(&self, path: &str, text: &str) {
-            let path = self.root.path().join(path);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-            fs::write(path, text).expect("a file");
-        }
-
-        pub(in crate::volumes::iscsi) fn read(&self, path: &str) -> Option<String> {
-            fs::read_to_string(self.root.path().join(path)).ok()
-        }
-
         /// Adds a session on a host of this number, with these units and disks.
         pub(in crate::volumes::iscsi) fn session(
             &self,
@@ -246,8 +153,7 @@ pub(super) mod testing {
             self.write(&format!("sys/class/scsi_host/host{host}/scan"), "");
             for (lun, disk) in disks {
                 self.write(&format!("{dir}/target{host}:0:0/{host}:0:0:{lun}/block/{disk}/size"), "1");
-                self.write(&format!("sys/block/{disk}/dev"), &format!("240:{lun}\n"));
-                self.write(&format!("sys/block/{disk}/device/delete"), "");
+                self.disk(disk, &format!("240:{lun}"));
             }
         }
 
@@ -261,8 +167,9 @@ pub(super) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use super::testing::*;
+    use super::testing::TARGET;
     use super::*;
+    use crate::volumes::disks::testing::TestHost;
 
     #[test]
     fn sessions_with_their_portals_and_disks() {
@@ -285,8 +192,6 @@ mod tests {
         test.host().scan(2, 7).expect("written");
         assert_eq!(test.read("sys/class/scsi_host/host2/scan").as_deref(), Some("0 0 7"));
         test.host().scan(5, 7).expect_err("no such host");
-        test.host().delete("sda").expect("written");
-        assert_eq!(test.read("sys/block/sda/device/delete").as_deref(), Some("1"));
     }
 
     #[test]
@@ -314,22 +219,5 @@ mod tests {
         assert_eq!(host.device("tcp", "192.0.2.1:3260", TARGET, 1), None);
         test.write(&name, "");
         assert_eq!(host.device("tcp", "192.0.2.1:3260", TARGET, 1), Some(test.root.path().join(&name)));
-        let strict = Host { is_device: Host::this().is_device, ..host };
-        assert_eq!(strict.device("tcp", "192.0.2.1:3260", TARGET, 1), None, "no device");
-    }
-
-    #[test]
-    fn disks_that_are_used() {
-        let test = TestHost::new();
-        test.session(2, TARGET, ("192.0.2.1", "3260"), &[(1, "sda"), (2, "sdb"), (3, "sdc")]);
-        test.write("sys/block/sdb/holders/dm-0", "");
-        test.write("sys/block/dm-0/dm/uuid", "mpath-360000\n");
-        test.write("sys/block/sdc/sdc1/holders/dm-1", "");
-        let (host, table) = (test.host(), MountTable::default());
-        assert_eq!(["sda", "sdb", "sdc"].map(|disk| host.is_used(disk, &table)), [false, true, true]);
-        test.write("dev/sdb", "");
-        assert_eq!(host.multipath(&test.root.path().join("dev/sdb")), Some(test.root.path().join("dev/dm-0")));
-        test.write("sys/block/dm-0/dm/uuid", "LVM-x\n");
-        assert_eq!(host.multipath(&test.root.path().join("dev/sdb")), None, "made from it, but no multipath device");
     }
 }

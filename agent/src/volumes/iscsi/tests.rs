@@ -4,6 +4,7 @@ mod fixture;
 mod operations;
 
 use std::fs;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -13,6 +14,7 @@ use serde_json::json;
 
 use super::host::testing::TARGET;
 use super::*;
+use crate::filesystem;
 use crate::volumes::PodVolumes;
 use crate::volumes::testing::LoopDevice;
 use crate::volumes::testing::node;

@@ -69,7 +69,7 @@ fn mounts_of_unknown_plugins_stay_and_keep_the_pods_directory() {
     in_private_mounts(|| {
         for below in [
             "volumes/example.com~flex/x",
-            "volumes/kubernetes.io~fc/disk",
+            "volumes/kubernetes.io~rbd/disk",
             "volumes/kubernetes.io~csi/claim/mount",
             "volumes/kubernetes.io~csi",
             "volumes/kubernetes.io~empty-dir",
@@ -116,6 +116,7 @@ fn volumes_whose_plugin_only_mounts_are_unmounted() {
             "volumes/kubernetes.io~nfs/share",
             "volumes/kubernetes.io~local-volume/pv1",
             "volumes/kubernetes.io~iscsi/disk",
+            "volumes/kubernetes.io~fc/disk",
         ] {
             let (node, removed) = remove_with_mount(below);
             removed.expect(below);

@@ -2,6 +2,7 @@
 
 mod annotations;
 mod container;
+mod disks;
 mod mounts;
 mod resources;
 
@@ -244,6 +245,12 @@ fn security() {
             pod,
             json!({"seccompProfile": {"type": "Mine"}}),
             "spec.securityContext.seccompProfile.type: Unsupported value",
+        ),
+        (pod, json!({"seLinuxChangePolicy": "Recursive"}), ""),
+        (
+            pod,
+            json!({"seLinuxChangePolicy": "MountOption"}),
+            "spec.securityContext.seLinuxChangePolicy: Unsupported value: \"MountOption\": supported values: \"Recursive\"",
         ),
         (
             container,

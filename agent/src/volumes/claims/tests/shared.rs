@@ -1,4 +1,4 @@
-//! Local volumes that several pods set up at the same time.
+//! Local volumes that several pods set up at the same time; how volumes of claims are counted.
 
 use tokio::time::timeout;
 
@@ -117,4 +117,26 @@ fn volumes_of_other_nodes_are_not_set_up() {
     let expected = "MountVolume.NodeAffinity check failed for volume \"pv\" : no matching NodeSelectorTerms";
     assert_eq!(fixture.set_up(&self::pod("u-2", None, false)), Err(expected.to_owned()));
     assert_eq!(samples(&metrics, "storage_operation"), [operation("volume_mount", "local-volume", "fail-unknown", 1)]);
+}
+
+/// As upstream, a claim counts once its persistent volume is known, as a volume of that one's plugin.
+#[test]
+fn claims_are_counted_by_the_plugin_of_their_volume() {
+    let fixture = Fixture::new();
+    let wanted = |pod: &Pod| fixture.volumes.plugins_wanted(pod).collect::<Vec<_>>();
+    for (uid, source, expected) in [
+        ("u-1", json!({"csi": {"driver": "d.example", "volumeHandle": "h"}}), "kubernetes.io/csi:d.example"),
+        ("u-2", json!({"hostPath": {"path": "/"}}), "kubernetes.io/host-path"),
+    ] {
+        let pod = pod(uid, None, false);
+        assert!(wanted(&pod).is_empty(), "{uid}: the volume is not known");
+        let volume = json!({"metadata": {"name": "pv"}, "spec": source});
+        let source = Source::of(&serde_json::from_value(volume).expect("a volume"));
+        fixture.volumes.node.claims.put(uid, "v", BoundVolume::plain("pv", source)).expect("not exclusive");
+        assert_eq!(wanted(&pod), [expected]);
+    }
+    let mut inline = pod("u-3", None, false);
+    let volume = &mut inline.spec.as_mut().expect("a spec").volumes.as_mut().expect("one")[0];
+    *volume = serde_json::from_value(json!({"name": "v", "csi": {"driver": "d.example"}})).expect("a volume");
+    assert_eq!(wanted(&inline), ["kubernetes.io/csi:d.example"]);
 }

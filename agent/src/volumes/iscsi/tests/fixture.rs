@@ -18,8 +18,8 @@ use crate::host_program::testing::ScriptedPrograms;
 use crate::objects::Objects;
 use crate::volumes::Volumes;
 use crate::volumes::VolumesInUse;
+use crate::volumes::disks::testing::TestHost;
 use crate::volumes::iscsi::host::testing::TARGET;
-use crate::volumes::iscsi::host::testing::TestHost;
 use crate::volumes::testing::Replies;
 use crate::volumes::testing::objects;
 
@@ -89,8 +89,8 @@ impl Fixture {
         let in_use = sender.subscribe();
         let (objects, node) = runtime.block_on(async { objects(&replies) });
         let mut volumes = Volumes::new(root.path());
-        volumes.node.disks.programs = programs.clone();
-        volumes.node.disks.host = test.host();
+        volumes.node.disks.tools.programs = programs.clone();
+        volumes.node.disks.tools.host = test.host();
         let volumes = volumes.with_attachments(sender, by_control_plane).with_objects(objects, BTreeMap::new());
         Self { test, root, programs, replies, node, in_use, volumes, runtime }
     }
@@ -98,8 +98,8 @@ impl Fixture {
     /// The next agent on this node.
     pub(super) fn next(&self) -> Volumes {
         let mut next = Volumes::new(self.root.path());
-        next.node.disks.programs = self.programs.clone();
-        next.node.disks.host = self.test.host();
+        next.node.disks.tools.programs = self.programs.clone();
+        next.node.disks.tools.host = self.test.host();
         next.with_objects(Objects::standalone(), BTreeMap::new())
     }
 

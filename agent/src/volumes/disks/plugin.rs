@@ -1,11 +1,11 @@
-//! iSCSI volumes that a pod names itself, and teardown of all.
+//! Disks that a pod names itself, and teardown of all.
 
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Volume;
 
+use super::DiskSource;
 use super::Disks;
-use super::IscsiSource;
-use super::NAME;
+use super::Kind;
 use super::Use;
 use crate::kernel::usage::MeasuredBy;
 use crate::objects::Objects;
@@ -18,27 +18,32 @@ use crate::volumes::plugin::VolumePlugin;
 use crate::volumes::plugin::blocking;
 use crate::volumes::teardown::VolumeOnDisk;
 
-/// `kubernetes.io/iscsi`.
+/// `kubernetes.io/iscsi` or `kubernetes.io/fc`.
 #[derive(Debug)]
-pub(in crate::volumes) struct Iscsi {
+pub(in crate::volumes) struct DiskVolumes {
+    kind: Kind,
     disks: Disks,
     objects: Objects,
     recorder: Option<Recorder>,
 }
 
-impl Iscsi {
-    pub(in crate::volumes) fn new(disks: Disks, objects: Objects, recorder: Option<Recorder>) -> Self {
-        Self { disks, objects, recorder }
+impl DiskVolumes {
+    /// The plugin of one kind of disks.
+    pub(in crate::volumes) fn new(kind: Kind, disks: Disks, objects: Objects, recorder: Option<Recorder>) -> Self {
+        Self { kind, disks, objects, recorder }
     }
 }
 
-impl VolumePlugin for Iscsi {
+impl VolumePlugin for DiskVolumes {
     fn name(&self) -> &'static str {
-        NAME
+        self.kind.plugin()
     }
 
     fn supports(&self, volume: &Volume) -> bool {
-        volume.iscsi.is_some()
+        match self.kind {
+            Kind::Iscsi => volume.iscsi.is_some(),
+            Kind::Fc => volume.fc.is_some(),
+        }
     }
 
     fn attributes(&self) -> Attributes {
@@ -46,7 +51,7 @@ impl VolumePlugin for Iscsi {
     }
 
     fn is_read_only(&self, _uid: &str, volume: &Volume) -> bool {
-        volume.iscsi.as_ref().is_some_and(|source| source.read_only == Some(true))
+        DiskSource::of_pod(volume).is_some_and(|source| source.is_read_only())
     }
 
     fn measured_by(&self, _uid: &str, _volume: &Volume) -> Option<MeasuredBy> {
@@ -59,14 +64,13 @@ impl VolumePlugin for Iscsi {
 
     fn set_up<'a>(&'a self, target: Target<'a>) -> BoxFuture<'a, Result<Ready, VolumeError>> {
         Box::pin(async move {
-            let source = target.volume.iscsi.as_ref();
+            let source = DiskSource::of_pod(target.volume);
             let source = source.ok_or_else(|| VolumeError::Unsupported { volume: target.volume.name.clone() })?;
-            let source = IscsiSource::from(source);
             let wanted = Use {
                 target,
                 volume: &target.volume.name,
                 source: &source,
-                read_only: source.read_only,
+                read_only: source.is_read_only(),
                 options: &[],
                 objects: &self.objects,
                 recorder: self.recorder.as_ref(),
