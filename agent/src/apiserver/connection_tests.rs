@@ -48,20 +48,25 @@ async fn silent_connections_are_probed_as_by_a_kubelet() {
     assert_eq!(socket.tcp_keepalive_retries().expect("an option"), 9);
 }
 
+/// INTERNAL_ERROR of HTTP/2.
+const BROKEN_SERVER: FirstConnection = FirstConnection::GoAway(2);
+
 /// As by client-go: a server that ends, or a proxy before it, may break a connection at any time.
 #[tokio::test]
 async fn only_reads_are_sent_again_when_their_connection_breaks() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let made = serde_json::from_value(object("a")).expect("an object");
-    for (is_read, connections) in [(true, vec![2]), (false, Vec::new())] {
-        let server = TestServer::start_breaking(&authority, |_| Reply::json(200, object("a"))).await;
+    let first = [FirstConnection::Reset, FirstConnection::Close, BROKEN_SERVER];
+    for (first, is_read) in first.into_iter().flat_map(|first| [(first, true), (first, false)]) {
+        let server = TestServer::start_failing(&authority, first, |_| Reply::json(200, object("a"))).await;
         let access = kubeconfig::load(&server.kubeconfig(folder.path(), &authority, "token: t")).expect("access");
         let metrics = Metrics::new();
         let api = ApiServer::connect(&access, &options(), metrics.clone(), CancellationToken::new()).expect("clients");
         let objects = objects(&api.main);
         let answer = if is_read { objects.get("a").await } else { objects.create(&PostParams::default(), &made).await };
-        assert_eq!(answer.is_ok(), is_read, "{answer:?}");
-        assert_eq!(server.seen().iter().map(|seen| seen.connection).collect::<Vec<_>>(), connections);
+        assert_eq!(answer.is_ok(), is_read, "{first:?}: {answer:?}");
+        let connections = if is_read { vec![2] } else { Vec::new() };
+        assert_eq!(server.seen().iter().map(|seen| seen.connection).collect::<Vec<_>>(), connections, "{first:?}");
         let (text, host) = (metrics.render().expect("metrics"), server.address);
         let retry = format!("rest_client_request_retries_total{{code=\"200\",host=\"{host}\",verb=\"GET\"}} 1");
         assert_eq!(text.lines().any(|line| line == retry), is_read, "{text}");

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use http::HeaderMap;
 use http::Uri;
 use kube::config::AuthInfo;
 use kube::config::Cluster;
@@ -16,6 +17,8 @@ use kube::config::ExecConfig;
 use kube::config::Kubeconfig;
 use secrecy::ExposeSecret as _;
 use secrecy::SecretString;
+
+use super::impersonation;
 
 /// Access to one API server. Holds secrets; `Debug` does not show them.
 #[derive(Clone, Debug)]
@@ -34,6 +37,9 @@ pub struct Access {
     pub certificate: Option<CertificatePair>,
     /// The credentials of every request.
     pub credentials: Credentials,
+    /// The headers of every request by which it is executed as another user: those of `as`, `as-uid`, `as-groups` and
+    /// `as-user-extra`.
+    pub impersonation: HeaderMap,
 }
 
 /// PEM text, inline or in a file.
@@ -216,6 +222,8 @@ impl Reader<'_> {
         let server = server_uri(server, tls).map_err(|problem| self.wrong(format!("{place}.server"), problem))?;
         let proxy = set(&cluster.proxy_url)
             .map(|url| proxy_uri(url).map_err(|problem| self.wrong(format!("{place}.proxy-url"), problem)));
+        let impersonation = impersonation::headers(user)
+            .map_err(|(field, problem)| self.wrong(format!("{user_place}.{field}"), problem))?;
         let credentials = match self.credentials(user, user_place, cluster)? {
             // As in client-go. The certificate of the plugin would replace it.
             Credentials::Exec(_) if certificate.is_some() => Credentials::None,
@@ -231,6 +239,7 @@ impl Reader<'_> {
             proxy: proxy.transpose()?,
             certificate,
             credentials,
+            impersonation,
         })
     }
 
@@ -254,10 +263,6 @@ impl Reader<'_> {
         if user.auth_provider.is_some() {
             let problem = "authentication providers are no longer supported; use exec";
             return Err(self.wrong(format!("{place}.auth-provider"), problem));
-        }
-        let impersonates = user.impersonate.is_some() || user.impersonate_groups.is_some();
-        if impersonates || user.impersonate_uid.is_some() || user.impersonate_user_extra.is_some() {
-            return Err(self.wrong(format!("{place}.as"), "impersonation is not supported"));
         }
         let token = user.token.as_ref().filter(|token| !token.expose_secret().is_empty());
         let token_file = set(&user.token_file).map(|file| self.folder.join(file));

@@ -112,7 +112,9 @@ fn errors_name_file_and_field() {
         ("server: a", "username: a, password: b, token: t", "users[u].user.token: cannot be set together"),
         ("server: a", "username: a, password: b, tokenFile: f", "users[u].user.tokenFile: cannot be set together"),
         ("server: a", "auth-provider: {name: gcp}", "users[u].user.auth-provider: "),
-        ("server: a", "as: root", "users[u].user.as: "),
+        ("server: a", "as-groups: [a]", "users[u].user.as: is required beside "),
+        ("server: a", "as-user-extra: {a: [b]}", "users[u].user.as: is required beside "),
+        ("server: a", "as: \"a\\n\"", "users[u].user.as: \"a\\n\" has characters"),
         ("server: a", "exec: {apiVersion: client.authentication.k8s.io/v1}", "users[u].user.exec.command: is not set"),
         ("server: a", "exec: {command: x, apiVersion: v9}", "users[u].user.exec.apiVersion: "),
     ];

@@ -20,6 +20,7 @@ mod dial;
 mod exec;
 mod files;
 mod freshness;
+mod impersonation;
 pub mod kubeconfig;
 mod managed_fields;
 mod pauses;
@@ -199,6 +200,7 @@ impl ApiServer {
             transport: Transport::new(Dialer::new(dialing, &access.server), metrics.clone()),
             identity,
             authorizer,
+            impersonation: access.impersonation.clone(),
             certificate: access.certificate.as_ref().map(|pair| pair.place()),
             reachability: Reachability::new(access.server.to_string()),
             recovery: Recovery::default(),

@@ -1,47 +1,46 @@
 //! The end of an outage ends the pauses of watches.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::SeqCst;
-
-use tracing_subscriber::Layer;
-use tracing_subscriber::layer::Context;
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing::Level;
 
 use super::*;
 use crate::apiserver::recovery::Recovery;
+use crate::model::testing::LogCount;
 
-/// Counts the warnings of watches.
-#[derive(Clone, Default)]
-struct Warned(Arc<AtomicUsize>);
-
-impl<S: tracing::Subscriber> Layer<S> for Warned {
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        let metadata = event.metadata();
-        if metadata.target() == "keblet::apiserver::watch" && *metadata.level() == tracing::Level::WARN {
-            self.0.fetch_add(1, SeqCst);
+#[tokio::test(start_paused = true)]
+async fn a_lack_of_permission_is_logged_once_until_the_watch_is_served() {
+    let warned = LogCount::start("keblet::apiserver::watch", Level::WARN);
+    let (mut server, api) = start();
+    let mut client = Client::of(api, Config::default());
+    // Streaming list and pages in turn; the second time the watch before them.
+    for (lines, denials) in [(1, 6), (2, 5)] {
+        for _ in 0..denials {
+            server.next().await.reject(403, "Forbidden");
+        }
+        let watch = server.next().await.stream();
+        assert_eq!(warned.lines(), lines);
+        if lines == 1 {
+            send(&watch, "BOOKMARK", bookmark("10", true));
+            client.sees("init init init init done").await;
+            send(&watch, "MODIFIED", object("a", "11"));
+            client.sees("=a").await;
         }
     }
 }
 
+/// As for a resource that the API server does not serve.
 #[tokio::test(start_paused = true)]
-async fn a_lack_of_permission_is_logged_once_until_the_watch_is_served() {
-    let warned = Warned::default();
-    let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(warned.clone()));
+async fn each_change_of_a_denial_is_logged_once() {
+    let warned = LogCount::start("keblet::apiserver::watch", Level::WARN);
     let (mut server, api) = start();
-    let mut client = Client::of(api, Config::default());
-    for lines in [1, 2] {
+    let _client = Client::of(api, Config::default());
+    server.next().await.reject(404, "NotFound");
+    for (code, reason, lines) in [(404, "NotFound", 1), (403, "Forbidden", 2), (404, "NotFound", 3)] {
         for _ in 0..5 {
-            server.next().await.reject(403, "Forbidden");
+            server.next().await.reject(code, reason);
         }
-        let watch = server.next().await.stream();
-        assert_eq!(warned.0.load(SeqCst), lines);
-        if lines == 1 {
-            send(&watch, "BOOKMARK", bookmark("10", true));
-            client.sees("init done").await;
-            send(&watch, "MODIFIED", object("a", "11"));
-            client.sees("=a").await;
-        }
+        let unavailable = server.next().await;
+        assert_eq!(warned.lines(), lines, "{code}");
+        unavailable.reject(503, "ServiceUnavailable");
     }
 }
 
@@ -82,7 +81,7 @@ async fn pauses_keep_growing_over_repeated_failures() {
 }
 
 /// A server that crashes again and again and is back within a second: pauses have grown, and no request fails meanwhile. The
-/// success of another watch ends the pause, and the new server does not know the resource version.
+/// success of another watch ends the pause, and the new server does not have the resource version.
 #[tokio::test(start_paused = true)]
 async fn an_outage_that_only_breaks_watches_delays_no_list() {
     let recovery = Recovery::default();

@@ -10,6 +10,7 @@ use std::time::Duration;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http::HeaderName;
 use http::HeaderValue;
 use http::Method;
@@ -62,6 +63,8 @@ pub(super) struct Shared {
     pub identity: Identity,
     /// Credentials.
     pub authorizer: Authorizer,
+    /// The headers by which requests are executed as another user.
+    pub impersonation: HeaderMap,
     /// The place of the client certificate, if it is in the kubeconfig.
     pub certificate: Option<String>,
     /// Whether the server is reachable and accepts our credentials.
@@ -173,6 +176,7 @@ impl Requests {
             *request.headers_mut() = head.headers.clone();
             request.headers_mut().insert(AUDIT_ID, audit_id.clone());
             request.headers_mut().insert(USER_AGENT, self.shared.user_agent.clone());
+            request.headers_mut().extend(self.shared.impersonation.clone());
             let answer = match self.once(request, &body, is_retry).await {
                 Err(error) if tries < MAX_TRIES && may_be_resent(&head.method, &error) => {
                     tries += 1;

@@ -31,6 +31,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::server::WebPkiClientVerifier;
+use socket2::SockRef;
 use tokio::io::AsyncReadExt as _;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
@@ -96,6 +97,17 @@ pub(crate) struct Seen {
     pub version: http::Version,
 }
 
+/// How the first connection fails. Those after it are served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FirstConnection {
+    /// It is reset during the TLS handshake.
+    Reset,
+    /// It is closed as soon as there is a request on it, without an answer.
+    Close,
+    /// GOAWAY with this error code is sent as soon as there is a request on it, which is not processed.
+    GoAway(u8),
+}
+
 type Handler = Arc<dyn Fn(&Seen) -> Reply + Send + Sync>;
 
 /// The running server; ends, and breaks all its connections, when dropped.
@@ -126,22 +138,14 @@ impl TestServer {
         Self::start_at(authority, "127.0.0.1:0".parse().expect("an address"), handler).await
     }
 
-    /// Sends GOAWAY on the first connection as soon as there is a request on it, without processing it.
-    pub(crate) async fn start_leaving(
+    /// Its first connection fails.
+    pub(crate) async fn start_failing(
         authority: &Authority,
+        first: FirstConnection,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let address = "127.0.0.1:0".parse().expect("an address");
-        Self::start_with(config(authority), address, Some(GOODBYE), handler).await
-    }
-
-    /// Closes the first connection as soon as there is a request on it, without an answer.
-    pub(crate) async fn start_breaking(
-        authority: &Authority,
-        handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
-    ) -> Self {
-        let address = "127.0.0.1:0".parse().expect("an address");
-        Self::start_with(config(authority), address, Some(b""), handler).await
+        Self::start_with(config(authority), address, Some(first), handler).await
     }
 
     pub(crate) async fn start_at(
@@ -155,7 +159,7 @@ impl TestServer {
     async fn start_with(
         config: ServerConfig,
         address: SocketAddr,
-        goodbye: Option<&'static [u8]>,
+        first: Option<FirstConnection>,
         handler: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind(address).await.expect("a port");
@@ -168,8 +172,8 @@ impl TestServer {
             let mut connection = 0;
             while let Some(Ok((tcp, _))) = ending.run_until_cancelled(listener.accept()).await {
                 connection += 1;
-                if let (Some(goodbye), 1) = (goodbye, connection) {
-                    tokio::spawn(leave(tcp, tls.clone(), goodbye));
+                if let (Some(first), 1) = (first, connection) {
+                    tokio::spawn(fail(tcp, tls.clone(), first));
                     continue;
                 }
                 let serving = serve(tcp, tls.clone(), connection, log.clone(), handler.clone());
@@ -224,20 +228,23 @@ fn config(authority: &Authority) -> ServerConfig {
     config
 }
 
-/// Empty settings, then GOAWAY with NO_ERROR and last stream 0 (RFC 9113, 6.5 and 6.8).
-const GOODBYE: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\0";
+/// Empty settings, then GOAWAY with last stream 0 and an error code below 256, of which the last byte is missing (RFC 9113,
+/// 6.5 and 6.8).
+const GOODBYE: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0";
 
-async fn leave(tcp: tokio::net::TcpStream, tls: tokio_rustls::TlsAcceptor, goodbye: &[u8]) {
+async fn fail(tcp: tokio::net::TcpStream, tls: tokio_rustls::TlsAcceptor, first: FirstConnection) {
+    if matches!(first, FirstConnection::Reset) {
+        // Closing it sends RST.
+        return SockRef::from(&tcp).set_linger(Some(Duration::ZERO)).expect("an option");
+    }
     let mut stream = tls.accept(tcp).await.expect("TLS");
     let mut read = Vec::new();
     // A frame of headers: type 1, on the first stream.
     while !read.windows(6).any(|part| matches!(part, [1, _, 0, 0, 0, 1])) {
         stream.read_buf(&mut read).await.expect("a request");
     }
-    if goodbye.is_empty() {
-        return;
-    }
-    stream.write_all(goodbye).await.expect("written");
+    let FirstConnection::GoAway(code) = first else { return };
+    stream.write_all(&[GOODBYE, &[code]].concat()).await.expect("written");
     // Until the client has closed the connection, too.
     drop(stream.read_to_end(&mut read).await);
 }

@@ -15,6 +15,7 @@ use tokio::io::AsyncReadExt as _;
 use tower::ServiceExt as _;
 
 use super::test_server::Authority;
+use super::test_server::FirstConnection;
 use super::test_server::Reply;
 use super::test_server::Seen;
 use super::test_server::TestServer;
@@ -25,6 +26,8 @@ use super::*;
 mod answers;
 #[path = "connection_tests.rs"]
 mod connection;
+#[path = "impersonation_tests.rs"]
+mod impersonation;
 #[path = "limit_tests.rs"]
 mod limit;
 
@@ -254,7 +257,8 @@ async fn retry_after_is_honoured_with_the_same_audit_id() {
 async fn requests_after_a_graceful_goaway_use_another_connection() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
     let made = serde_json::from_value(object("a")).expect("an object");
-    let server = TestServer::start_leaving(&authority, |_| Reply::json(201, object("a"))).await;
+    let first = FirstConnection::GoAway(0);
+    let server = TestServer::start_failing(&authority, first, |_| Reply::json(201, object("a"))).await;
     let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
     objects(&api.main).create(&PostParams::default(), &made).await.expect("an answer");
     assert_eq!(server.seen().iter().map(|seen| seen.connection).collect::<Vec<_>>(), [2]);

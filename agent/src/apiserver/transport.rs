@@ -74,13 +74,16 @@ impl TransportError {
         errors.any(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
     }
 
-    /// The connection was reset or closed before the answer, as by a server that ends, or did not answer probes.
+    /// The connection was reset or closed before the answer, as by a server that ends, be it during the TLS handshake or
+    /// with a GOAWAY, or did not answer probes.
     pub fn is_broken_connection(&self) -> bool {
         self.below().any(|error| {
             let io = error.downcast_ref::<io::Error>();
             let http = error.downcast_ref::<hyper::Error>();
+            let http2 = error.downcast_ref::<h2::Error>();
             io.is_some_and(|error| BROKEN.contains(&error.kind()))
                 || http.is_some_and(|error| error.is_incomplete_message() || error.is_timeout())
+                || http2.is_some_and(|error| error.is_go_away() && error.is_remote())
         })
     }
 
@@ -90,7 +93,15 @@ impl TransportError {
             Self::Http(error) => std::error::Error::source(error),
             Self::ConnectionReplaced | Self::Unfinished => None,
         };
-        std::iter::successors(first, |error| error.source())
+        std::iter::successors(first, |error| cause_of(*error))
+    }
+}
+
+/// The error that led to another one. That of a TLS handshake is inside an I/O error, whose source is that of the inner one.
+fn cause_of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a (dyn std::error::Error + 'static)> {
+    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(inner) => Some(inner),
+        None => error.source(),
     }
 }
 

@@ -1,14 +1,9 @@
 //! Objects that the API server accepts and the agent's types cannot represent.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::SeqCst;
-
-use tracing_subscriber::Layer;
-use tracing_subscriber::layer::Context;
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing::Level;
 
 use super::*;
+use crate::model::testing::LogCount;
 
 /// A time that the API server accepts and the agent's types cannot represent.
 const BEYOND: &str = "9999-12-31T23:59:59Z";
@@ -37,21 +32,13 @@ async fn managed_fields_hide_no_object() {
 }
 
 /// Counts the log lines about objects that cannot be decoded.
-#[derive(Clone, Default)]
-struct Logged(Arc<AtomicUsize>);
-
-impl<S: tracing::Subscriber> Layer<S> for Logged {
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target() == "keblet::apiserver::decode" {
-            self.0.fetch_add(1, SeqCst);
-        }
-    }
+fn count_logged() -> LogCount {
+    LogCount::start("keblet::apiserver::decode", Level::TRACE)
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_object_that_cannot_be_decoded_hides_no_other_and_counts_as_present() {
-    let logged = Logged::default();
-    let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(logged.clone()));
+    let logged = count_logged();
     let (mut server, api) = start();
     let mut client = Client::of(api, Config::default());
     let list = |lines: &Lines| {
@@ -75,7 +62,7 @@ async fn an_object_that_cannot_be_decoded_hides_no_other_and_counts_as_present()
     let lines = server.next().await.stream();
     list(&lines);
     client.sees("init +a ~b +c done").await;
-    assert_eq!(logged.0.load(SeqCst), 1, "one line, however often it is received");
+    assert_eq!(logged.lines(), 1, "one line, however often it is received");
     send(&lines, "DELETED", undecodable("b", "8"));
     client.sees("-b").await;
 }
@@ -101,8 +88,7 @@ async fn an_object_that_is_to_be_deleted_and_cannot_be_decoded_counts_as_gone() 
 
 #[tokio::test(start_paused = true)]
 async fn an_object_may_be_followed_without_the_fields_that_cannot_be_decoded() {
-    let logged = Logged::default();
-    let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(logged.clone()));
+    let logged = count_logged();
     let (mut server, api) = start();
     let mut events = std::pin::pin!(follow_in_part(api, Config::default(), Recovered::default()).map(shown));
     let test = async {
@@ -128,7 +114,7 @@ async fn an_object_may_be_followed_without_the_fields_that_cannot_be_decoded() {
         () = test => Vec::new(),
     };
     assert_eq!(seen, ["init", "+a", "done", "=a", "=a"], "of b nothing is left");
-    assert_eq!(logged.0.load(SeqCst), 2, "one line for each object");
+    assert_eq!(logged.lines(), 2, "one line for each object");
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,6 +45,8 @@ use super::watch_errors::WATCH_SILENCE;
 use super::watch_errors::WatchErrorAction;
 use super::watch_errors::action_for;
 use super::watch_errors::in_time;
+use super::watch_errors::is_denial;
+use super::watch_errors::is_forbidden;
 use super::watch_errors::is_refusal;
 use super::watch_errors::is_silence;
 use super::watch_errors::lags_behind;
@@ -134,7 +136,7 @@ where
         refusals: 0,
         freshness: Freshness::Any,
         pauses: Pauses::default(),
-        forbidden: None,
+        denial: None,
     };
     futures_util::stream::unfold(follower, |mut follower| async move {
         let event = follower.next().await;
@@ -183,8 +185,8 @@ struct Follower<K> {
     /// Of the next paginated list.
     freshness: Freshness,
     pauses: Pauses,
-    /// The refusal that was logged last.
-    forbidden: Option<String>,
+    /// The denial that was logged last.
+    denial: Option<String>,
     ignored: Ignored,
 }
 
@@ -223,8 +225,8 @@ where
         None
     }
 
-    /// From a server without streaming lists, pages are requested from now on. A server that is unavailable or lags behind
-    /// is retried; if it refuses [`MOST_REFUSALS`] times, pages are requested once.
+    /// From a server that has or permits no streaming lists, pages are requested from now on. A server that is unavailable
+    /// or lags behind is retried; if it refuses [`MOST_REFUSALS`] times, pages are requested once.
     async fn no_streaming(&mut self, error: &kube::Error) {
         if action_for(error) == WatchErrorAction::Relist && !lags_behind(error) {
             tracing::debug!(kind = kind(&self.resource), "no streaming list, listing in pages: {error}");
@@ -312,7 +314,10 @@ where
                 self.state = State::Paging(list.items.unwrap_or_default().into_iter(), next);
             }
             Err(error) => {
-                if action_for(&error) == WatchErrorAction::Relist {
+                if is_forbidden(&error) {
+                    // Watching, which a streaming list is, may be permitted by now.
+                    self.streaming = true;
+                } else if action_for(&error) == WatchErrorAction::Relist {
                     self.freshness = Freshness::Latest;
                 }
                 self.report(&error);
@@ -334,7 +339,7 @@ where
         let line = watch.next().await;
         if watch.is_served(line.as_ref()) {
             self.pauses.progress();
-            self.forbidden = None;
+            self.denial = None;
         }
         match line {
             Some(Ok(WatchLine::Changed(object))) => {
@@ -441,12 +446,12 @@ where
         }
     }
 
-    /// Logs a lack of permission once: it may last, and without the objects the agent cannot do its work.
+    /// Logs each change of a denial once: it may last, and without the objects the agent cannot do its work.
     fn report(&mut self, error: &kube::Error) {
         let kube::Error::Api(status) = error else { return };
-        if status.code == 403 && self.forbidden.as_ref() != Some(&status.message) {
-            tracing::warn!(kind = kind(&self.resource), error = %status.message, "forbidden to list or watch; trying again");
-            self.forbidden = Some(status.message.clone());
+        if is_denial(status) && self.denial.as_ref() != Some(&status.message) {
+            tracing::warn!(kind = kind(&self.resource), error = %status.message, "cannot list or watch; trying again");
+            self.denial = Some(status.message.clone());
         }
     }
 

@@ -13,13 +13,13 @@ pub(super) enum WatchErrorAction {
     Relist,
 }
 
-/// What an error means for the known resource version. Errors of unavailable, overloaded or denying servers leave it
-/// valid.
+/// What an error means for the known resource version. Errors of unavailable or overloaded servers leave it valid. A client
+/// without permission to watch may have that to list, so that objects are listed again, as by client-go.
 pub(super) fn action_for(error: &kube::Error) -> WatchErrorAction {
     let kube::Error::Api(status) = error else { return WatchErrorAction::Resume };
     match status.code {
         _ if too_new(status) => WatchErrorAction::Relist,
-        401 | 403 | 429 | 500..=599 => WatchErrorAction::Resume,
+        401 | 429 | 500..=599 => WatchErrorAction::Resume,
         _ => WatchErrorAction::Relist,
     }
 }
@@ -27,6 +27,17 @@ pub(super) fn action_for(error: &kube::Error) -> WatchErrorAction {
 /// True if the server's cache has not got as far as was asked for, or not as far back: another try may succeed.
 pub(super) fn lags_behind(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 410 || too_new(status))
+}
+
+/// True if the server has refused a list or watch, and may do so until its configuration changes: a lack of permission, or a
+/// resource that it does not serve. That credentials are rejected is logged by the API client.
+pub(super) fn is_denial(status: &Status) -> bool {
+    (400..=499).contains(&status.code) && !matches!(status.code, 401 | 408 | 409 | 410 | 429) && !too_new(status)
+}
+
+/// True if the permission is lacking.
+pub(super) fn is_forbidden(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 403)
 }
 
 /// A watch without a head for this long, and a streaming list without a further line, is started again. A server that has
@@ -85,10 +96,10 @@ mod tests {
             }
             kube::Error::Api(serde_json::from_value(value).expect("a status"))
         };
-        for code in [401, 403, 429, 500, 503, 504] {
+        for code in [401, 429, 500, 503, 504] {
             assert_eq!(action_for(&api(code, None)), WatchErrorAction::Resume, "{code}");
         }
-        for code in [400, 404, 410, 422] {
+        for code in [400, 403, 404, 410, 422] {
             assert_eq!(action_for(&api(code, None)), WatchErrorAction::Relist, "{code}");
         }
         assert_eq!(action_for(&api(504, Some("ResourceVersionTooLarge"))), WatchErrorAction::Relist);
@@ -103,5 +114,10 @@ mod tests {
         assert!(!is_refusal(&reset));
         assert!(is_refusal(&silence(Duration::from_secs(30))));
         assert!(!is_refusal(&kube::Error::Service("connection refused".into())));
+        let denies = |code: u16, cause| matches!(&api(code, cause), kube::Error::Api(status) if is_denial(status));
+        let denials = [400, 401, 403, 404, 410, 422, 429, 500, 503].map(|code| (code, denies(code, None)));
+        let denials: Vec<u16> = denials.into_iter().filter_map(|(code, denied)| denied.then_some(code)).collect();
+        assert_eq!(denials, [400, 403, 404, 422]);
+        assert!(!denies(400, Some("ResourceVersionTooLarge")));
     }
 }

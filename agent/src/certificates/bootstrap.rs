@@ -73,6 +73,9 @@ pub enum BootstrapError {
     /// The issued certificate does not match the key.
     #[error("the issued certificate is unusable: {0}")]
     Certificate(#[from] PairError),
+    /// Work on files panicked.
+    #[error("reading or writing files of the first certificate: {0}")]
+    Task(#[from] tokio::task::JoinError),
 }
 
 /// Which credentials are used first.
@@ -97,8 +100,7 @@ pub fn first_access(file: &Path, bootstrap: Option<&Path>, now: SystemTime) -> R
 }
 
 /// Requests the client certificate of `node_name` with `client`, waits up to an hour for it, and writes it to `store`.
-/// When this is cancelled and called again, the same key and therefore the same request are used. Reads and writes files on
-/// the caller's task: the agent starts nothing that could wait for it before it has its credentials.
+/// When this is cancelled and called again, the same key and therefore the same request are used.
 ///
 /// # Errors
 /// The step that failed. The key is kept.
@@ -110,7 +112,7 @@ pub async fn bootstrap(
     now: SystemTime,
 ) -> Result<(), BootstrapError> {
     let kept = cert_dir.join("kubelet-client.key.tmp");
-    let FirstKey { key, text: key_text } = first_key(store, &kept)?;
+    let FirstKey { key, text: key_text } = stored_key(store.clone(), kept.clone()).await?;
     let template = Template::client(node_name);
     let text = template.request(&key).map_err(RequestError::Make)?;
     let name = request_name(&key, &template);
@@ -130,9 +132,19 @@ pub async fn bootstrap(
     tracing::info!(csr = name, "first client certificate requested");
     // Nothing else is sent before there is a certificate: no other request would detect that the server has recovered.
     let chain = request::signed(&requests, &request, Recovered::default(), TIMEOUT).await?;
-    let pair = Pair::parse(&chain, key_text.expose_secret())?;
-    store.replace(&pair, now)?;
-    if let Err(error) = fs::remove_file(&kept)
+    let (pair, store) = (Pair::parse(&chain, key_text.expose_secret())?, store.clone());
+    tokio::task::spawn_blocking(move || finish(&store, &pair, &kept, now)).await?
+}
+
+/// [`first_key`] on a thread that may block.
+async fn stored_key(store: Store, kept: PathBuf) -> Result<FirstKey, BootstrapError> {
+    tokio::task::spawn_blocking(move || first_key(&store, &kept)).await?
+}
+
+/// Stores the pair and removes the key that was kept for it. Blocks.
+fn finish(store: &Store, pair: &Pair, kept: &Path, now: SystemTime) -> Result<(), BootstrapError> {
+    store.replace(pair, now)?;
+    if let Err(error) = fs::remove_file(kept)
         && error.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!(file = %kept.display(), "cannot remove the key kept until success: {error}");
@@ -154,7 +166,7 @@ impl FirstKey {
     }
 }
 
-/// The key of an existing pair, or the one kept from a previous attempt, or a new one, which is kept.
+/// The key of an existing pair, or the one kept from a previous attempt, or a new one, which is kept. Blocks.
 fn first_key(store: &Store, kept: &Path) -> Result<FirstKey, BootstrapError> {
     if let Ok(Some(pair)) = store.load()
         && let Some(first) = FirstKey::parse(pair.key)
@@ -359,24 +371,51 @@ mod tests {
         kube::Client::new(service, "default")
     }
 
+    /// The request of `node` with this key, approved and issued, under the name of that of node `n`.
+    fn issued(node: &str, key: &KeyPair) -> Value {
+        let certificate = rcgen::CertificateParams::default().self_signed(key).expect("a certificate").pem();
+        let text = Template::client(node).request(key).expect("a request");
+        let present = request::object(Purpose::Client, key, &text, Some(&request_name(key, &Template::client("n"))));
+        let mut present = serde_json::to_value(present).expect("JSON");
+        present["metadata"]["uid"] = "u".into();
+        let approved = json!([{"type": "Approved", "status": "True"}]);
+        present["status"] = json!({"conditions": approved, "certificate": STANDARD.encode(&certificate)});
+        present
+    }
+
+    /// A disk that hangs must stop no other task. Here a pipe takes the place of a file.
+    #[tokio::test]
+    async fn files_are_read_beside_other_tasks() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let kept = folder.path().join("kubelet-client.key.tmp");
+        nix::unistd::mkfifo(&kept, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+        let (other_task, has_run) = std::sync::mpsc::channel();
+        let writer = std::thread::spawn(move || {
+            let in_time = has_run.recv_timeout(Duration::from_secs(30)).is_ok();
+            std::fs::write(&kept, KEY_OF_A_KUBELET).expect("written");
+            in_time
+        });
+        let present = issued("n", &KeyPair::from_pem(KEY_OF_A_KUBELET).expect("a key"));
+        let client = server_with(&present, &Arc::default());
+        let store = Store::new(folder.path(), Purpose::Client, None);
+        let requesting = bootstrap(&client, "n", &store, folder.path(), SystemTime::UNIX_EPOCH);
+        let other = async { other_task.send(()).expect("the writer waits") };
+        let (outcome, ()) = tokio::join!(requesting, other);
+        assert!(writer.join().expect("it has written"), "another task has waited for the file");
+        outcome.expect("a certificate");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_request_of_an_earlier_start_is_used_unless_it_is_foreign() {
         let key = KeyPair::from_pem(KEY_OF_A_KUBELET).expect("a key");
-        let issued = rcgen::CertificateParams::default().self_signed(&key).expect("a certificate").pem();
         for (node, why) in [("n", None), ("m", Some("it is for another subject"))] {
             let folder = tempfile::tempdir().expect("a folder");
             let store = Store::new(folder.path(), Purpose::Client, None);
             let kept = folder.path().join("kubelet-client.key.tmp");
             std::fs::write(&kept, KEY_OF_A_KUBELET).expect("written");
-            let text = Template::client(node).request(&key).expect("a request");
             let name = request_name(&key, &Template::client("n"));
-            let present = request::object(Purpose::Client, &key, &text, Some(&name));
-            let mut present = serde_json::to_value(present).expect("JSON");
-            present["metadata"]["uid"] = "u".into();
-            let approved = json!([{"type": "Approved", "status": "True"}]);
-            present["status"] = json!({"conditions": approved, "certificate": STANDARD.encode(&issued)});
             let refused = Arc::default();
-            let client = server_with(&present, &refused);
+            let client = server_with(&issued(node, &key), &refused);
             let outcome = bootstrap(&client, "n", &store, folder.path(), SystemTime::UNIX_EPOCH).await;
             let stored = store.load().expect("readable");
             let expected = why.map(|why| format!("CertificateSigningRequest {name} already exists, but {why}"));

@@ -26,10 +26,12 @@ use rcgen::KeyPair;
 use serde_json::Value;
 use serde_json::json;
 use tokio::time::Instant;
+use tracing::Level;
 
 use super::super::testing::pair;
 use super::*;
 use crate::apiserver::recovery::Recovery;
+use crate::model::testing::LogCount;
 
 /// What the signer does with the next request; the last entry is used for all further ones.
 #[derive(Clone, Copy, Debug)]
@@ -381,10 +383,12 @@ async fn a_valid_pair_is_replaced_at_once_on_request_and_the_next_one_in_time() 
 #[tokio::test(start_paused = true)]
 async fn a_certificate_issued_while_its_request_cannot_be_read_is_received_later() {
     for code in [503, 401, 403, 404] {
+        let warned = LogCount::start("keblet::apiserver::watch", Level::WARN);
         let mut bench = start(Purpose::Client, Some(Template::client("n")), None, &[Does::SignUnseen(code)]);
         // Long enough for pauses of half a minute and more.
         tokio::time::sleep(Duration::from_secs(300)).await;
         assert_eq!((bench.signer.asked().len(), bench.current.borrow().is_none()), (1, true), "{code}");
+        assert_eq!(warned.lines(), usize::from(matches!(code, 403 | 404)), "{code}: each change of a denial once");
         let began = Instant::now();
         bench.signer.recover();
         bench.until(|pair| pair.is_some()).await;

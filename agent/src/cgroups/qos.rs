@@ -14,10 +14,13 @@ use super::arithmetic;
 use super::current::Current;
 use super::usage::CgroupPlace;
 use super::values::UNLIMITED;
+use crate::model::LoggedReasons;
 use crate::model::QosClass;
 
 /// All classes; the cgroup of the Guaranteed one is `kubepods`.
 const CLASSES: [QosClass; 3] = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];
+/// What has failed if none of them can be read.
+const READING: &str = "reading";
 
 /// What the classes get besides their CPU weight.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,11 +75,11 @@ impl Cgroups {
         class == QosClass::Burstable || (class == QosClass::Guaranteed && by_memory)
     }
 
-    /// Writes what differs from the values that the QoS classes should have. Failures are logged. True once every source
-    /// of pods has been read.
+    /// Writes what differs from the values that the QoS classes should have. Failures are logged, once for each change of
+    /// the reason. True once every source of pods has been read.
     pub async fn update_qos_classes(&self) -> bool {
         let Some(requests) = &self.requests else { return true };
-        let _order = self.qos.lock().await;
+        let mut logged = self.qos.lock().await;
         let requested = requests.requested();
         if let Some(metrics) = self.metrics.as_ref().filter(|_| self.policy.protects_memory) {
             metrics.runtime.protected_memory(requested.guaranteed_memory, requested.burstable_memory);
@@ -86,13 +89,16 @@ impl Cgroups {
         let differing = match self.differing_classes(&names, wanted, requested.is_complete).await {
             Ok(differing) => differing,
             Err(error) => {
-                tracing::warn!(%error, "cannot read the cgroups of the QoS classes");
+                if logged.is_new(READING, &error.to_string()) {
+                    tracing::warn!(%error, "cannot read the cgroups of the QoS classes");
+                }
                 return requested.is_complete;
             }
         };
+        logged.succeeded(READING);
         for (name, values) in names.iter().zip(differing) {
             if !values.is_empty() {
-                self.write_class(name, values).await;
+                self.write_class(name, values, &mut logged).await;
             }
         }
         requested.is_complete
@@ -130,9 +136,10 @@ impl Cgroups {
     }
 
     /// A limit below the present usage, which the kernel of v1 refuses, is set to that usage: the class cannot grow.
-    async fn write_class(&self, name: &CgroupName, values: CgroupValues) {
+    async fn write_class(&self, name: &CgroupName, values: CgroupValues, logged: &mut LoggedReasons) {
         let path = name.path(self.driver);
         let Err(mut error) = self.counted("update", self.write(name, &values)).await else {
+            logged.succeeded(&path);
             return tracing::debug!(cgroup = path, ?values, "updated a QoS class");
         };
         if let Some(limit) = values.memory_max
@@ -140,11 +147,19 @@ impl Cgroups {
         {
             let values = CgroupValues { memory_max: Some(usage), ..values };
             match self.counted("update", self.write(name, &values)).await {
-                Ok(()) => return tracing::info!(cgroup = path, limit, usage, "limited a QoS class to its usage"),
+                Ok(()) if logged.is_new(&path, "its usage is above its limit") => {
+                    return tracing::info!(cgroup = path, limit, usage, "limited a QoS class to its usage");
+                }
+                Ok(()) => {
+                    return tracing::debug!(cgroup = path, limit, usage, "limited a QoS class to its usage again");
+                }
                 Err(second) => error = second,
             }
         }
-        tracing::warn!(cgroup = path, %error, "cannot update a QoS class");
+        match logged.is_new(&path, &error.to_string()) {
+            true => tracing::warn!(cgroup = path, %error, "cannot update a QoS class"),
+            false => tracing::debug!(cgroup = path, %error, "cannot update a QoS class again"),
+        }
     }
 
     async fn memory_usage(&self, path: &str) -> Option<u64> {

@@ -10,10 +10,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::Mutex;
 
+use tracing::Level;
+
 use super::files;
 use super::layout::below;
 use super::*;
 use crate::model::QosClass;
+use crate::model::testing::LogCount;
 
 fn detected() -> Layout {
     Hierarchies::detect().expect("the machine has cgroups").layout
@@ -329,6 +332,30 @@ async fn the_memory_of_qos_classes_is_protected_and_only_raised_until_all_pods_a
     assert_eq!(protected(), ["0", "0", "0"]);
 }
 
+/// They are written whenever a pod comes or goes, and every minute.
+#[tokio::test]
+async fn a_qos_class_that_cannot_be_written_is_logged_once() {
+    let warned = LogCount::start("keblet::cgroups::qos", Level::WARN);
+    let fixture = V2Fixture::make();
+    files::create(&fixture.layout(), "/kubepods/burstable").expect("folders");
+    fixture.settle("/kubepods/burstable");
+    let cgroups = Cgroups::new(fixture.layout(), Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let cgroups = cgroups.with_requests(Requests::new(1500, true), QosPolicy::default());
+    let file = fixture.0.path().join("kubepods/burstable/cpu.weight");
+    for lines in [1, 2] {
+        // A number that can be read, and that the kernel lets no user write.
+        std::fs::remove_file(&file).expect("a file");
+        std::os::unix::fs::symlink("/proc/sys/kernel/ngroups_max", &file).expect("a link");
+        for _ in 0..5 {
+            cgroups.update_qos_classes().await;
+        }
+        assert_eq!(warned.lines(), lines);
+        std::fs::remove_file(&file).expect("a link");
+        std::fs::write(&file, "100\n").expect("a file");
+        cgroups.update_qos_classes().await;
+    }
+}
+
 /// With requests kept in memory only, a restart after three pods of 1500m in total, followed by one more pod of 100m, would
 /// leave the class with the weight of 100m.
 #[tokio::test]
@@ -348,7 +375,7 @@ async fn the_burstable_weight_survives_a_restart_and_a_takeover() {
     first.ensure_pod(QosClass::Burstable, "u-1", &values()).await.expect("a pod");
     assert_eq!(weight(), expected(1500));
 
-    // A new process that knows one pod so far must not take the share of those it does not know yet.
+    // A new process that has one pod so far must not take the share of those that it does not have yet.
     let requests = Requests::new(100, false);
     let second = started(&requests);
     second.ensure_pod(QosClass::Burstable, "u-2", &values()).await.expect("a pod");

@@ -11,6 +11,8 @@ pub(super) struct ImageUsage {
     pub(super) in_use: Vec<cri::Image>,
     /// All others: candidates for garbage collection.
     pub(super) unused: Vec<cri::Image>,
+    /// Ids of those in use that are pinned and no container was created from.
+    pub(super) only_pinned: HashSet<String>,
 }
 
 impl ImageUsage {
@@ -19,12 +21,12 @@ impl ImageUsage {
     pub(super) fn new<'a>(images: Vec<cri::Image>, of_containers: impl IntoIterator<Item = &'a str>) -> Self {
         let used: HashSet<&str> = of_containers.into_iter().collect();
         let is_used = |image: &cri::Image| {
-            image.pinned
-                || used.contains(image.id.as_str())
-                || image.repo_digests.iter().any(|digest| used.contains(digest.as_str()))
+            used.contains(image.id.as_str()) || image.repo_digests.iter().any(|digest| used.contains(digest.as_str()))
         };
-        let (in_use, unused) = images.into_iter().partition(is_used);
-        Self { in_use, unused }
+        let only_pinned = images.iter().filter(|image| image.pinned && !is_used(image));
+        let only_pinned = only_pinned.map(|image| image.id.clone()).collect();
+        let (in_use, unused) = images.into_iter().partition(|image| image.pinned || is_used(image));
+        Self { in_use, unused, only_pinned }
     }
 }
 
@@ -40,16 +42,18 @@ mod tests {
             repo_tags: vec![tag.into()],
             ..Default::default()
         };
-        let pinned = cri::Image { pinned: true, ..image("sha256:pause", "p@sha256:p", "pause:1") };
+        let pinned = |image: cri::Image| cri::Image { pinned: true, ..image };
         let images = vec![
             image("sha256:id", "r.example/a@sha256:a", "a:1"),
             image("sha256:2", "r.example/b@sha256:b", "b:1"),
             image("sha256:3", "r.example/c@sha256:c", "c:1"),
-            pinned,
+            pinned(image("sha256:pause", "p@sha256:p", "pause:1")),
+            pinned(image("sha256:both", "d@sha256:d", "d:1")),
         ];
         let ids = |images: Vec<cri::Image>| images.into_iter().map(|image| image.id).collect::<Vec<_>>();
-        let usage = ImageUsage::new(images, ["sha256:id", "r.example/b@sha256:b", "c:1", ""]);
-        assert_eq!(ids(usage.in_use), ["sha256:id", "sha256:2", "sha256:pause"]);
+        let usage = ImageUsage::new(images, ["sha256:id", "r.example/b@sha256:b", "c:1", "", "sha256:both"]);
+        assert_eq!(ids(usage.in_use), ["sha256:id", "sha256:2", "sha256:pause", "sha256:both"]);
+        assert_eq!(usage.only_pinned, ["sha256:pause".to_owned()].into());
         assert_eq!(ids(usage.unused), ["sha256:3"], "a tag alone proves nothing");
     }
 }

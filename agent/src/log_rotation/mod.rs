@@ -9,7 +9,8 @@
 //! The kubelet asks the runtime for all containers and for the status of each one at every interval. Here a log that does
 //! not grow costs a stat and no runtime call. The runtime writes to the renamed file until it has opened the new one, so no
 //! line is lost; if that fails, the file gets its name back. An agent that is killed in between leaves a log without its
-//! name: the next one lets the runtime open a new file, or gives it back to a container that has exited.
+//! name: the next one lets the runtime open a new file, or gives it back to a container that has exited. What it cannot
+//! recover is tried again with growing pauses.
 
 mod files;
 mod plan;
@@ -67,7 +68,7 @@ pub struct Parts {
     pub clock: Clock,
     /// The node's local time, for file names.
     pub local_time: fn() -> DateTime,
-    /// Logs that could not be rotated.
+    /// Logs that could not be rotated or recovered.
     pub retries: RetryTracker,
 }
 
@@ -104,10 +105,18 @@ enum Due {
     Reopen,
 }
 
+/// What a check has found of a log.
+struct Examined {
+    container: Container,
+    /// The outcome of a recovery, if one was due.
+    recovered: Option<Result<(), RotationError>>,
+    due: Option<Due>,
+}
+
 /// What a task has done.
 enum Done {
-    /// The logs that have to be rotated.
-    Checked(Vec<(Container, Due)>),
+    /// The logs that have to be rotated, or that were to be recovered.
+    Checked(Vec<Examined>),
     Rotated(Result<(), RotationError>),
 }
 
@@ -121,7 +130,7 @@ pub async fn run(parts: Parts, shutdown: CancellationToken) {
         tasks: JoinSet::new(),
         check: None,
         in_progress: HashMap::new(),
-        seen: HashSet::new(),
+        recovered: HashSet::new(),
     };
     let mut checks = tokio::time::interval(rotation.parts.policy.interval);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -143,8 +152,8 @@ struct Rotation {
     check: Option<task::Id>,
     /// Rotations in progress or waiting for a worker, no more than one of each container.
     in_progress: HashMap<task::Id, Container>,
-    /// Containers that were checked for what an earlier agent left behind.
-    seen: HashSet<ContainerId>,
+    /// Containers without anything that an earlier agent left behind.
+    recovered: HashSet<ContainerId>,
     /// When this agent was started; nanoseconds since the Unix epoch.
     started_at: i64,
 }
@@ -158,7 +167,8 @@ impl Rotation {
         let containers = self.containers();
         let max_size = self.parts.policy.max_size;
         let check = self.tasks.spawn_blocking(move || {
-            Done::Checked(containers.into_iter().filter_map(|container| examine(container, max_size)).collect())
+            let examined = containers.into_iter().map(|container| examine(container, max_size));
+            Done::Checked(examined.filter(|log| log.recovered.is_some() || log.due.is_some()).collect())
         });
         self.check = Some(check.id());
     }
@@ -168,19 +178,29 @@ impl Rotation {
         let pods = (self.parts.pods)();
         let all = || pods.iter().flat_map(|pod| &pod.containers);
         let listed: HashSet<&ContainerId> = all().map(|status| &status.id).collect();
-        self.seen.retain(|id| listed.contains(id));
+        self.recovered.retain(|id| listed.contains(id));
         let running = || all().filter(|status| status.state == ContainerState::Running);
         let logs = || running().filter_map(|status| Log::at(&status.log_path));
         self.parts.retries.keep_only(Operation::RotateLog, |target| logs().any(|log| target_of(&log) == target));
+        let logs = || all().filter_map(|status| Log::at(&status.log_path));
+        self.parts.retries.keep_only(Operation::RecoverLog, |target| logs().any(|log| target_of(&log) == target));
         let mut containers = Vec::new();
         for status in all() {
             let is_running = status.state == ContainerState::Running;
-            let to_recover = status.created_at < self.started_at && self.seen.insert(status.id.clone());
-            if let Some(log) = Log::at(&status.log_path).filter(|_| is_running || to_recover) {
+            let is_left = status.created_at < self.started_at && !self.recovered.contains(&status.id);
+            let Some(log) = (is_running || is_left).then(|| Log::at(&status.log_path)).flatten() else { continue };
+            let to_recover = is_left && self.may_recover(&status.id, &log);
+            if is_running || to_recover {
                 containers.push(Container { id: status.id.clone(), log, is_running, to_recover });
             }
         }
         containers
+    }
+
+    /// Not before the pause after a failure has ended, nor during a rotation, whose files are no leftovers.
+    fn may_recover(&self, id: &ContainerId, log: &Log) -> bool {
+        let is_early = || self.parts.retries.due(Operation::RecoverLog, &target_of(log)).is_some();
+        !self.in_progress.values().any(|other| other.id == *id) && !is_early()
     }
 
     fn ended(&mut self, ended: Result<(task::Id, Done), task::JoinError>) {
@@ -192,13 +212,30 @@ impl Rotation {
         self.check.take_if(|check| *check == id);
         let rotated = self.in_progress.remove(&id);
         match done {
-            Some(Done::Checked(due)) => due.into_iter().for_each(|(container, due)| self.begin(container, due)),
+            Some(Done::Checked(examined)) => examined.into_iter().for_each(|log| self.examined(log)),
             Some(Done::Rotated(result)) => {
                 if let Some(container) = rotated {
                     self.report(&container, result);
                 }
             }
             None => {}
+        }
+    }
+
+    fn examined(&mut self, Examined { container, recovered, due }: Examined) {
+        let retries = &self.parts.retries;
+        match recovered {
+            Some(Ok(())) => {
+                retries.succeeded(Operation::RecoverLog, &target_of(&container.log));
+                self.recovered.insert(container.id.clone());
+            }
+            Some(Err(error)) => {
+                retries.failed(Operation::RecoverLog, &target_of(&container.log), &error.to_string());
+            }
+            None => {}
+        }
+        if let Some(due) = due {
+            self.begin(container, due);
         }
     }
 
@@ -241,22 +278,15 @@ fn target_of(log: &Log) -> String {
 }
 
 /// What is due for a log, after what an earlier agent left behind was removed. Blocks.
-fn examine(container: Container, max_size: u64) -> Option<(Container, Due)> {
-    if container.to_recover
-        && let Err(error) = container.log.recover(!container.is_running)
-    {
-        let log = container.log.path();
-        tracing::warn!(container = %container.id, log = %log.display(), %error, "cannot recover an interrupted rotation");
-    }
-    if !container.is_running {
-        return None;
-    }
-    let due = match container.log.find() {
-        found if is_too_large(found, max_size) => Due::Rotate,
-        Found::Missing => Due::Reopen,
-        Found::File(_) | Found::Other => return None,
+fn examine(container: Container, max_size: u64) -> Examined {
+    let Container { ref log, is_running, to_recover, .. } = container;
+    let recovered = to_recover.then(|| log.recover(!is_running));
+    let due = match is_running.then(|| log.find()) {
+        Some(found) if is_too_large(found, max_size) => Some(Due::Rotate),
+        Some(Found::Missing) => Some(Due::Reopen),
+        Some(Found::File(_) | Found::Other) | None => None,
     };
-    Some((container, due))
+    Examined { container, recovered, due }
 }
 
 fn is_too_large(found: Found, max_size: u64) -> bool {

@@ -14,9 +14,11 @@ use prost::Message as _;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
+use tracing::Level;
 
 use super::*;
 use crate::model::testing;
+use crate::model::testing::LogCount;
 use crate::recorder::Recorder;
 use crate::recorder::testing::listening;
 use crate::runtime::RuntimeOptions;
@@ -210,7 +212,7 @@ async fn a_runtime_that_does_not_open_a_new_log_costs_no_line() {
     node.holds_all_lines(0);
 }
 
-/// The log grows until the disk is full, which an operator has to know before.
+/// The log grows until the disk is full, which has to be reported before.
 #[tokio::test(start_paused = true)]
 async fn a_rotation_that_is_always_refused_is_retried_with_growing_pauses_and_reported() {
     let (node, (recorder, mut events)) = (Node::new(), listening());
@@ -290,6 +292,33 @@ async fn an_interrupted_rotation_hides_no_log_of_a_container_that_has_exited() {
     assert_eq!(node.files(), ["ended.log", "0.log"]);
     assert_eq!(fs::read_to_string(node.dir.path().join("ended.log")).expect("text"), "last words");
     assert_eq!(node.writing.state().calls, 0, "the runtime is asked for nothing");
+}
+
+/// Until it succeeds, the log of the container is hidden.
+#[tokio::test(start_paused = true)]
+async fn a_recovery_that_fails_is_tried_again_with_growing_pauses_and_reported() {
+    let logged = LogCount::start("keblet::retry", Level::DEBUG);
+    let (node, (recorder, mut events)) = (Node::new(), listening());
+    let folder = node.dir.path().join("pod");
+    fs::write(&folder, "").expect("a file where a folder should be");
+    node.add("ended", "pod/0.log");
+    node.containers.lock().expect("not poisoned")[1].state = ContainerState::Exited;
+    let _agent = node.agent_reporting_to(recorder, POLICY);
+    sleep(INTERVAL * 60).await;
+    let attempts = logged.lines();
+    assert!((5..=9).contains(&attempts), "{attempts} attempts in ten minutes");
+    let sent = events.take();
+    assert_eq!(sent.len(), 1, "{sent:?}");
+    assert!(sent[0].starts_with("node W OperationStuck: recover_log of /"), "{sent:?}");
+
+    fs::remove_file(&folder).and_then(|()| fs::create_dir(&folder)).expect("a folder");
+    fs::write(folder.join("0.log.20251231-000000"), "last words").expect("a log");
+    // The longest pause is seven and a half minutes.
+    sleep(INTERVAL * 50).await;
+    assert_eq!(fs::read_to_string(folder.join("0.log")).expect("text"), "last words");
+    let settled = logged.lines();
+    sleep(INTERVAL * 50).await;
+    assert_eq!((logged.lines(), node.writing.state().calls), (settled, 0), "it is recovered once");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! The verdict on one OOM kill: which process, in which container of which pod, and whose memory limit was exceeded. Plain
 //! data, serialisable; evidence that is missing is listed instead of guessed.
 
+use std::fmt;
+
 use serde::Serialize;
 use serde::Serializer;
 
@@ -55,18 +57,24 @@ impl OomVerdict {
     }
 }
 
-/// Nanoseconds since the Unix epoch; serialised as RFC 3339.
+/// Nanoseconds since the Unix epoch; displayed and serialised as RFC 3339 with microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OomTime(
     /// Nanoseconds since the Unix epoch.
     pub i64,
 );
 
-impl Serialize for OomTime {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+impl fmt::Display for OomTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use k8s_openapi::jiff::Timestamp;
         let time = Timestamp::from_nanosecond(i128::from(self.0)).unwrap_or(Timestamp::UNIX_EPOCH);
-        serializer.collect_str(&format_args!("{time:.6}"))
+        write!(f, "{time:.6}")
+    }
+}
+
+impl Serialize for OomTime {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

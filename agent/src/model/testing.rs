@@ -1,9 +1,11 @@
-//! Short ways to make pods and snapshots in tests.
+//! Short ways to make pods and snapshots, and to read what is logged, in tests.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
@@ -16,6 +18,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
+use tracing::Event;
+use tracing::Level;
+use tracing::Subscriber;
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::*;
 
@@ -188,5 +197,41 @@ impl io::Write for Buffer {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Counts log lines of the test's thread until it is dropped.
+pub struct LogCount {
+    lines: Arc<AtomicUsize>,
+    _logging: DefaultGuard,
+}
+
+impl LogCount {
+    /// Counts the lines of this target, of this level and of more severe ones.
+    pub fn start(target: &'static str, level: Level) -> Self {
+        let lines = Arc::new(AtomicUsize::new(0));
+        let counter = LineCounter { target, level, lines: lines.clone() };
+        let logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(counter));
+        Self { lines, _logging: logging }
+    }
+
+    /// The lines so far.
+    pub fn lines(&self) -> usize {
+        self.lines.load(SeqCst)
+    }
+}
+
+struct LineCounter {
+    target: &'static str,
+    level: Level,
+    lines: Arc<AtomicUsize>,
+}
+
+impl<S: Subscriber> Layer<S> for LineCounter {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        if metadata.target() == self.target && *metadata.level() <= self.level {
+            self.lines.fetch_add(1, SeqCst);
+        }
     }
 }

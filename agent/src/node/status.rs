@@ -45,6 +45,8 @@ use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::model::Pressures;
 use crate::recorder::Recorder;
+use crate::retry::Operation;
+use crate::retry::RetryTracker;
 use crate::runtime::RuntimeState;
 use crate::status::NodeAddresses;
 
@@ -58,6 +60,8 @@ const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
 const COALESCE_DELAY: Duration = Duration::from_millis(20);
 /// Interval after which images are listed even if no pull or removal was noticed.
 const IMAGES_PERIOD: Duration = Duration::from_secs(300);
+/// The target of lists of images that fail.
+const NODE: &str = "this node";
 
 /// Inputs and outputs of the loop.
 pub struct Inputs<H> {
@@ -114,6 +118,8 @@ pub struct StatusLoop<H> {
     /// Errors that were logged already.
     logged_errors: Vec<String>,
     failures: FailureLog,
+    /// Calls that the runtime refuses.
+    retries: RetryTracker,
 }
 
 /// The Node through both clients.
@@ -147,6 +153,7 @@ impl<H: Host> StatusLoop<H> {
             startup: Startup::new(inputs.metrics.clone()),
             logged_errors: Vec::new(),
             failures: FailureLog::default(),
+            retries: RetryTracker::new(inputs.recorder.clone(), Some(inputs.metrics.clone())),
             inputs,
         }
     }
@@ -404,33 +411,45 @@ impl<H: Host> StatusLoop<H> {
     }
 
     /// Lists the images after a pull or removal, and periodically in case another client changed them. Keeps the old list
-    /// on errors.
+    /// on errors, and tries again after a growing pause.
     async fn list_images(&mut self) {
         let overdue = self.images_at.is_none_or(|at| at.elapsed() >= IMAGES_PERIOD);
-        if !overdue && !self.inputs.images.has_changed().unwrap_or(false) {
+        let failing = self.retries.is_failing(Operation::ListImages, NODE);
+        let wanted = overdue || failing || self.inputs.images.has_changed().unwrap_or(false);
+        if !wanted || self.retries.due(Operation::ListImages, NODE).is_some() {
             return;
         }
         self.inputs.images.mark_unchanged();
         self.images_at = Some(Instant::now());
         let listed = tokio::time::timeout(self.nodes.timeout, self.inputs.host.images()).await;
         match listed.unwrap_or_else(|_| Err("no response from the runtime".to_owned())) {
-            Ok(all) => self.images = Some(images::listed(all, self.inputs.config.max_images)),
-            Err(error) => tracing::warn!(error, "cannot list images; the node status keeps the old list"),
+            Ok(all) => {
+                self.retries.succeeded(Operation::ListImages, NODE);
+                self.images = Some(images::listed(all, self.inputs.config.max_images));
+            }
+            Err(error) => {
+                self.retries.failed(Operation::ListImages, NODE, &error);
+            }
         }
     }
 
-    /// Sets a new pod CIDR in the runtime. True if the status must be sent because of it.
+    /// Sets a new pod CIDR in the runtime, unless the pause after a failure has not ended. True if the status must be sent
+    /// because of it.
     async fn apply_pod_cidr(&mut self, cidr: &str) -> bool {
-        if cidr.is_empty() || cidr == self.pod_cidr {
+        if cidr.is_empty() || cidr == self.pod_cidr || self.retries.due(Operation::SetPodCidr, cidr).is_some() {
             return false;
         }
+        self.retries.keep_only(Operation::SetPodCidr, |target| target == cidr);
         let taken = tokio::time::timeout(self.nodes.timeout, self.inputs.host.set_pod_cidr(cidr)).await;
         match taken.unwrap_or_else(|_| Err("no response from the runtime".to_owned())) {
             Ok(()) => {
+                self.retries.succeeded(Operation::SetPodCidr, cidr);
                 tracing::info!(cidr, "set the pod CIDR of the runtime");
                 cidr.clone_into(&mut self.pod_cidr);
             }
-            Err(error) => tracing::warn!(cidr, error, "cannot set the pod CIDR of the runtime"),
+            Err(error) => {
+                self.retries.failed(Operation::SetPodCidr, cidr, &error);
+            }
         }
         true
     }

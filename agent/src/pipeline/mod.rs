@@ -324,6 +324,7 @@ impl Services {
                 first_status: self.pacing.first_status.clone(),
                 clock: self.clock,
                 metrics: self.metrics.clone(),
+                retries: RetryTracker::new(self.recorder.clone(), Some(self.metrics.clone())),
             };
             tasks.spawn(named("status manager", manager.run(shutdown.clone())));
         }
@@ -333,7 +334,10 @@ impl Services {
     /// Mirror pods, if the API server is to have them.
     fn mirrors(&self) -> Mirrors {
         match (&self.api, &self.mirrors_of) {
-            (Some(api), Some(node)) => Mirrors::new(api.clone(), node.clone()),
+            (Some(api), Some(node)) => {
+                let retries = RetryTracker::new(self.recorder.clone(), Some(self.metrics.clone()));
+                Mirrors::new(api.clone(), node.clone(), retries)
+            }
             _ => Mirrors::none(),
         }
     }

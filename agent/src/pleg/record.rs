@@ -78,6 +78,8 @@ pub(super) struct PodRecord {
     pub recheck: Option<delay_queue::Key>,
     pub rechecks: u32,
     pub failures: u32,
+    /// Why the last inspection failed, which was logged; empty if it did not.
+    pub failed: String,
 }
 
 impl PodRecord {

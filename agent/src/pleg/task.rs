@@ -340,10 +340,17 @@ impl PlegTask {
         match result {
             Ok(snapshot) => {
                 record.failures = 0;
+                record.failed.clear();
                 self.install(uid, snapshot);
             }
             Err(error) => {
-                tracing::warn!(pod_uid = %uid, %error, "inspection failed");
+                let reason = error.to_string();
+                if record.failed == reason {
+                    tracing::debug!(pod_uid = %uid, reason, "inspection failed again");
+                } else {
+                    tracing::warn!(pod_uid = %uid, %error, "inspection failed");
+                    record.failed = reason;
+                }
                 record.failures = record.failures.saturating_add(1);
                 let delay = retry_delay(record.failures);
                 for waiter in std::mem::take(&mut record.waiters) {

@@ -1,5 +1,5 @@
-//! Retries of failed operations on pods and on what they left: the pause before the next attempt, one log line per change
-//! of the reason, metrics, and an event on the node.
+//! Retries of failed operations on pods, on what they left and on their API objects: the pause before the next attempt, one
+//! log line per change of the reason, metrics, and an event on the node.
 //!
 //! Keyed by operation and target, so that the state outlives the worker that failed. Decides nothing about the operations;
 //! callers ask when the next attempt is due and report results.
@@ -24,6 +24,9 @@ const STUCK_AFTER: Duration = Duration::from_secs(180);
 const FORGET_AFTER: Duration = Duration::from_secs(1800);
 /// Failing targets that are tracked; beyond that, all have the longest pause.
 const MAX_TRACKED: usize = 4096;
+/// Stuck targets of one operation that are reported by an event each; metrics count all. What concerns every pod, as an API
+/// server that fails, would exhaust the events that a node may have.
+const MOST_REPORTED: usize = 5;
 /// The longest step of what is due together, see [`Operation::is_retried_together`].
 const LONGEST_STEP: Duration = Duration::from_secs(30);
 
@@ -48,8 +51,23 @@ pub enum Operation {
     CollectLogs,
     /// Rotating the log of a container.
     RotateLog,
+    /// Removing what an earlier agent has left of a rotation that it did not finish.
+    RecoverLog,
+    /// Sending the status of a pod to the API server, or deleting the pod there when it has ended.
+    SendStatus,
+    /// Creating or deleting the mirror pod of a static pod.
+    SyncMirrorPod,
     /// Unmounting and detaching a device that no pod uses any more.
     ReleaseDevice,
+    /// Removing dead containers and unused images while the node is short of disk space. Tried again whenever the eviction
+    /// manager needs space, without the pause.
+    ReclaimDisk,
+    /// Listing the static pods that run when the agent starts.
+    AdoptStaticPods,
+    /// Listing the images of the Node's status.
+    ListImages,
+    /// Setting the pod CIDR of the node in the runtime.
+    SetPodCidr,
     /// Limiting the cgroup of all pods.
     EnforceAllocatable,
 }
@@ -67,7 +85,14 @@ impl Operation {
             Self::RemoveOrphan => "remove_orphan",
             Self::CollectLogs => "collect_logs",
             Self::RotateLog => "rotate_log",
+            Self::RecoverLog => "recover_log",
+            Self::SendStatus => "send_status",
+            Self::SyncMirrorPod => "sync_mirror_pod",
             Self::ReleaseDevice => "release_device",
+            Self::ReclaimDisk => "reclaim_disk",
+            Self::AdoptStaticPods => "adopt_static_pods",
+            Self::ListImages => "list_images",
+            Self::SetPodCidr => "set_pod_cidr",
             Self::EnforceAllocatable => "enforce_allocatable",
         }
     }
@@ -77,10 +102,16 @@ impl Operation {
     const fn bounds(self) -> (Duration, Duration) {
         let (first, longest) = match self {
             Self::SyncPod | Self::KillPod | Self::ReleasePod => (10_000, 60_000),
+            Self::ReclaimDisk | Self::ListImages => (10_000, 300_000),
             Self::AwaitNetwork => (1_000, 10_000),
+            Self::AdoptStaticPods => (100, 3_000),
             Self::CollectGarbage => (60_000, 300_000),
             Self::RemovePod => (1_000, 300_000),
-            Self::RotateLog => (5_000, 300_000),
+            Self::RotateLog | Self::RecoverLog => (5_000, 300_000),
+            // Without it no pod gets a network.
+            Self::SetPodCidr => (5_000, 60_000),
+            // With what is added at random, no longer than 10 s, the period in which a kubelet sends again.
+            Self::SendStatus | Self::SyncMirrorPod => (100, 6_400),
             Self::RemoveOrphan | Self::CollectLogs | Self::ReleaseDevice => (500, 122_000),
             Self::EnforceAllocatable => (60_000, 60_000),
         };
@@ -127,7 +158,7 @@ struct Failure<'a> {
     reason: &'a str,
     /// The reason is another than the last time.
     is_new: bool,
-    /// It has failed for [`STUCK_AFTER`] for the first time.
+    /// It has failed for [`STUCK_AFTER`] for the first time, and fewer than [`MOST_REPORTED`] others are stuck.
     became_stuck: bool,
     since: Instant,
 }
@@ -196,6 +227,9 @@ impl RetryTracker {
         let (since, due) = (failing.since, failing.due);
         let is_stuck = now.saturating_duration_since(since) >= STUCK_AFTER;
         let became_stuck = is_stuck && !std::mem::replace(&mut failing.is_stuck, true);
+        // Without those that are not retried any more.
+        let is_retried = |failing: &&Failing| now.saturating_duration_since(failing.due) < STUCK_AFTER;
+        let became_stuck = became_stuck && stuck(operation, &all).filter(is_retried).count() <= MOST_REPORTED;
         if let Some((event, message)) = operation.event(target, &Failure { reason, is_new, became_stuck, since }) {
             self.recorder.node_event(EventType::Warning, event, &message);
         }
@@ -229,8 +263,8 @@ impl RetryTracker {
 
     fn measure(&self, operation: Operation, all: &HashMap<Key, Failing>, retried: bool) {
         let Some(metrics) = &self.metrics else { return };
-        let stuck = all.iter().filter(|((of, _), failing)| *of == operation && failing.is_stuck);
-        metrics.retries.stuck(operation.as_str(), stuck.map(|(_, failing)| failing.due + FORGET_AFTER).collect());
+        let until = stuck(operation, all).map(|failing| failing.due + FORGET_AFTER);
+        metrics.retries.stuck(operation.as_str(), until.collect());
         if retried {
             metrics.retries.retried(operation.as_str());
         }
@@ -240,6 +274,11 @@ impl RetryTracker {
         // Entries are replaced whole: a panic elsewhere leaves the map usable.
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The stuck targets of an operation.
+fn stuck(operation: Operation, all: &HashMap<Key, Failing>) -> impl Iterator<Item = &Failing> {
+    all.iter().filter(move |((of, _), failing)| *of == operation && failing.is_stuck).map(|(_, failing)| failing)
 }
 
 /// The first multiple of `step` since `began` that is after `due`.
@@ -277,6 +316,31 @@ mod tests {
         assert_eq!(retries.due(Operation::RemovePod, "web"), None);
         let text = metrics.render().expect("metrics");
         assert!(text.contains("keblet_stuck_operations{operation=\"remove_pod\"} 0"), "{text}");
+    }
+
+    /// As while an API server answers every status with an error.
+    #[tokio::test(start_paused = true)]
+    async fn of_many_stuck_targets_a_few_are_reported_and_all_are_counted() {
+        let ((recorder, mut events), metrics) = (listening(), Metrics::new());
+        let retries = RetryTracker::new(recorder, Some(metrics.clone()));
+        let fail = |count: u32| {
+            for target in 0..count {
+                retries.failed(Operation::SendStatus, &target.to_string(), "500");
+            }
+        };
+        fail(110);
+        tokio::time::sleep(STUCK_AFTER).await;
+        fail(110);
+        assert_eq!(events.take().len(), MOST_REPORTED);
+        let text = metrics.render().expect("metrics");
+        assert!(text.contains("keblet_stuck_operations{operation=\"send_status\"} 110\n"), "{text}");
+        retries.failed(Operation::KillPod, "a", "busy");
+        (0..110).for_each(|target| retries.succeeded(Operation::SendStatus, &target.to_string()));
+        fail(1);
+        tokio::time::sleep(STUCK_AFTER).await;
+        retries.failed(Operation::KillPod, "a", "busy");
+        fail(1);
+        assert_eq!(events.take().len(), 2, "another operation, and a later failure");
     }
 
     #[tokio::test(start_paused = true)]
@@ -359,6 +423,14 @@ mod tests {
             (Operation::ReleasePod, 10.0, 20.0, 60.0),
             (Operation::CollectGarbage, 60.0, 120.0, 300.0),
             (Operation::CollectLogs, 0.5, 1.0, 122.0),
+            (Operation::AdoptStaticPods, 0.1, 0.2, 3.0),
+            (Operation::ReclaimDisk, 10.0, 20.0, 300.0),
+            (Operation::ListImages, 10.0, 20.0, 300.0),
+            (Operation::SetPodCidr, 5.0, 10.0, 60.0),
+            (Operation::RotateLog, 5.0, 10.0, 300.0),
+            (Operation::RecoverLog, 5.0, 10.0, 300.0),
+            (Operation::SendStatus, 0.1, 0.2, 6.4),
+            (Operation::SyncMirrorPod, 0.1, 0.2, 6.4),
             (Operation::ReleaseDevice, 0.5, 1.0, 122.0),
             (Operation::EnforceAllocatable, 60.0, 60.0, 60.0),
         ] {

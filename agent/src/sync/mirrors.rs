@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::Pod as ApiPod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::time::DelayQueue;
 use tokio_util::time::delay_queue;
 
@@ -23,6 +24,9 @@ use crate::model::Pod;
 use crate::model::PodRef;
 use crate::model::pod_ref;
 use crate::model::spec;
+use crate::recorder::Recorder;
+use crate::retry::Operation;
+use crate::retry::RetryTracker;
 use crate::sources::static_pod::CONFIG_HASH;
 use crate::sources::static_pod::CONFIG_MIRROR;
 use crate::status::manager::PodApi;
@@ -50,6 +54,8 @@ pub struct Mirrors {
     names: HashMap<String, Name>,
     calls: JoinSet<(String, Call, Result<Option<ApiPod>, PodApiError>)>,
     timers: DelayQueue<String>,
+    /// Calls that the API server does not accept.
+    retries: RetryTracker,
 }
 
 /// State of one full name beyond the watch.
@@ -59,7 +65,7 @@ struct Name {
     /// The last call failed: nothing is done before the timer fires.
     backing_off: bool,
     failures: u32,
-    /// Reason of the last failure, logged once.
+    /// Reason of the last failure without an answer, logged once.
     reason: String,
     /// Created by this agent and not in the watch yet.
     made: Option<ApiPod>,
@@ -80,18 +86,19 @@ enum Call {
 }
 
 impl Mirrors {
-    /// Mirror pods managed through `api` and owned by `node`.
-    pub fn new(api: Arc<dyn PodApi>, node: watch::Receiver<Option<Arc<Node>>>) -> Self {
-        Self { api: Some(api), ..Self::idle(node) }
+    /// Mirror pods managed through `api` and owned by `node`. Calls that the API server does not accept are reported to
+    /// `retries`.
+    pub fn new(api: Arc<dyn PodApi>, node: watch::Receiver<Option<Arc<Node>>>, retries: RetryTracker) -> Self {
+        Self { api: Some(api), ..Self::idle(node, retries) }
     }
 
     /// Manages no mirror pods: there is no API server.
     pub fn none() -> Self {
-        Self::idle(watch::channel(None).1)
+        Self::idle(watch::channel(None).1, RetryTracker::new(Recorder::default(), None))
     }
 
-    fn idle(node: watch::Receiver<Option<Arc<Node>>>) -> Self {
-        Self { api: None, node, names: HashMap::new(), calls: JoinSet::new(), timers: DelayQueue::new() }
+    fn idle(node: watch::Receiver<Option<Arc<Node>>>, retries: RetryTracker) -> Self {
+        Self { api: None, node, names: HashMap::new(), calls: JoinSet::new(), timers: DelayQueue::new(), retries }
     }
 
     /// Starts the next API call towards `action`, unless one is in flight or backing off. `shown` is the mirror pod in the
@@ -105,10 +112,8 @@ impl Mirrors {
         }
         let due = next_call(action, name.present(shown.map(|pod| &**pod)), &node);
         if due == Call::Nothing {
-            if name.is_forgettable()
-                && let Some(timer) = self.names.remove(full_name).and_then(|name| name.timer)
-            {
-                self.timers.try_remove(&timer);
+            if name.is_forgettable() {
+                self.forget(full_name);
             }
             return;
         }
@@ -119,6 +124,16 @@ impl Mirrors {
             let result = made.unwrap_or_else(|_| Err(PodApiError::Unanswered("the client panicked".to_owned())));
             (full_name, due, result)
         });
+    }
+
+    fn forget(&mut self, full_name: &str) {
+        let Some(name) = self.names.remove(full_name) else { return };
+        if let Some(timer) = name.timer {
+            self.timers.try_remove(&timer);
+        }
+        if name.failures > 0 {
+            self.retries.succeeded(Operation::SyncMirrorPod, full_name);
+        }
     }
 
     /// The watch reported that this mirror pod was deleted.
@@ -162,27 +177,28 @@ impl Mirrors {
             (_, Ok(Some(made))) => {
                 tracing::info!(pod = full_name, "mirror pod created");
                 name.succeeded();
+                self.retries.succeeded(Operation::SyncMirrorPod, full_name);
                 name.made = Some(made);
                 SHOWN_LIMIT
             }
             (Call::Delete(gone), Ok(None) | Err(PodApiError::NotFound | PodApiError::Conflict(_))) => {
                 tracing::info!(pod = full_name, "mirror pod deleted");
                 name.succeeded();
+                self.retries.succeeded(Operation::SyncMirrorPod, full_name);
                 name.made.take_if(|made| pod_ref(made) == *gone);
                 name.deleted = Some(gone.clone()).filter(|gone| removed.as_ref() != Some(gone));
                 return;
             }
             (_, Ok(None)) => return,
             (_, Err(error)) => {
-                name.failures = name.failures.saturating_add(1);
                 name.backing_off = true;
-                let wait = retry_after(name.failures, fastrand::f64());
-                let reason = error.to_string();
-                if name.reason != reason {
-                    tracing::warn!(pod = full_name, reason, retry_in = ?wait, "cannot create or delete the mirror pod");
-                    name.reason = reason;
+                let wait = name.failed(full_name, &error);
+                if error.is_answer() {
+                    let due = self.retries.failed(Operation::SyncMirrorPod, full_name, &error.to_string());
+                    due.saturating_duration_since(Instant::now())
+                } else {
+                    wait
                 }
-                wait
             }
         };
         if let Some(replaced) = name.timer.replace(self.timers.insert(full_name.to_owned(), wait)) {
@@ -196,6 +212,18 @@ impl Name {
     fn present<'a>(&'a self, shown: Option<&'a ApiPod>) -> Option<&'a ApiPod> {
         let outdated = |pod: &&ApiPod| self.deleted.as_ref() == Some(&pod_ref(pod));
         shown.filter(|pod| !outdated(pod)).or(self.made.as_ref())
+    }
+
+    /// A call failed. Returns the pause after an outage, whose reasons are logged; what the API server has answered is
+    /// reported by the caller.
+    fn failed(&mut self, full_name: &str, error: &PodApiError) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let (wait, reason) = (retry_after(self.failures, fastrand::f64()), error.to_string());
+        if !error.is_answer() && self.reason != reason {
+            tracing::warn!(pod = full_name, reason, retry_in = ?wait, "cannot create or delete the mirror pod");
+            self.reason = reason;
+        }
+        wait
     }
 
     fn succeeded(&mut self) {

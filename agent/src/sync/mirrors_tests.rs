@@ -6,10 +6,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde_json::json;
-use tokio::time::Instant;
+use tracing::Level;
 
 use super::*;
+use crate::metrics::Metrics;
 use crate::model::PodRef;
+use crate::model::testing::LogCount;
+use crate::recorder::testing::listening;
 use crate::status::manager::Answer;
 
 #[derive(Default)]
@@ -125,8 +128,8 @@ struct Setup {
 
 fn setup(own: Option<Arc<Node>>) -> Setup {
     let (node, receiver) = watch::channel(own);
-    let api = Arc::new(Api::default());
-    Setup { mirrors: Mirrors::new(api.clone(), receiver), api, node }
+    let (api, retries) = (Arc::new(Api::default()), RetryTracker::new(Recorder::default(), None));
+    Setup { mirrors: Mirrors::new(api.clone(), receiver, retries), api, node }
 }
 
 impl Setup {
@@ -215,6 +218,41 @@ async fn failures_are_retried() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     setup.reconcile(&show, None);
     assert_eq!(setup.api.calls(), ["create h"; 4]);
+}
+
+/// As by an admission policy.
+#[tokio::test(start_paused = true)]
+async fn a_mirror_pod_that_is_always_refused_is_retried_with_growing_pauses_and_reported() {
+    let warned = LogCount::start("keblet::retry", Level::WARN);
+    let ((recorder, mut events), metrics) = (listening(), Metrics::new());
+    let mut setup = setup(Some(node()));
+    setup.mirrors.retries = RetryTracker::new(recorder, Some(metrics.clone()));
+    let refused = PodApiError::Refused("403 by a policy".into());
+    setup.api.failures.lock().unwrap().extend(vec![refused; 1000]);
+    let (show, began) = (MirrorAction::Ensure(static_pod("h")), Instant::now());
+    while began.elapsed() < Duration::from_secs(300) {
+        setup.reconcile(&show, None);
+        setup.mirrors.changed().await;
+    }
+    // 6 to 10 s of short pauses, then one in 6.4 to 9.6 s.
+    let calls = setup.api.calls().len();
+    assert!((34..=54).contains(&calls), "{calls} calls in five minutes");
+    assert_eq!(warned.lines(), 1);
+    let sent = events.take();
+    assert_eq!(sent.len(), 1, "{sent:?}");
+    let is_stuck = sent[0].starts_with("node W OperationStuck: sync_mirror_pod of web-node_default has failed for 3 ");
+    assert!(is_stuck && sent[0].ends_with("refused: 403 by a policy"), "{sent:?}");
+    let shows = |line: &str| metrics.render().expect("metrics").lines().any(|shown| shown == line);
+    assert!(shows("keblet_stuck_operations{operation=\"sync_mirror_pod\"} 1"));
+    assert!(shows(&format!("keblet_retries_total{{operation=\"sync_mirror_pod\"}} {calls}")));
+
+    // The static pod is removed.
+    for _ in 0..3 {
+        setup.reconcile(&MirrorAction::Delete, None);
+        let _ = tokio::time::timeout(Duration::from_secs(20), setup.mirrors.changed()).await;
+    }
+    assert!(shows("keblet_stuck_operations{operation=\"sync_mirror_pod\"} 0"));
+    assert!(setup.mirrors.names.is_empty(), "nothing is remembered of it");
 }
 
 #[tokio::test(start_paused = true)]

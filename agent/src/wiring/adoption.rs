@@ -6,11 +6,10 @@ use anyhow::Context as _;
 use keblet_proto::cri::v1 as cri;
 
 use crate::config::Settings;
-use crate::model::Backoff;
 use crate::model::ConfigSource;
 use crate::model::runtime_keys;
-use crate::runtime::FIRST_RETRY;
-use crate::runtime::LAST_RETRY;
+use crate::retry::Operation;
+use crate::retry::RetryTracker;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use crate::sources::adoption::Adoptions;
@@ -18,23 +17,34 @@ use crate::sources::adoption::StaticSandbox;
 use crate::sources::static_pod::CONFIG_SOURCE;
 use crate::workers::generate::names;
 
+/// The target of failed lists.
+const TARGET: &str = "this node";
+
 /// Reads them from the runtime. Without them the static pods of another kubelet would be replaced, so that this waits
 /// until the runtime responds; cancelled by dropping it.
 ///
 /// # Errors
 /// The task that reads the record panicked.
-pub(super) async fn find(settings: &Settings, runtime: &Runtime) -> anyhow::Result<Adoptions> {
-    let mut backoff = Backoff::new(FIRST_RETRY, LAST_RETRY);
-    let sandboxes = loop {
-        match list(runtime).await {
-            Ok(sandboxes) => break sandboxes,
-            Err(error) => tracing::warn!(%error, "waiting for the list of static pods that run"),
-        }
-        tokio::time::sleep(backoff.failed(0.0)).await;
-    };
+pub(super) async fn find(settings: &Settings, runtime: &Runtime, retries: &RetryTracker) -> anyhow::Result<Adoptions> {
+    let sandboxes = list_until_answered(runtime, retries).await;
     let root = settings.flags.root_dir.clone();
     let read = tokio::task::spawn_blocking(move || Adoptions::new(sandboxes, &root));
     read.await.context("reading the record of adopted static pods")
+}
+
+async fn list_until_answered(runtime: &Runtime, retries: &RetryTracker) -> Vec<StaticSandbox> {
+    loop {
+        match list(runtime).await {
+            Ok(sandboxes) => {
+                retries.succeeded(Operation::AdoptStaticPods, TARGET);
+                return sandboxes;
+            }
+            Err(error) => {
+                let due = retries.failed(Operation::AdoptStaticPods, TARGET, &error.to_string());
+                tokio::time::sleep_until(due).await;
+            }
+        }
+    }
 }
 
 async fn list(runtime: &Runtime) -> Result<Vec<StaticSandbox>, RuntimeError> {
@@ -72,5 +82,52 @@ fn convert(sandbox: cri::PodSandbox, containers: &[cri::Container]) -> StaticSan
         created_at: sandbox.created_at,
         marked: names::static_uid_of_mark(&sandbox.annotations).map(str::to_owned),
         containers: newest.into_iter().map(|(name, container)| (name.to_owned(), hash(container))).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::SeqCst;
+    use std::time::Duration;
+
+    use tonic::Status;
+    use tracing::Level;
+
+    use super::*;
+    use crate::model::testing::LogCount;
+    use crate::recorder::testing::listening;
+    use crate::runtime::RuntimeOptions;
+    use crate::runtime::tests::server::Socket;
+    use crate::runtime::tests::server::say;
+    use crate::runtime::tests::server::script;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_refuses_the_list_for_minutes_is_reported_and_waited_for() {
+        let warned = LogCount::start("keblet::retry", Level::WARN);
+        let (socket, (recorder, mut events), calls) = (Socket::default(), listening(), Arc::new(AtomicUsize::new(0)));
+        let counted = calls.clone();
+        socket.serve(script(move |_, _| {
+            counted.fetch_add(1, SeqCst);
+            Err(Status::unknown("refused for ever"))
+        }));
+        let connected = socket.clone();
+        let connect = move || connected.clone().connect();
+        let runtime = Runtime::with_connector("unix:///run/fake.sock", connect, RuntimeOptions::default());
+        let retries = RetryTracker::new(recorder, None);
+        let listing = list_until_answered(&runtime, &retries);
+        assert!(tokio::time::timeout(Duration::from_secs(300), listing).await.is_err(), "nothing was listed");
+        // One in 3 to 4.5 s.
+        let refused = calls.load(SeqCst);
+        assert!((65..=110).contains(&refused), "{refused} calls in five minutes");
+        assert_eq!(warned.lines(), 1);
+        let sent = events.take();
+        let expected = "node W OperationStuck: adopt_static_pods of this node has failed for 3 minutes: ";
+        assert!(sent.len() == 1 && sent[0].starts_with(expected), "{sent:?}");
+        socket.vanish();
+        socket.serve(script(|_, _| say(&cri::ListPodSandboxResponse::default())));
+        assert_eq!(list_until_answered(&runtime, &retries).await.len(), 0);
+        assert!(!retries.is_failing(Operation::AdoptStaticPods, TARGET));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use std::time::SystemTime;
 
 use anyhow::Context as _;
+use http::HeaderMap;
 use tokio::sync::oneshot;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -147,7 +148,9 @@ impl Connector<'_> {
         // Anonymous until there is one, as upstream: requests that the server allows without credentials work meanwhile.
         let identity = Identity::default();
         identity.set(first.as_ref().map(|pair| pair.certified.clone()));
-        let certified = Access { certificate: None, credentials: Credentials::None, ..access.clone() };
+        // As upstream, nor are its requests executed as another user.
+        let (credentials, impersonation) = (Credentials::None, HeaderMap::new());
+        let certified = Access { certificate: None, credentials, impersonation, ..access.clone() };
         let (options, metrics, shutdown) = (self.options(), self.metrics.clone(), self.shutdown.clone());
         let api = ApiServer::with_identity(&certified, identity, &options, metrics, shutdown)?;
         let (current, seen) = watch::channel(first.map(Arc::new));
@@ -304,16 +307,19 @@ mod tests {
             }
             let refuse = |_: &Seen| Reply::json(403, serde_json::json!({ "kind": "Status", "code": 403 }));
             let server = TestServer::start(&authority, refuse).await;
-            let settings = settings(folder.path(), &server.kubeconfig(folder.path(), &authority, &user));
+            let impersonating = format!("{user}, as: jane");
+            let settings = settings(folder.path(), &server.kubeconfig(folder.path(), &authority, &impersonating));
             let (metrics, mut tasks, shutdown) = (Metrics::new(), JoinSet::new(), CancellationToken::new());
             let connection = connect(&settings, "n", &metrics, &mut tasks, &shutdown).await.expect("clients");
             let seen = server.until(|seen| seen.iter().any(is_request)).await;
             assert_eq!(seen[0].client.as_deref(), Some("joiner"), "{user}");
+            assert_eq!(seen[0].headers["impersonate-user"], "jane", "{user}");
             assert_eq!(tasks.len(), 3, "the caller watches them");
             let request = http::Request::get("/version").body(Vec::new()).expect("a request");
             connection.api.expect("clients").main.request_text(request).await.expect_err("refused");
             let others: Vec<Seen> = server.seen().into_iter().filter(|seen| !is_request(seen)).collect();
             assert!(others.iter().all(|seen| seen.client.is_none()) && others.len() == 1, "{others:?}");
+            assert!(!others[0].headers.contains_key("impersonate-user"), "{user}");
             let store = Store::new(&folder.path().join("pki"), Purpose::Client, None);
             assert!(store.load().expect("readable").is_none(), "it is not the node's own: {user}");
             shutdown.cancel();

@@ -52,7 +52,7 @@ pub(super) fn mounted(
     let checkpoints =
         settings.gates.enabled(Feature::ContainerCheckpoint).then(|| settings.flags.root_dir.join("checkpoints"));
     let websockets = settings.gates.enabled(Feature::ExtendWebSocketsToKubelet).then(|| metrics.clone());
-    let queries = settings.kubelet.enable_system_log_query.unwrap_or(false);
+    let queries = settings.kubelet.enable_system_log_query;
     let debug = logs::router(containers.clone(), split)
         .merge(logs::node::router(PathBuf::from(NODE_LOGS), queries))
         .merge(streams::router(containers, checkpoints, websockets));

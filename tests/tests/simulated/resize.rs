@@ -3,6 +3,7 @@
 
 mod features;
 mod pod_level;
+mod refusals;
 mod restarts;
 mod room;
 mod stops;

@@ -1,7 +1,10 @@
 //! A runtime that refuses a call for ever: the agent retries with growing pauses, logs each reason once, and sends an
 //! event for what stays stuck.
 
+mod calls;
+
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -32,7 +35,7 @@ const fn minutes(minutes: u64) -> Duration {
 
 /// Logged warnings and errors.
 #[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Warnings(Arc<Mutex<Vec<String>>>);
 
 impl Warnings {
     fn take(&self) -> Vec<String> {
@@ -48,6 +51,61 @@ impl<S: tracing::Subscriber> Layer<S> for Warnings {
             self.0.lock().expect("not poisoned").push(line.0);
         }
     }
+}
+
+/// What an agent does, minute by minute.
+pub(crate) struct ByMinute {
+    calls: Vec<u64>,
+    /// Warnings and errors, without events.
+    lines: Vec<Vec<String>>,
+    /// Warnings that are events.
+    events: Vec<String>,
+}
+
+impl ByMinute {
+    /// Counts calls of `method` and warnings for so many minutes from now on.
+    pub(crate) async fn observe(sim: &SimRuntime, method: Method, warnings: &Warnings, count: usize) -> Self {
+        let mut observed = Self { calls: Vec::new(), lines: Vec::new(), events: Vec::new() };
+        for _ in 0..count {
+            let before = sim.trace(|trace| trace.count(method));
+            sleep(minutes(1)).await;
+            observed.calls.push(sim.trace(|trace| trace.count(method)) - before);
+            let (events, lines): (Vec<String>, Vec<String>) =
+                warnings.take().into_iter().partition(|line| line.starts_with("keblet::recorder"));
+            observed.lines.push(lines);
+            observed.events.extend(events);
+        }
+        observed
+    }
+
+    /// The calls in these minutes.
+    pub(crate) fn calls(&self, minutes: Range<usize>) -> u64 {
+        self.calls[minutes].iter().sum()
+    }
+
+    /// The lines of all minutes that name the refusal.
+    pub(crate) fn refusals(&self) -> Vec<&String> {
+        self.lines.iter().flatten().filter(|line| line.contains(REFUSAL)).collect()
+    }
+
+    /// Checks that every minute has few lines, and that something stuck was reported if that is expected.
+    ///
+    /// # Panics
+    /// Otherwise.
+    pub(crate) fn assert_reported(&self, as_stuck: bool) {
+        assert!(self.lines.iter().all(|lines| lines.len() <= 6), "{:#?}", self.lines);
+        let stuck = self.events.iter().filter(|event| event.contains("OperationStuck")).count();
+        assert_eq!(stuck, usize::from(as_stuck), "{:#?}", self.events);
+    }
+}
+
+/// The message of a runtime that refuses a call.
+pub(crate) const REFUSAL: &str = "refused for ever";
+
+/// Refuses a call from now on.
+pub(crate) fn refuse(sim: &SimRuntime, method: Method) {
+    let refused = FaultKind::Fail(Code::Unknown, REFUSAL.to_owned());
+    sim.faults(|faults| faults.add(CallFault::on(method, refused)));
 }
 
 struct Line(String);

@@ -32,6 +32,7 @@ use super::Images;
 use super::spec;
 use crate::kernel::usage::Disk;
 use crate::metrics::Metrics;
+use crate::model::LoggedReasons;
 use crate::model::aggregate;
 use crate::model::go_duration;
 use crate::recorder::EventType;
@@ -39,6 +40,10 @@ use crate::recorder::Recorder;
 
 /// Time from the end of one pass to the next.
 const PERIOD: Duration = Duration::from_secs(300);
+/// Bytes to free where all unused images are removed, as messages of upstream have it (`math.MaxInt64`).
+const ALL: u64 = i64::MAX as u64;
+/// What fails in a pass that only observes.
+const OBSERVING: &str = "observing";
 
 /// When images are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +113,7 @@ impl ImageGc {
 
     /// Runs passes until it is dropped: the first one at once, the next five minutes after the end of the last one. Records
     /// event `ImageGCFailed` from the second consecutive failure. If no policy is set, passes only observe, so that the
-    /// eviction manager knows the age of images.
+    /// eviction manager has the age of images.
     pub async fn run(&self) {
         if self.policy.is_off() {
             tracing::info!("unused images are not removed periodically: high threshold 100, no maximum age");
@@ -137,10 +142,15 @@ impl ImageGc {
     }
 
     async fn keep_observing(&self) {
+        let mut logged = LoggedReasons::default();
         loop {
             let turn = self.turn.lock().await;
-            if let Err(error) = self.observe(None).await {
-                tracing::info!(%error, "cannot observe images");
+            match self.observe(None).await {
+                Ok(()) => logged.succeeded(OBSERVING),
+                Err(error) if logged.is_new(OBSERVING, &error.to_string()) => {
+                    tracing::warn!(%error, "cannot observe images; trying again");
+                }
+                Err(error) => tracing::debug!(%error, "cannot observe images again"),
             }
             drop(turn);
             tokio::time::sleep(PERIOD).await;
@@ -156,10 +166,10 @@ impl ImageGc {
         let _turn = self.turn.lock().await;
         let begun = Instant::now();
         self.observe(None).await?;
-        let removal = self.remove_for_space(min_age, begun, u64::MAX).await?;
+        let removal = self.remove_for_space(min_age, begun, ALL).await?;
         match removal.errors.is_empty() {
             true => Ok(removal.removed),
-            false => Err(space_error(u64::MAX, removal)),
+            false => Err(space_error(ALL, removal)),
         }
     }
 

@@ -39,9 +39,10 @@ pub(super) fn found(usage: ImageUsage, also_used: &Mounted) -> Vec<Found> {
         size: image.size,
     };
     // What is only pinned is not used: the records distinguish both.
+    let only_pinned = usage.only_pinned;
     let in_use = usage.in_use.into_iter().map(|image| {
-        let pinned_only = image.pinned;
-        one(image, !pinned_only)
+        let is_used = !only_pinned.contains(&image.id);
+        one(image, is_used)
     });
     in_use.collect::<Vec<_>>().into_iter().chain(usage.unused.into_iter().map(|image| one(image, false))).collect()
 }
@@ -110,12 +111,19 @@ mod tests {
     #[test]
     fn mounted_images_are_in_use_and_the_sandbox_image_is_pinned() {
         let all = [image("web", "web:1", false), image("data", "data:1", false), image("old", "pause:3", false)];
-        let usage = ImageUsage::new(all.into_iter().chain([image("pinned", "p:1", true)]).collect(), ["web"]);
+        let pinned = [image("pinned", "p:1", true), image("both", "b:1", true)];
+        let usage = ImageUsage::new(all.into_iter().chain(pinned).collect(), ["web", "both"]);
         let mounted = Mounted { images: ["data".to_owned()].into(), sandbox: Some("pause:3".to_owned()) };
         let mut shown: Vec<_> =
             found(usage, &mounted).into_iter().map(|found| (found.id, found.in_use, found.pinned)).collect();
         shown.sort();
-        let expected = [("data", true, false), ("old", false, true), ("pinned", false, true), ("web", true, false)];
+        let expected = [
+            ("both", true, true),
+            ("data", true, false),
+            ("old", false, true),
+            ("pinned", false, true),
+            ("web", true, false),
+        ];
         assert_eq!(shown, expected.map(|(id, in_use, pinned)| (id.to_owned(), in_use, pinned)));
     }
 

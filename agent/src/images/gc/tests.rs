@@ -157,7 +157,7 @@ async fn unused_images_are_removed_once_they_are_old_enough() {
     assert!(!changes.has_changed().expect("open"));
     tokio::time::advance(2 * MINUTE).await;
     let failed = bench.gc.remove_unused(2 * MINUTE).await.expect_err("one is stuck");
-    let text = "wanted to free 18446744073709551615 bytes, but freed 7 bytes space with errors in image deletion: \
+    let text = "wanted to free 9223372036854775807 bytes, but freed 7 bytes space with errors in image deletion: \
                 rpc error: code = Unknown desc = in use";
     assert_eq!(failed.to_string(), text);
     assert_eq!(bench.remaining(), ["stuck", "web", "data"], "the failure of one does not keep the other");

@@ -2,13 +2,12 @@
 
 use http::Method;
 use serde_json::json;
-use tracing_subscriber::Layer;
-use tracing_subscriber::layer::Context;
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing::Level;
 
 use super::server::LEASE;
 use super::server::NODE;
 use super::*;
+use crate::model::testing::LogCount;
 
 const PUT: &str = "PUT /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n";
 const POST: &str = "POST /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
@@ -94,23 +93,9 @@ async fn is_renewed_after_failures() {
     assert!(keeper.renewed() > before);
 }
 
-/// Counts the warnings about failed calls.
-#[derive(Clone, Default)]
-struct Warned(Arc<AtomicUsize>);
-
-impl<S: tracing::Subscriber> Layer<S> for Warned {
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        let metadata = event.metadata();
-        if metadata.target() == "keblet::node::call" && *metadata.level() == tracing::Level::WARN {
-            self.0.fetch_add(1, SeqCst);
-        }
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_refusal_that_lasts_is_logged_once() {
-    let warned = Warned::default();
-    let _logging = tracing::subscriber::set_default(tracing_subscriber::registry().with(warned.clone()));
+    let warned = LogCount::start("keblet::node::call", Level::WARN);
     let keeper = LeaseHarness::start();
     keeper.node_appears();
     pass(Duration::from_millis(100)).await;
@@ -120,7 +105,7 @@ async fn a_refusal_that_lasts_is_logged_once() {
     keeper.server.asked();
     pass(Duration::from_secs(50)).await;
     assert!(keeper.server.calls().len() > 20, "it is tried again");
-    assert_eq!(warned.0.load(SeqCst), 1);
+    assert_eq!(warned.lines(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,6 +2,7 @@
 
 mod lease;
 mod loops;
+mod refusals;
 mod server;
 
 use std::collections::BTreeSet;
@@ -39,6 +40,7 @@ impl Connections for AtomicUsize {
 struct Script {
     images: Vec<cri::Image>,
     image_lists: usize,
+    image_failures: usize,
     pod_cidrs: Vec<String>,
     cidr_failures: usize,
     /// No interface is up.
@@ -70,7 +72,13 @@ impl Host for TestHost {
     async fn images(&self) -> Result<Vec<cri::Image>, String> {
         self.with(|script| {
             script.image_lists += 1;
-            Ok(script.images.clone())
+            match script.image_failures.checked_sub(1) {
+                Some(left) => {
+                    script.image_failures = left;
+                    Err("no list".to_owned())
+                }
+                None => Ok(script.images.clone()),
+            }
         })
     }
 

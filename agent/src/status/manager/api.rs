@@ -30,12 +30,23 @@ pub enum PodApiError {
     /// The API server rejected it: nothing was changed.
     #[error("refused: {0}")]
     Refused(String),
+    /// The API server failed, or a server that it called: it is unknown whether the call was executed.
+    #[error("the API server failed: {0}")]
+    Failed(String),
     /// It was executed; the pod in the answer cannot be decoded.
     #[error("the pod cannot be decoded: {0}")]
     Undecodable(String),
     /// It is unknown whether it was executed.
     #[error("no answer: {0}")]
     Unanswered(String),
+}
+
+impl PodApiError {
+    /// True if the API server has answered, so that the call may fail for as long as its object is what it is. An outage
+    /// concerns all calls.
+    pub const fn is_answer(&self) -> bool {
+        !matches!(self, Self::Unanswered(_))
+    }
 }
 
 /// The future of an answer.
@@ -119,7 +130,7 @@ fn failure(error: &kube::Error) -> PodApiError {
             404 => PodApiError::NotFound,
             409 => PodApiError::Conflict(status.message.clone()),
             400..=499 => PodApiError::Refused(format!("{} {}", status.code, status.message)),
-            code => PodApiError::Unanswered(format!("{code} {}", status.message)),
+            code => PodApiError::Failed(format!("{code} {}", status.message)),
         },
         // Well-formed, so that it is from an API server and complete.
         kube::Error::SerdeError(error) if error.is_data() => PodApiError::Undecodable(error.to_string()),
@@ -148,8 +159,11 @@ mod tests {
         assert_eq!(of(403), PodApiError::Refused("403 why".into()));
         assert_eq!(of(422), PodApiError::Refused("422 why".into()));
         assert_eq!(of(429), PodApiError::Refused("429 why".into()));
-        assert_eq!(of(500), PodApiError::Unanswered("500 why".into()));
-        assert_eq!(of(504), PodApiError::Unanswered("504 why".into()));
+        assert_eq!(of(500), PodApiError::Failed("500 why".into()));
+        assert_eq!(of(504), PodApiError::Failed("504 why".into()));
+        assert!([403, 404, 409, 500].into_iter().all(|code| of(code).is_answer()));
+        let away = failure(&kube::Error::Service("connection refused".into()));
+        assert!(!away.is_answer(), "{away:?}");
         let decoded = |text: &str| failure(&kube::Error::SerdeError(serde_json::from_str::<Pod>(text).unwrap_err()));
         let beyond = decoded(r#"{"status": {"startTime": "9999-12-31T23:59:59Z"}}"#);
         assert!(matches!(beyond, PodApiError::Undecodable(_)), "{beyond:?}");

@@ -20,7 +20,7 @@ pub(super) struct SyncState {
     answer: Option<Pod>,
     /// An answer was lost: the pod must be read again before the copy is used.
     pub answer_lost: bool,
-    /// Consecutive failed calls. That a pod can be read ends no such series: its status may be refused all the while.
+    /// Calls without an answer in a row. That a pod can be read ends no such series: its status may be lost all the while.
     failures: u32,
     /// Why the last of them failed.
     reason: String,
@@ -98,7 +98,8 @@ impl SyncState {
         self.absent = None;
     }
 
-    /// A call failed. Returns how many have in a row, and whether the reason is another than the last time.
+    /// A call was not answered. Returns the number of such calls in a row, and whether the reason is another than the last
+    /// time.
     pub(super) fn failed(&mut self, reason: &str) -> (u32, bool) {
         self.failures = self.failures.saturating_add(1);
         let is_new = self.reason != reason;

@@ -35,6 +35,8 @@ use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::model::spec;
 use crate::pacing::FirstStatusHold;
+use crate::retry::Operation;
+use crate::retry::RetryTracker;
 use crate::status::ApiStatusView;
 use crate::status::Statuses;
 use crate::status::time;
@@ -63,6 +65,8 @@ pub struct StatusManager {
     pub clock: Clock,
     /// Latencies.
     pub metrics: Arc<Metrics>,
+    /// Statuses that the API server does not accept.
+    pub retries: RetryTracker,
 }
 
 impl StatusManager {
@@ -76,6 +80,7 @@ impl StatusManager {
             requests: JoinSet::new(),
             retries: DelayQueue::new(),
             retrying: HashSet::new(),
+            refused: HashMap::new(),
             starting: HashMap::new(),
         };
         let _ = shutdown.run_until_cancelled(sending.run()).await;
@@ -92,6 +97,8 @@ struct Sending {
     requests: JoinSet<(PodUid, Result<Completed, PodApiError>)>,
     retries: DelayQueue<PodUid>,
     retrying: HashSet<PodUid>,
+    /// Pods whose last status is not accepted, and the target under which that is reported.
+    refused: HashMap<PodUid, String>,
     /// Pods whose first status is held back, and the deadline.
     starting: HashMap<PodUid, Instant>,
 }
@@ -158,6 +165,11 @@ impl Sending {
     fn reconcile(&mut self) {
         let known: HashSet<PodUid> = self.manager.statuses.uids().into_iter().collect();
         self.states.retain(|uid, _| known.contains(uid));
+        // A pod that was deleted at the API server may still be terminating here.
+        let copies = &self.manager.api_view.copies;
+        let is_gone = |uid: &&PodUid| !known.contains(*uid) || copies.api_copy(uid).is_none();
+        let gone: Vec<PodUid> = self.refused.keys().filter(is_gone).cloned().collect();
+        gone.iter().for_each(|uid| self.settled(uid));
         self.queue.extend(known);
     }
 
@@ -207,7 +219,10 @@ impl Sending {
         }
         let now = manager.clock.wall();
         match action::next(&uid, &stored, &copy, &time::of_wall(now)) {
-            SyncAction::None => state.set_in_sync(stored.version, &copy),
+            SyncAction::None => {
+                state.set_in_sync(stored.version, &copy);
+                self.settled(&uid);
+            }
             SyncAction::DeferrablePatch(_) if now.duration_since(stored.at).is_ok_and(|age| age < RECONCILE) => {}
             SyncAction::FirstPatch(_) if manager.first_status.holds(deadline) => {
                 self.starting.insert(uid, deadline);
@@ -216,10 +231,11 @@ impl Sending {
                 let patch_hash = patch_hash(&patch);
                 if state.is_without_effect(stored.version, patch_hash, &copy) {
                     tracing::debug!(pod = %pod_ref(&copy), %patch, "the API server does not keep these status fields");
-                    return match action::may_delete(&uid, &stored, &copy) {
-                        true => self.request(uid, copy, None, Request::Delete),
-                        false => state.set_in_sync(stored.version, &copy),
-                    };
+                    if action::may_delete(&uid, &stored, &copy) {
+                        return self.request(uid, copy, None, Request::Delete);
+                    }
+                    state.set_in_sync(stored.version, &copy);
+                    return self.settled(&uid);
                 }
                 let sent = Some(SentStatus { version: stored.version, made_at: stored.at, patch_hash });
                 self.request(uid, copy, sent, Request::Patch(patch));
@@ -258,6 +274,9 @@ impl Sending {
                     self.manager.metrics.pods.status_synced(since);
                     tracing::debug!(pod = %at, version, latency = ?since, "status sent");
                 }
+                if request.sent.is_some() {
+                    self.settled(&uid);
+                }
                 // There may be a newer status by now. Deletions go before other pods' statuses.
                 if self.may_go(&uid, &request.copy) {
                     self.queue.shift_insert(0, uid);
@@ -267,38 +286,69 @@ impl Sending {
             }
             Ok(Completed::Pod(_)) => {
                 state.set_gone(&request.copy);
+                self.settled(&uid);
                 tracing::debug!(pod = %at, "another pod has this name at the API server");
                 self.queue.extend(request.again.then_some(uid));
             }
             Err(PodApiError::NotFound) => {
                 let wait = state.set_absent(&request.copy, Instant::now());
+                self.settled(&uid);
                 tracing::debug!(pod = %at, retry_in = ?wait, "pod does not exist at the API server");
                 self.queue.extend(request.again.then_some(uid));
             }
             Ok(Completed::Deleted) => {
                 state.set_gone(&request.copy);
+                self.settled(&uid);
                 tracing::info!(pod = %at, "pod deleted from the API server");
             }
             Err(PodApiError::Undecodable(error)) => {
                 state.answered_undecodably(request.sent.map(|sent| sent.version), &request.copy);
+                if request.sent.is_some() {
+                    self.settled(&uid);
+                }
                 tracing::warn!(pod = %at, error, "the API server answers with a pod that cannot be decoded");
                 self.queue.insert(uid);
             }
             Err(error) => {
                 state.answer_lost |= !matches!(error, PodApiError::Refused(_));
-                let error = error.to_string();
-                let (failures, is_new) = state.failed(&error);
-                let wait = backoff::after(failures, fastrand::f64());
-                if is_new {
-                    tracing::warn!(pod = %at, error, retry_in = ?wait, "failed to send pod status");
-                } else {
-                    tracing::debug!(pod = %at, error, failures, retry_in = ?wait, "failed to send pod status again");
-                }
+                let wait = match error.is_answer() {
+                    true => self.refused(&uid, &at, &error),
+                    false => unanswered(state, &at, &error),
+                };
                 self.retrying.insert(uid.clone());
                 self.retries.insert(uid, wait);
             }
         }
     }
+
+    /// The API server has not accepted a request. Returns the pause before the next.
+    fn refused(&mut self, uid: &PodUid, at: &PodRef, error: &PodApiError) -> Duration {
+        // A mirror pod that is made again has another UID.
+        let target = || PodRef { uid: uid.clone(), ..at.clone() }.with_uid();
+        let target = self.refused.entry(uid.clone()).or_insert_with(target);
+        let due = self.manager.retries.failed(Operation::SendStatus, target, &error.to_string());
+        due.saturating_duration_since(Instant::now())
+    }
+
+    /// The API server has what there is to send of a pod, or the pod is gone.
+    fn settled(&mut self, uid: &PodUid) {
+        if let Some(target) = self.refused.remove(uid) {
+            self.manager.retries.succeeded(Operation::SendStatus, &target);
+        }
+    }
+}
+
+/// A request was not answered. Returns the pause before the next.
+fn unanswered(state: &mut SyncState, at: &PodRef, error: &PodApiError) -> Duration {
+    let error = error.to_string();
+    let (failures, is_new) = state.failed(&error);
+    let wait = backoff::after(failures, fastrand::f64());
+    if is_new {
+        tracing::warn!(pod = %at, error, retry_in = ?wait, "failed to send pod status");
+    } else {
+        tracing::debug!(pod = %at, error, failures, retry_in = ?wait, "failed to send pod status again");
+    }
+    wait
 }
 
 async fn make(api: &dyn PodApi, at: &PodRef, request: Request) -> Result<Completed, PodApiError> {

@@ -99,7 +99,8 @@ impl StartContext<'_> {
         let Some(hook) = Hook::post_start(ctx, pod, spec, id, &sandbox.ips) else { return Ok(()) };
         let Some(Err(source)) = self.terminated.run_until_cancelled(hook.run()).await else { return Ok(()) };
         let container = spec.container.name.clone();
-        tracing::warn!(pod = pass.describe(), container, error = %source, "postStart hook failed");
+        // The worker that retries the start logs each change of the reason.
+        tracing::debug!(pod = pass.describe(), container, error = %source, "postStart hook failed");
         let error = self.failed(spec, PodError::PostStartHook { container, source: Box::new(source) });
         let kill = Kill {
             id,

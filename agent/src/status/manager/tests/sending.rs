@@ -3,6 +3,7 @@
 mod gone;
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
@@ -13,6 +14,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::sync::DropGuard;
+use tracing::Level;
 
 use super::copy;
 use super::server::Fault;
@@ -26,9 +28,13 @@ use crate::model::PodUid;
 use crate::model::StartFailure;
 use crate::model::restart::RestartGates;
 use crate::model::testing;
+use crate::model::testing::LogCount;
 use crate::pacing::Pacing;
 use crate::pacing::PacingPolicy;
 use crate::pacing::Priority;
+use crate::recorder::Recorder;
+use crate::recorder::testing::listening;
+use crate::retry::RetryTracker;
 use crate::status::NodeAddresses;
 use crate::status::PodObservations;
 use crate::status::Statuses;
@@ -44,6 +50,11 @@ struct Harness {
 }
 
 fn site() -> Harness {
+    site_reporting_to(Recorder::default())
+}
+
+/// The same, with events sent to `recorder`.
+fn site_reporting_to(recorder: Recorder) -> Harness {
     let (server, metrics, shutdown) = (Server::new(), Metrics::new(), CancellationToken::new());
     let pacing = Pacing::new(PacingPolicy::default(), 2);
     let node = watch::channel(NodeAddresses::default()).1;
@@ -55,13 +66,14 @@ fn site() -> Harness {
         first_status: pacing.first_status,
         clock: Clock::System,
         metrics: metrics.clone(),
+        retries: RetryTracker::new(recorder, Some(metrics.clone())),
     };
     tokio::spawn(manager.run(shutdown.clone()));
     Harness { server, statuses, metrics, priority: pacing.priority, _shutdown: shutdown.drop_guard() }
 }
 
 impl Harness {
-    /// A pod that the API knows as pending.
+    /// A pod that is pending in the API.
     fn pod(&self, name: &str) -> Pod {
         let pod = copy(name, &format!("{name}-uid"), 0, status(json!({"phase": "Pending"})));
         self.server.put(pod.clone());
@@ -265,14 +277,66 @@ async fn a_status_that_cannot_be_sent_is_retried_with_growing_pauses_although_th
     assert!(gaps[8..].iter().all(|gap| *gap >= Duration::from_secs(5)), "{gaps:?}");
 }
 
+/// As by an admission policy.
+#[tokio::test(start_paused = true)]
+async fn a_status_that_is_always_refused_is_retried_with_growing_pauses_and_reported() {
+    let (warned, (recorder, mut events)) = (LogCount::start("keblet::retry", Level::WARN), listening());
+    let site = site_reporting_to(recorder);
+    let pod = site.pod("a");
+    site.server.script(&[Fault::Refused; 60]);
+    site.publish(&pod, "One");
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    // 6 to 10 s of short pauses, then one in 6.4 to 9.6 s.
+    let calls = site.server.calls().len();
+    assert!((34..=54).contains(&calls), "{calls} calls in five minutes");
+    assert_eq!(warned.lines(), 1);
+    let sent = events.take();
+    assert_eq!(sent.len(), 1, "{sent:?}");
+    let expected = "node W OperationStuck: send_status of ns/a(a-uid) has failed for 3 minutes: refused: 403";
+    assert_eq!(sent[0], expected);
+    let shows = |line: &str| site.metrics.render().expect("metrics").lines().any(|shown| shown == line);
+    assert!(shows("keblet_stuck_operations{operation=\"send_status\"} 1"));
+
+    site.until_sent("a", "One").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(shows("keblet_stuck_operations{operation=\"send_status\"} 0"));
+    assert!(shows("keblet_retries_total{operation=\"send_status\"} 60"));
+    assert_eq!((warned.lines(), events.take()), (1, Vec::new()));
+}
+
+/// A status that cannot be sent any more is not stuck.
+#[tokio::test(start_paused = true)]
+async fn a_refused_status_of_a_pod_that_is_gone_is_not_counted() {
+    let site = site();
+    let (pod, other) = (site.pod("a"), site.pod("b"));
+    site.server.script(&[Fault::Refused; 120]);
+    site.publish(&pod, "One");
+    site.publish(&other, "One");
+    tokio::time::sleep(Duration::from_secs(240)).await;
+    let shows = |count: u32| {
+        let line = format!("keblet_stuck_operations{{operation=\"send_status\"}} {count}\n");
+        site.metrics.render().expect("metrics").contains(&line)
+    };
+    assert!(shows(2));
+    site.statuses.retain(&HashSet::from([PodUid::from("b-uid")]));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(shows(1));
+    // This one still terminates on the node.
+    site.server.remove("b");
+    site.server.show();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(shows(0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rejected_status_is_retried_without_reading() {
     let site = site();
     let pod = site.pod("a");
-    site.server.script(&[Fault::Refused, Fault::Conflict]);
+    site.server.script(&[Fault::Refused, Fault::Conflict, Fault::None, Fault::Failed]);
     site.publish(&pod, "One");
     site.until_sent("a", "One").await;
-    assert_eq!(site.server.verbs(), ["patch", "patch", "get", "patch"]);
+    let expected = ["patch", "patch", "get", "patch", "get", "patch"];
+    assert_eq!(site.server.verbs(), expected, "what has failed may have been executed");
 }
 
 #[tokio::test(start_paused = true)]

@@ -35,6 +35,8 @@ pub(super) enum Fault {
     Conflict,
     /// 403.
     Refused,
+    /// 500 without being executed.
+    Failed,
     /// 404 without being executed, as of a proxy that has lost its API servers.
     NotFound,
     /// It takes this long and succeeds.
@@ -178,6 +180,7 @@ impl Server {
             Fault::LostCall => Err(PodApiError::Unanswered("refused".into())),
             Fault::Conflict => Err(PodApiError::Conflict("changed".into())),
             Fault::Refused => Err(PodApiError::Refused("403".into())),
+            Fault::Failed => Err(PodApiError::Failed("500".into())),
             Fault::NotFound => Err(PodApiError::NotFound),
         };
         drop(inner);
