@@ -46,6 +46,7 @@ use crate::model::PodUid;
 use crate::model::Pressures;
 use crate::model::pod_ref;
 use crate::model::spec;
+use crate::pressure::PolicyDecision;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::workers::act::runtime_kill_limit;
@@ -142,6 +143,9 @@ impl<O: Observe> Manager<O> {
         for threshold in parts.policy.thresholds.iter().filter(|threshold| is_of_containers(threshold.signal)) {
             let signal = threshold.signal.as_str();
             tracing::warn!(signal, "the threshold is ignored: it follows from that of nodefs or imagefs");
+        }
+        for policy in &parts.policy.pressure {
+            parts.metrics.pressure.follows_policy(&policy.name, policy.mode.as_str(), &PolicyDecision::REPORTED);
         }
         let (history, evicted, started) = (History::default(), HashSet::new(), Instant::now());
         let policies = Policies::new(parts.policy.pressure.clone());

@@ -15,6 +15,7 @@
 
 mod decision;
 mod history;
+mod image_fs_retry;
 mod journal;
 mod local_limits;
 mod manager;

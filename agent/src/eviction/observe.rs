@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::decision::Reclaim;
+use super::image_fs_retry::ImageFsRetry;
 use super::local_limits::Needs;
 use super::ranking::request;
 use super::ranking::signed;
@@ -41,6 +42,7 @@ use crate::pressure::PodSample;
 use crate::pressure::PressureReader;
 use crate::pressure::high;
 use crate::pressure::high::Raise;
+use crate::pressure::high::Raised;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use crate::stats::Folder;
@@ -113,9 +115,9 @@ pub trait Observe: Send + 'static {
         async { Vec::new() }
     }
 
-    /// Raises `memory.high`. Returns how many values were written.
-    fn raise(&mut self, _raises: &[Raise]) -> impl Future<Output = usize> + Send {
-        async { 0 }
+    /// Raises `memory.high`.
+    fn raise(&mut self, _raises: &[Raise]) -> impl Future<Output = Raised> + Send {
+        async { Raised::default() }
     }
 }
 
@@ -171,6 +173,7 @@ pub struct ThisNode<G> {
     asked: JoinSet<Result<cri::ImageFsInfoResponse, RuntimeError>>,
     /// When the last one was answered.
     answered: Option<Instant>,
+    retry: ImageFsRetry,
     layout: Option<DiskLayout>,
 }
 
@@ -178,14 +181,15 @@ impl<G: Garbage> ThisNode<G> {
     /// Nothing is read yet.
     pub fn new(sources: Sources<G>) -> Self {
         let node_fs = Disk::new(sources.root.clone());
-        Self { sources, node_fs, of_runtime: None, asked: JoinSet::new(), answered: None, layout: None }
+        let (asked, retry) = (JoinSet::new(), ImageFsRetry::default());
+        Self { sources, node_fs, of_runtime: None, asked, answered: None, retry, layout: None }
     }
 
     /// Queries the runtime for the places of images and writable layers, until it has answered, and again after
     /// [`DISKS_PERIOD`]. Later passes do not wait for a call that hangs; once the places are known, no pass waits.
     async fn find_disks(&mut self) {
         let is_known = self.of_runtime.is_some();
-        if is_known && self.answered.is_some_and(|at| at.elapsed() < DISKS_PERIOD) {
+        if self.retry.is_early() || (is_known && self.answered.is_some_and(|at| at.elapsed() < DISKS_PERIOD)) {
             return;
         }
         let mut patience = Duration::ZERO;
@@ -203,15 +207,16 @@ impl<G: Garbage> ThisNode<G> {
         match answer {
             Ok(info) => {
                 let Some(images) = mount(&info.image_filesystems) else {
-                    return tracing::warn!("the runtime reports no image file system: its disk cannot be observed");
+                    return self.retry.failed("the runtime reports none");
                 };
                 let containers = mount(&info.container_filesystems).unwrap_or_else(|| images.clone());
                 let has_moved = |(known, layers): &(Disk, Disk)| known.path() != images || layers.path() != containers;
                 if self.of_runtime.as_ref().is_none_or(has_moved) {
                     self.of_runtime = Some((Disk::new(images), Disk::new(containers)));
                 }
+                self.retry.succeeded();
             }
-            Err(error) => tracing::debug!(%error, "cannot get the image file system from the runtime"),
+            Err(error) => self.retry.failed(&error.to_string()),
         }
     }
 
@@ -371,17 +376,10 @@ impl<G: Garbage> Observe for ThisNode<G> {
         tokio::task::spawn_blocking(move || reader.pods(&places)).await.unwrap_or_default()
     }
 
-    async fn raise(&mut self, raises: &[Raise]) -> usize {
+    async fn raise(&mut self, raises: &[Raise]) -> Raised {
         let raises = raises.to_vec();
-        let written = |raise: &Raise| match high::raise(raise) {
-            Ok(written) => written,
-            Err(error) => {
-                tracing::warn!(cgroup = %raise.cgroup.display(), %error, "cannot raise memory.high");
-                false
-            }
-        };
-        let raising = tokio::task::spawn_blocking(move || raises.iter().filter(|raise| written(raise)).count());
-        raising.await.unwrap_or(0)
+        let raising = tokio::task::spawn_blocking(move || high::raise_all(&raises)).await;
+        raising.unwrap_or_else(|error| Raised { written: 0, refusal: Some(error.to_string()) })
     }
 
     fn reclaim(&mut self, what: Reclaim) -> BoxFuture<'static, ()> {

@@ -26,6 +26,7 @@ use crate::pressure::Finding;
 use crate::pressure::PolicyDecision;
 use crate::pressure::Relax;
 use crate::pressure::Tracker;
+use crate::pressure::high::Raised;
 use crate::recorder::EventType;
 
 /// The signal of `kubelet_evictions`.
@@ -37,6 +38,8 @@ const POLL: Duration = Duration::from_secs(1);
 pub(super) struct Policies {
     tracker: Tracker,
     reported: HashMap<String, Reported>,
+    /// Why `memory.high` could not be raised the last time, until the policy is at rest.
+    refused: HashMap<String, String>,
 }
 
 /// A decision that is not reported again while it stays the same.
@@ -44,7 +47,7 @@ type Reported = (&'static str, Option<PodUid>);
 
 impl Policies {
     pub(super) fn new(policies: Vec<PressurePolicy>) -> Self {
-        Self { tracker: Tracker::new(policies), reported: HashMap::new() }
+        Self { tracker: Tracker::new(policies), reported: HashMap::new(), refused: HashMap::new() }
     }
 
     /// The longest time until pressure is to be read again; `None` if only triggers decide. `unannounced`: there are none.
@@ -53,7 +56,7 @@ impl Policies {
         watching.or((unannounced && !self.tracker.is_idle()).then_some(POLL))
     }
 
-    /// A pod was evicted: what was observed before no longer counts.
+    /// A pod was evicted or a limit changed: what was observed before no longer counts.
     pub(super) fn restart(&mut self) {
         self.tracker.reset();
         self.reported.clear();
@@ -67,6 +70,19 @@ impl Policies {
         };
         let reported = (finding.decision.as_str(), pod);
         self.reported.insert(finding.policy.name.clone(), reported.clone()) != Some(reported)
+    }
+
+    /// A policy is at rest: what it decides next is reported again.
+    fn rests(&mut self, policy: &str) {
+        self.reported.remove(policy);
+        self.refused.remove(policy);
+    }
+
+    /// `memory.high` could not be raised. The reason is logged once.
+    fn refused(&mut self, policy: &str, pod: &str, reason: &str) {
+        if self.refused.insert(policy.to_owned(), reason.to_owned()).as_deref() != Some(reason) {
+            tracing::warn!(policy, pod, reason, "cannot raise memory.high of every cgroup of the pod");
+        }
     }
 }
 
@@ -87,7 +103,7 @@ impl<O: Observe> Manager<O> {
         }
         for policy in self.policies.tracker.rested() {
             self.parts.metrics.pressure.active(&policy, false);
-            self.policies.reported.remove(&policy);
+            self.policies.rests(&policy);
             tracing::info!(policy, "the pressure policy is no longer active");
         }
         for finding in self.policies.tracker.findings() {
@@ -100,7 +116,25 @@ impl<O: Observe> Manager<O> {
     }
 
     /// Reports a finding, and carries it out if the policy is enforced. Returns true if something was done.
-    async fn act(&mut self, finding: Finding, pods: &[Pod], cause: Cause) -> bool {
+    async fn act(&mut self, mut finding: Finding, pods: &[Pod], cause: Cause) -> bool {
+        if let PolicyDecision::Relax(relax) = &finding.decision
+            && finding.policy.mode == PolicyMode::Enforce
+        {
+            let Raised { written, refusal } = self.parts.observe.raise(&relax.raises).await;
+            if let Some(reason) = &refusal {
+                self.policies.refused(&finding.policy.name, &relax.name, reason);
+            }
+            // Only what is written is reported.
+            if written > 0 {
+                self.report(&finding, pods);
+            }
+            if written > 0 || refusal.is_none() {
+                // Also if another program has changed the values meanwhile.
+                self.policies.restart();
+                return written > 0;
+            }
+            finding = finding.without_relax();
+        }
         if self.policies.is_news(&finding) {
             self.report(&finding, pods);
         }
@@ -108,13 +142,10 @@ impl<O: Observe> Manager<O> {
             return false;
         }
         match &finding.decision {
-            PolicyDecision::Calm | PolicyDecision::OwnLimit(_) | PolicyDecision::NoVictim => false,
-            PolicyDecision::Relax(relax) => {
-                let raised = self.parts.observe.raise(&relax.raises).await;
-                self.policies.restart();
-                tracing::info!(pod = relax.name, raised, "memory.high was raised");
-                raised > 0
-            }
+            PolicyDecision::Calm
+            | PolicyDecision::OwnLimit(_)
+            | PolicyDecision::NoVictim
+            | PolicyDecision::Relax(_) => false,
             PolicyDecision::Evict(evict) => match pods.iter().find(|pod| pod_ref(pod).uid == evict.uid) {
                 Some(pod) => {
                     self.evict_for(&finding, pod, pods, cause).await;
@@ -170,7 +201,7 @@ impl<O: Observe> Manager<O> {
                 (
                     &relax.uid,
                     reason,
-                    format!("memory.high {}. {why}", if is_dry { "would be raised" } else { "is raised" }),
+                    format!("memory.high {}. {why}", if is_dry { "would be raised" } else { "was raised" }),
                 )
             }
             PolicyDecision::OwnLimit(pods) => {

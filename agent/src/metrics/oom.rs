@@ -8,6 +8,15 @@ use crate::model::OomConfidence;
 use crate::model::OomScope;
 use crate::model::OomVictim;
 
+/// Reasons of exits that are replaced, and by which: those of ordinary exits and of OOM kills.
+const CORRECTIONS: &[(&str, &str)] = &[
+    ("OOMKilled", "Completed"),
+    ("OOMKilled", "Error"),
+    ("", "OOMKilled"),
+    ("Completed", "OOMKilled"),
+    ("Error", "OOMKilled"),
+];
+
 /// OOM kills.
 #[derive(Debug)]
 pub struct Oom {
@@ -34,6 +43,9 @@ impl Oom {
             for victim in OomVictim::ALL {
                 OomConfidence::ALL.iter().for_each(|confidence| oom.add(*scope, *victim, *confidence, 0));
             }
+        }
+        for (from, to) in CORRECTIONS {
+            oom.corrected.with_label_values(&[*from, *to]).inc_by(0);
         }
         oom
     }

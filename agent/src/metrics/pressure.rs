@@ -1,4 +1,5 @@
-//! Pressure: crossings of its levels, decisions of policies, and reclaim that pods must do themselves.
+//! Pressure: crossings of its levels, decisions of policies, and reclaim that pods must do themselves. Crossings and
+//! decisions of what is configured are counted from zero on: to a query for an increase, a first value is none.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -110,6 +111,23 @@ impl Pressure {
             )),
             counted: Mutex::default(),
             source: OnceLock::new(),
+        }
+    }
+
+    /// A level is followed, which has not been crossed yet. That of CPU may be explained by limits.
+    pub fn follows(&self, resource: &str, kind: &str, scope: &str) {
+        for direction in ["entered", "left"] {
+            self.crossings.with_label_values(&[resource, kind, scope, direction]).inc_by(0);
+        }
+        if resource == "cpu" {
+            self.own_limit.with_label_values(&[resource, scope]).inc_by(0);
+        }
+    }
+
+    /// A policy of this mode is followed, which may decide on these actions.
+    pub fn follows_policy(&self, policy: &str, mode: &str, actions: &[&str]) {
+        for action in actions {
+            self.decisions.with_label_values(&[policy, *action, mode]).inc_by(0);
         }
     }
 

@@ -263,6 +263,22 @@ fn oom_kills_begin_with_zero() {
     assert!(shows(1));
 }
 
+/// All that the verdicts correct: `agent/src/oom/verdict_tests.rs` compares them.
+#[test]
+fn corrected_reasons_begin_with_zero() {
+    let metrics = Metrics::new();
+    let shown = || {
+        let text = metrics.render().unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("keblet_oom_reasons_corrected_total"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let before = shown();
+    assert!(before.len() == 5 && before.iter().all(|line| line.ends_with(" 0")), "{before:?}");
+    metrics.oom.corrected("OOMKilled", "Error");
+    assert_eq!(shown().len(), 5);
+    assert!(shown().contains(&"{from=\"OOMKilled\",to=\"Error\"} 1".to_owned()), "{:?}", shown());
+}
+
 #[test]
 fn restarted_pods_begin_with_zero() {
     let metrics = Metrics::new();

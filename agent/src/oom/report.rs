@@ -143,6 +143,7 @@ fn log(verdict: &OomVerdict) {
         container = verdict.container.as_ref().map(|container| container.name.as_str()),
         id = verdict.container.as_ref().map(|container| container.id.as_str()),
         event = "OomKilled",
+        time = %verdict.time,
         pid = verdict.pid,
         comm = verdict.comm,
         victim = verdict.victim.as_str(),

@@ -9,6 +9,7 @@ use crate::model::OomRecord;
 use crate::model::OomTime;
 use crate::model::OomVictim;
 use crate::model::testing;
+use crate::model::testing::Buffer;
 use crate::oom::verdict::decide;
 use crate::recorder::testing::listening;
 
@@ -49,6 +50,24 @@ async fn a_kill_is_an_event_on_the_container() {
     let of_init = OomVerdict { container: Some(OomContainer { id: "id".into(), name: "i".to_owned() }), ..verdict() };
     reporter.report(of_init);
     assert!(events.take()[0].starts_with("pod spec.initContainers{i} W OOMKilled: "));
+}
+
+#[test]
+fn the_log_line_has_the_time_of_the_kernel() {
+    let reporter = OomReporter::new(Metrics::new(), Recorder::default(), Arc::new(|_| None));
+    // Registers the line, which no subscriber of this thread would see if another thread wrote it first.
+    reporter.report(verdict());
+    let buffer = Buffer::default();
+    let writer = buffer.clone();
+    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(lines, || {
+        reporter.report(OomVerdict { time: OomTime(1_700_000_000_123_456_789), ..verdict() });
+    });
+    let text = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
+    let [line] = text.lines().filter(|line| line.contains("OOM kill")).collect::<Vec<_>>()[..] else {
+        panic!("{text}")
+    };
+    assert!(line.contains(" time=2023-11-14T22:13:20.123456Z pid=7 "), "{line}");
 }
 
 #[test]

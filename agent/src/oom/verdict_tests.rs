@@ -3,6 +3,7 @@
 use tokio::time::Instant;
 
 use super::*;
+use crate::metrics::Metrics;
 use crate::model::ContainerState;
 use crate::model::KernelMoment;
 use crate::model::OomMemory;
@@ -244,6 +245,7 @@ fn reasons_of_exits() {
     let complete = |signalled| ExitEvidence { signalled: Some(signalled), main_killed: None, is_complete: true };
     let killed = |signalled| ExitEvidence { signalled, main_killed: Some(OomConfidence::Kernel), is_complete: true };
     let logged = ExitEvidence { signalled: None, main_killed: Some(OomConfidence::Log), is_complete: false };
+    let counted = Metrics::new().render().unwrap();
     for (reason, code, evidence, expected) in [
         // The main process was killed.
         ("OOMKilled", 137, killed(Some(true)), None),
@@ -271,5 +273,9 @@ fn reasons_of_exits() {
         ("Error", 1, killed(None), None),
     ] {
         assert_eq!(corrected_reason(reason, code, evidence), expected, "{reason} {code} {evidence:?}");
+        if let Some(to) = expected {
+            let line = format!("keblet_oom_reasons_corrected_total{{from={reason:?},to={to:?}}} 0");
+            assert!(counted.lines().any(|found| found == line), "an increase sees the first one: {line}");
+        }
     }
 }

@@ -64,6 +64,9 @@ pub struct Evict {
 }
 
 impl PolicyDecision {
+    /// Names of all decisions that are reported: of policies that hold.
+    pub const REPORTED: [&'static str; 4] = ["own_limit", "relax", "evict", "no_victim"];
+
     /// The name in metrics.
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -181,6 +184,17 @@ mod tests {
             PolicyDecision::Evict(evict) => Some(evict.name),
             _ => None,
         }
+    }
+
+    #[test]
+    fn every_decision_of_a_policy_that_holds_has_a_name_that_is_counted_from_the_start() {
+        let reported = [
+            PolicyDecision::OwnLimit(Vec::new()),
+            PolicyDecision::Relax(Relax { uid: "a".into(), name: "a".to_owned(), raises: Vec::new() }),
+            PolicyDecision::Evict(Evict { uid: "a".into(), name: "a".to_owned(), takes: 0, waiting: Vec::new() }),
+            PolicyDecision::NoVictim,
+        ];
+        assert_eq!(reported.map(|decision| decision.as_str()), PolicyDecision::REPORTED);
     }
 
     #[test]

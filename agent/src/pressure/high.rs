@@ -35,6 +35,15 @@ pub struct Raise {
     pub to: Option<u64>,
 }
 
+/// What became of values that were to be raised. One that is not the expected one any more counts as neither.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Raised {
+    /// Values that were written.
+    pub written: usize,
+    /// Why the kernel has refused others: the first of them.
+    pub refusal: Option<String>,
+}
+
 /// Where `memory.high` is set: in the cgroup of a pod and those of its containers.
 pub(super) fn set_in(pod: &Path) -> Vec<High> {
     let containers = fs::read_dir(pod).into_iter().flatten().flatten();
@@ -47,12 +56,32 @@ pub(super) fn set_in(pod: &Path) -> Vec<High> {
     .collect()
 }
 
-/// Writes the new value, unless the present one is not the expected one: another program has changed it then.
+/// Writes the new values. The kernel may be busy for a while with reclaim of a cgroup that is still above its value.
+pub fn raise_all(raises: &[Raise]) -> Raised {
+    let mut raised = Raised::default();
+    for wanted in raises {
+        match raise(wanted) {
+            Ok(written) => raised.written += usize::from(written),
+            Err(error) if raised.refusal.is_none() => {
+                raised.refusal = Some(format!("cannot raise memory.high of {}: {error}", wanted.cgroup.display()));
+            }
+            Err(_) => {}
+        }
+    }
+    raised
+}
+
+/// Writes the new value. Returns false if the present one is not the expected one: another program has changed it, or the
+/// container has ended.
 ///
 /// # Errors
-/// The cgroup is gone, or the kernel refuses the value.
-pub fn raise(raise: &Raise) -> io::Result<bool> {
-    let present = fs::read_to_string(raise.cgroup.join("memory.high"))?;
+/// The value cannot be read, or the kernel refuses the new one.
+fn raise(raise: &Raise) -> io::Result<bool> {
+    let present = match fs::read_to_string(raise.cgroup.join("memory.high")) {
+        Ok(present) => present,
+        Err(error) if is_gone(&error) => return Ok(false),
+        Err(error) => return Err(error),
+    };
     if present.trim().parse() != Ok(raise.from) {
         return Ok(false);
     }
@@ -63,6 +92,11 @@ pub fn raise(raise: &Raise) -> io::Result<bool> {
     let memory = MemController::new(raise.cgroup.clone(), PathBuf::new(), true);
     let written = memory.set_mem(SetMemory { low: None, high: Some(value), min: None, max: None });
     written.map(|()| true).map_err(io::Error::other)
+}
+
+/// A cgroup that was removed has no files; one that is removed between opening and reading has no device.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
 
 #[cfg(test)]
@@ -96,9 +130,23 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_that_is_gone() {
+    fn a_cgroup_that_is_gone_refuses_nothing() {
         assert_eq!(set_in(Path::new("/no/such/cgroup")), []);
         let gone = Raise { cgroup: "/no/such/cgroup".into(), from: 1, to: None };
-        assert!(raise(&gone).is_err());
+        assert_eq!(raise_all(&[gone]), Raised::default());
+    }
+
+    #[test]
+    fn a_refusal_names_the_cgroup_and_the_others_are_raised() {
+        let dir = tempfile::tempdir().unwrap();
+        let main = cgroup(&dir.path().join("main"), "1000\n", "2000\n");
+        // A folder in place of the file can neither be read nor written, by root either.
+        let broken = dir.path().join("broken");
+        fs::create_dir_all(broken.join("memory.high")).unwrap();
+        let raise = |cgroup: &Path| Raise { cgroup: cgroup.to_owned(), from: 1000, to: Some(1500) };
+        let raised = raise_all(&[raise(&broken), raise(&main)]);
+        let begins = format!("cannot raise memory.high of {}: ", broken.display());
+        assert_eq!(raised.written, 1);
+        assert!(raised.refusal.as_deref().is_some_and(|refusal| refusal.starts_with(&begins)), "{raised:?}");
     }
 }

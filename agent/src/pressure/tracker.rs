@@ -53,6 +53,16 @@ pub struct Finding {
     pub decision: PolicyDecision,
 }
 
+impl Finding {
+    /// What is to be done if `memory.high` cannot be raised, on the same evidence.
+    #[must_use]
+    pub fn without_relax(mut self) -> Self {
+        self.policy.relax = false;
+        self.decision = decide(&self.policy, &self.evidence);
+        self
+    }
+}
+
 /// Shares of the short and the long window.
 type Shares = (f64, f64);
 

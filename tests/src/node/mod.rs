@@ -13,6 +13,7 @@ use crate::cri::Trace;
 
 mod agent;
 mod api;
+mod kept_events;
 mod kernel;
 mod pleg_harness;
 mod pods;

@@ -1,13 +1,10 @@
 //! A node short of a resource, with signals that the test sets for the eviction manager, and the states that the tests of
 //! evictions wait for.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
-use std::sync::Once;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -40,6 +37,7 @@ use keblet::pipeline::NodeGarbage;
 use keblet::pressure::NodeSample;
 use keblet::pressure::PodSample;
 use keblet::pressure::high::Raise;
+use keblet::pressure::high::Raised;
 use keblet::recorder::Recorder;
 use keblet::stats::ContainerUsage;
 use keblet::stats::PodUsage;
@@ -50,11 +48,6 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio::time::sleep;
-use tracing::field::Field;
-use tracing::field::Visit;
-use tracing_subscriber::Layer;
-use tracing_subscriber::layer::Context;
-use tracing_subscriber::layer::SubscriberExt as _;
 
 use super::Agent;
 use super::Api;
@@ -63,6 +56,11 @@ use super::node;
 use super::pod;
 use crate::cri::SimRuntime;
 use crate::cri::Trace;
+
+pub use super::kept_events::events;
+pub use super::kept_events::is_logged;
+pub use super::kept_events::keep_events;
+pub use super::kept_events::logged;
 
 /// The longest time that a test waits.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -107,6 +105,8 @@ pub struct State {
     pub killed: Vec<(PodUid, Instant)>,
     /// Values of `memory.high`.
     pub raised: Vec<Raise>,
+    /// Why `memory.high` cannot be written.
+    pub raise_refused: Option<String>,
     /// So many measurements of usage fail.
     pub unmeasurable: u32,
     /// How long it takes to read the signals.
@@ -289,9 +289,13 @@ impl Observe for Shown {
         self.state().waiting.iter().filter(lives).cloned().collect()
     }
 
-    async fn raise(&mut self, raises: &[Raise]) -> usize {
-        self.state().raised.extend_from_slice(raises);
-        raises.len()
+    async fn raise(&mut self, raises: &[Raise]) -> Raised {
+        let mut state = self.state();
+        if let Some(refusal) = state.raise_refused.clone() {
+            return Raised { written: 0, refusal: Some(refusal) };
+        }
+        state.raised.extend_from_slice(raises);
+        Raised { written: raises.len(), refusal: None }
     }
 }
 
@@ -446,54 +450,4 @@ pub fn reason(status: Option<&PodStatus>) -> Option<&str> {
 /// The pod's status says that it was evicted.
 pub fn is_evicted(agent: &Agent, name: &str) -> bool {
     reason(agent.statuses.get(&uid(name)).as_ref()) == Some("Evicted")
-}
-
-thread_local! {
-    /// Events of the test that this thread runs.
-    static EVENTS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Keeps events, which the recorder logs, and what the eviction manager logs. For the whole process: a subscriber of one thread may lose what another thread
-/// logs first.
-struct KeptEvents;
-
-impl<S: tracing::Subscriber> Layer<S> for KeptEvents {
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        let target = event.metadata().target();
-        if target == "keblet::recorder" || target.starts_with("keblet::eviction") {
-            let mut line = Line::default();
-            event.record(&mut line);
-            EVENTS.with_borrow_mut(|events| events.push(line.0));
-        }
-    }
-}
-
-/// Keeps the events of this test from now on.
-pub fn keep_events() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let subscriber = tracing_subscriber::registry().with(KeptEvents);
-        tracing::subscriber::set_global_default(subscriber).expect("there is no other");
-    });
-    EVENTS.with_borrow_mut(Vec::clear);
-}
-
-/// How many events have this reason.
-pub fn events(reason: &str) -> usize {
-    let reason = format!("reason={reason:?}");
-    EVENTS.with_borrow(|events| events.iter().filter(|event| event.contains(&reason)).count())
-}
-
-/// The eviction manager has logged this.
-pub fn is_logged(text: &str) -> bool {
-    EVENTS.with_borrow(|events| events.iter().any(|event| event.contains(text)))
-}
-
-#[derive(Default)]
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        let _ = write!(self.0, "{field}={value:?} ");
-    }
 }

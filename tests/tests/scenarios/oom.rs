@@ -1,9 +1,15 @@
 //! OOM kills in real containers: how status, metrics and log report them.
 
+use std::fs;
+use std::process::Child;
+use std::process::Command;
+
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
+use k8s_openapi::jiff::Timestamp;
 use keblet_tests::standalone::StandaloneNode;
+use keblet_tests::standalone::is_emulated;
 use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -39,7 +45,8 @@ fn oom_events(node: &StandaloneNode, name: &str) -> Option<u64> {
 #[test]
 #[ignore = "real runtime"]
 fn a_killed_child_does_not_label_the_later_exit() -> Result<()> {
-    let mut node = StandaloneNode::new()?;
+    // With cgroup v2 the whole container would be killed.
+    let mut node = StandaloneNode::with(json!({ "singleProcessOOMKill": true }))?;
     node.layout.write_manifest("child", &pod(&node, "child", "Never", &["oom", "--mb", "64", "--child"]))?;
     node.start()?;
     node.until_true("the verdict", |node| Ok(kills_of(node, "child") == 1))?;
@@ -49,6 +56,11 @@ fn a_killed_child_does_not_label_the_later_exit() -> Result<()> {
     };
     ensure!(event["comm"] == "probe" && event["victim"] == "child" && event["confidence"] == "kernel", "{event}");
     ensure!(event["limit_bytes"] == 32 << 20 && event["missing"] == "", "{event}");
+    // RFC 3339 with a fraction; the line was written afterwards, by another clock.
+    let time = event["time"].as_str().and_then(|time| time.parse::<Timestamp>().ok());
+    let at = time.with_context(|| format!("no time: {event}"))?.as_millisecond();
+    let written = event["ts"].as_f64().context("a time of the line")?;
+    ensure!((-1000.0..60_000.0).contains(&(written - at as f64)), "{event}");
     ensure!(node.log_contains(&["OOMKilled", "a child of the main process of container main"]), "no event on the pod");
     node.until_true("the series", |node| Ok(oom_events(node, "child") == Some(1)))?;
 
@@ -83,5 +95,53 @@ fn a_killed_main_process_is_oom_killed() -> Result<()> {
     ensure!(event["scope"] == "container" || event["scope"] == "pod", "{event}");
     ensure!(node.log_contains(&["OOMKilled", "the main process of container main, was killed"]), "no event on the pod");
     node.until_true("the count of both instances", |node| Ok(oom_events(node, "main") >= Some(2)))?;
+    node.stop()
+}
+
+/// A process outside of pods that the OOM killer prefers to all others. Killed and reaped on drop.
+struct Victim(Child);
+
+impl Victim {
+    fn start() -> Result<Self> {
+        let victim = Self(Command::new("sleep").arg("600").spawn().context("cannot start sleep")?);
+        let score = format!("/proc/{}/oom_score_adj", victim.0.id());
+        fs::write(&score, "1000").with_context(|| format!("cannot write {score}"))?;
+        Ok(victim)
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `SysRq` lets the kernel act as on a machine that is out of memory, without a shortage for tests and daemons.
+#[test]
+#[ignore = "real runtime"]
+fn vm_a_kill_for_the_whole_machine_is_a_system_oom() -> Result<()> {
+    if !is_emulated() {
+        keblet_skip::skip("the OOM killer would choose among all processes of the machine");
+        return Ok(());
+    }
+    // Without pods: processes of BestEffort pods have the score of the victim.
+    let mut node = StandaloneNode::new()?;
+    node.start()?;
+    node.until_true("the probe is loaded", |node| {
+        Ok(node.metrics().is_some_and(|text| text.contains("keblet_sensor_state{sensor=\"oom\",state=\"up\"} 1")))
+    })?;
+    let victim = Victim::start()?;
+    let pid = victim.0.id();
+    fs::write("/proc/sysrq-trigger", "f").context("cannot call the OOM killer")?;
+
+    let verdict = node.until("the verdict", |node| {
+        let is_verdict = |line: &Value| line["event"] == "OomKilled" && line["pid"] == pid;
+        Ok(node.log().into_iter().find(is_verdict))
+    })?;
+    ensure!(verdict["scope"] == "node" && verdict["comm"] == "sleep", "{verdict}");
+    ensure!(verdict["pod"].is_null() && verdict["limit_bytes"].is_null(), "{verdict}");
+    let text = format!("System OOM encountered, victim process: sleep, pid: {pid}");
+    node.until_true("the event on the node", |node| Ok(node.log_contains(&["SystemOOM", &text])))?;
     node.stop()
 }

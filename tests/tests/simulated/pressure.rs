@@ -30,6 +30,10 @@ async fn thrashing(agent: &mut Agent, sim: &SimRuntime, shown: &Shown, fields: V
     let (wake, metrics) = agent.evict_by(with_pressure(hard_memory(), fields), shown.clone());
     sleep(secs(30)).await;
     assert_eq!(sim.trace(Trace::live_count), 3, "no pod waits");
+    let text = metrics.render().expect("metrics");
+    let of_policy = |line: &&str| line.starts_with("keblet_pressure_policy_decisions_total{");
+    let decisions: Vec<&str> = text.lines().filter(of_policy).collect();
+    assert!(decisions.len() == 4 && decisions.iter().all(|line| line.ends_with(" 0")), "{decisions:?}");
     let kernel = shown.clone();
     tokio::spawn(async move {
         while !wake.is_closed() {
@@ -142,6 +146,55 @@ async fn memory_high_is_raised_before_a_pod_is_evicted() {
     let raised = Raise { cgroup: "/web/main".into(), from: 100 * MIB, to: Some(125 * MIB) };
     assert_eq!(shown.state().raised, [raised]);
     assert_eq!((sim.trace(Trace::live_count), events("MemoryHighRaised"), events("Evicted")), (3, 1, 0));
+}
+
+/// A pod `web` that `memory.high` throttles from now on, whatever is done.
+fn throttled_for_ever(shown: &Shown) {
+    shown.state().waiting[1].highs = vec![High { cgroup: "/web/main".into(), bytes: 100 * MIB, max: None }];
+    shown.state().raise_refused = Some("cannot raise memory.high of /web/main: read-only".to_owned());
+    let throttling = shown.clone();
+    tokio::spawn(async move {
+        loop {
+            throttling.state().waiting[1].high_hits += 1;
+            sleep(Duration::from_millis(50)).await;
+        }
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_memory_high_leads_to_the_next_step() {
+    keep_events();
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
+    let metrics = thrashing(&mut agent, &sim, &shown, json!({})).await;
+    throttled_for_ever(&shown);
+    shown.stalls(90, true);
+    until_true("evicted", || is_evicted(&agent, "hog")).await;
+    shown.stalls(0, false);
+    until(&sim, "it has ended", |l| l.live_count() == 2).await;
+    assert_eq!((events("MemoryHighRaised"), events("Evicted"), logged("read-only")), (0, 1, 1));
+    let relaxed = "keblet_pressure_policy_decisions_total{action=\"relax\",mode=\"Enforce\",policy=\"thrash\"} 0";
+    assert!(counts(&metrics, relaxed), "nothing was raised");
+}
+
+/// The write is attempted again and again while the policy holds, and the reason logged once.
+#[tokio::test(start_paused = true)]
+async fn a_refused_memory_high_of_a_pod_that_alone_waits_is_logged_once() {
+    keep_events();
+    let (sim, folder) = node();
+    let shown = Shown::default();
+    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
+    let metrics = thrashing(&mut agent, &sim, &shown, json!({})).await;
+    throttled_for_ever(&shown);
+    shown.stalls(90, false);
+    sleep(secs(60)).await;
+    assert_eq!((events("MemoryHighRaised"), logged("read-only"), sim.trace(Trace::live_count)), (0, 1, 3));
+    let decided = "keblet_pressure_policy_decisions_total{action=\"own_limit\",mode=\"Enforce\",policy=\"thrash\"} 1";
+    assert!(counts(&metrics, decided), "{:?}", metrics.render());
+    shown.state().raise_refused = None;
+    until_true("raised", || !shown.state().raised.is_empty()).await;
+    until_true("reported", || events("MemoryHighRaised") == 1).await;
 }
 
 /// The kernel takes a while to free the memory of a large pod: the next one is chosen afterwards.

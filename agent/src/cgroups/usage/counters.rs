@@ -16,8 +16,11 @@ pub struct CgroupCounters {
     pub memory: Option<u64>,
     /// Limit on memory, in bytes.
     pub memory_limit: Option<u64>,
-    /// How often the limit on memory was reached, or `memory.high` exceeded.
+    /// How often the limit on memory was reached: of v2 `max` of `memory.events`, limits of descendants included; of v1
+    /// `memory.failcnt` of the cgroup itself.
     pub limit_hits: u64,
+    /// How often `memory.high`, which is no limit, was exceeded in it or a descendant; none with v1.
+    pub high_hits: u64,
     /// Processes killed by the OOM killer; of v2 including those in descendants.
     pub oom_kills: u64,
     /// Bytes read and written.
@@ -51,7 +54,8 @@ impl CgroupPlace {
             throttled: self.throttled_nanos(),
             memory: folder.number("memory.current"),
             memory_limit: folder.limit("memory.max"),
-            limit_hits: event("max").saturating_add(event("high")),
+            limit_hits: event("max"),
+            high_hits: event("high"),
             oom_kills: events.oom_kills().unwrap_or(0),
             io_bytes: self.traffic(),
             cpu_pressure: pressure(&folder, "cpu.pressure"),
@@ -114,7 +118,8 @@ mod tests {
         let counters = place.counters();
         assert_eq!((counters.cpu, counters.throttled), (Some(1_500_000), 30_000));
         assert_eq!((counters.memory, counters.memory_limit), (Some(1000), None));
-        assert_eq!((counters.limit_hits, counters.oom_kills, counters.io_bytes), (7, 3, 121));
+        assert_eq!((counters.limit_hits, counters.high_hits), (5, 2), "memory.high is no limit");
+        assert_eq!((counters.oom_kills, counters.io_bytes), (3, 121));
         assert_eq!(counters.memory_pressure.map(|pressure| pressure.full.total), Some(7));
         assert_eq!(counters.cpu_pressure, None, "not measured");
         let gone = CgroupPlace::at(&layout, "/kubepods/podb");

@@ -9,15 +9,19 @@ use crate::config::pressure::MAX_POLICIES;
 use crate::config::pressure::MAX_TRIGGERS;
 use crate::config::pressure::PolicyMode;
 use crate::config::pressure::PolicySettings;
+use crate::config::pressure::PressurePolicy;
 use crate::config::pressure::PressureResource;
 use crate::config::pressure::PressureScope;
 use crate::config::pressure::PressureSettings;
 use crate::config::pressure::StallKind;
+use crate::config::pressure::Trigger;
 use crate::config::pressure::TriggerSettings;
 use crate::config::pressure::WINDOWS;
 
 const TRIGGERS: &str = "pressure.triggers";
 const POLICIES: &str = "pressure.policies";
+/// The eviction manager reads pressure at least this often, whatever fires.
+const READ: GoDuration = GoDuration::secs(10);
 
 pub(super) fn check(settings: &PressureSettings, problems: &mut Problems) {
     problems.require(settings.triggers.len() <= MAX_TRIGGERS, TRIGGERS, || {
@@ -39,6 +43,7 @@ pub(super) fn check(settings: &PressureSettings, problems: &mut Problems) {
     for (index, policy) in settings.policies.iter().enumerate() {
         let at = format!("{POLICIES}[{index}]");
         self::policy(&at, policy, problems);
+        wakes(&at, policy, &settings.triggers, problems);
         problems.require(names.insert(&policy.name), &format!("{at}.name"), || {
             format!("{:?} is the name of another policy", policy.name)
         });
@@ -90,6 +95,48 @@ fn policy(at: &str, policy: &PolicySettings, problems: &mut Problems) {
     problems.require(policy.short_window < policy.long_window, &field("shortWindow"), || {
         format!("{} must be shorter than {} ({})", policy.short_window, field("longWindow"), policy.long_window)
     });
+}
+
+/// A policy is decided on when a trigger of memory fires, or every second if there is none. If all triggers need more
+/// waiting than the policy, only the readings of [`READ`] are left, which are enough for long windows that cover one.
+fn wakes(at: &str, settings: &PolicySettings, triggers: &[TriggerSettings], problems: &mut Problems) {
+    let Some(policy) = settings.policy() else { return };
+    let is_of_scope = matches!(policy.scope, PressureScope::Node | PressureScope::Kubepods);
+    let is_checked = is_of_scope && settings.long_window < READ;
+    let of_memory = triggers.iter().map(TriggerSettings::trigger).enumerate();
+    let of_memory = of_memory.filter_map(|(index, trigger)| Some((index, trigger?)));
+    let of_memory = of_memory.filter(|(_, trigger)| trigger.resource == PressureResource::Memory);
+    let of_memory: Vec<(usize, Trigger)> = of_memory.collect();
+    if !is_checked || settings.threshold < 1 || of_memory.is_empty() {
+        return;
+    }
+    let noticing = of_memory.iter().filter(|(_, trigger)| notices(trigger, &policy));
+    let lowest = noticing.min_by_key(|(_, trigger)| permille(trigger));
+    let Some((index, trigger)) = lowest else {
+        let (kind, scope) = (policy.kind.as_str(), policy.scope.as_str());
+        return problems.add(
+            format!("{at}.scope"),
+            format!("no trigger of memory in {TRIGGERS} notices the waiting of {scope} ({kind}); add one"),
+        );
+    };
+    let wanted = u128::from(settings.threshold.unsigned_abs()) * 10;
+    problems.require(permille(trigger) <= wanted, &format!("{at}.threshold"), || {
+        let lowest = format!("{TRIGGERS}[{index}]");
+        let (stall, window) = (triggers[*index].stall, triggers[*index].window);
+        format!("{} percent wake no trigger; lower {lowest}.stall ({stall} of {window})", settings.threshold)
+    });
+}
+
+/// The part of its window after which a trigger fires, rounded down.
+fn permille(trigger: &Trigger) -> u128 {
+    trigger.stall.as_nanos() * 1000 / trigger.window.as_nanos().max(1)
+}
+
+/// Whatever makes the policy hold also counts for the trigger: that all tasks wait includes that some do, and that some
+/// tasks of pods wait that some of the node do. That all tasks of pods wait implies nothing about all those of the node.
+fn notices(trigger: &Trigger, policy: &PressurePolicy) -> bool {
+    let is_of_same = trigger.scope == policy.scope && (trigger.kind == policy.kind || trigger.kind == StallKind::Some);
+    is_of_same || (trigger.scope == PressureScope::Node && trigger.kind == StallKind::Some)
 }
 
 #[cfg(test)]
@@ -164,6 +211,45 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_that_no_trigger_wakes_names_both_fields() {
+        let of = |triggers: Value, policy: Value| problems(json!({"triggers": triggers, "policies": [policy]}));
+        let at = "pressure.policies[0]";
+        // The triggers of the default fire at 10 %.
+        let by_default = problems(json!({"policies": [{"name": "a", "threshold": 9}]}));
+        let lower = "lower pressure.triggers[0].stall (50ms of 500ms)";
+        assert_eq!(by_default, [format!("{at}.threshold: 9 percent wake no trigger; {lower}")]);
+        assert_eq!(problems(json!({"policies": [{"name": "a", "threshold": 10}]})), [] as [String; 0]);
+        let sensitive = json!([{"stall": "20ms"}, {"kind": "full", "stall": "1s"}]);
+        for kind in ["some", "full"] {
+            let policy = json!({"name": "a", "threshold": 1, "kind": kind});
+            assert_eq!(of(sensitive.clone(), policy), [] as [String; 0], "{kind}");
+        }
+        // That all tasks wait wakes no policy of some.
+        let full = json!([{"kind": "full", "stall": "20ms"}]);
+        assert_eq!(of(full.clone(), json!({"name": "a"})), [] as [String; 0]);
+        assert_eq!(
+            of(full.clone(), json!({"name": "a", "kind": "some"})),
+            [format!(
+                "{at}.scope: no trigger of memory in pressure.triggers notices the waiting of node (some); add one"
+            )]
+        );
+        let of_pods = |triggers: Value| of(triggers, json!({"name": "a", "scope": "kubepods"})).len();
+        let of_classes = json!([{"scope": "burstable"}, {"scope": "besteffort"}]);
+        let all_of_pods = json!([{"kind": "full", "scope": "kubepods"}]);
+        assert_eq!([of_pods(sensitive), of_pods(full), of_pods(of_classes), of_pods(all_of_pods)], [0, 1, 1, 0]);
+        // Readings every ten seconds notice what lasts as long.
+        for (window, count) in [("10s", 0), ("9s", 1)] {
+            let slow = |threshold: u32| json!({"name": "a", "threshold": threshold, "longWindow": window});
+            assert_eq!(problems(json!({"policies": [slow(5)]})).len(), count, "{window}");
+            assert_eq!(of(json!([{"scope": "burstable"}]), slow(20)).len(), count, "{window}");
+        }
+        // Without a trigger of memory pressure is read every second.
+        for triggers in [json!([]), json!([{"resource": "io"}])] {
+            assert_eq!(of(triggers, json!({"name": "a", "threshold": 1})), [] as [String; 0]);
+        }
+    }
+
+    #[test]
     fn bounds_of_windows_thresholds_and_numbers() {
         let fields = |section: Value| -> Vec<String> {
             let field = |problem: String| problem.split_once(": ").map(|(field, _)| field.to_owned());
@@ -191,7 +277,8 @@ mod tests {
         let of_policy = |mut policy: Value| {
             let name = policy.get("name").cloned().unwrap_or_else(|| "a".into());
             policy["name"] = name;
-            fields(json!({"policies": [policy]}))
+            // Fires at 1 %.
+            fields(json!({"triggers": [{"stall": "20ms"}], "policies": [policy]}))
         };
         for (field, policy) in [
             ("threshold", json!({"threshold": 0})),

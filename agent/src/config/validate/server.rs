@@ -62,7 +62,7 @@ pub(super) fn check(config: &KubeletConfiguration, gates: &FeatureGates, problem
     });
     tls(config, gates, problems);
     problems.one_of("authorization.mode", &config.authorization.mode, &["AlwaysAllow", "Webhook"]);
-    let query = config.enable_system_log_query == Some(true);
+    let query = config.enable_system_log_query;
     problems.gated(query, "enableSystemLogQuery", gates, Feature::NodeLogQuery);
     problems.require(!query || config.enable_system_log_handler, "enableSystemLogQuery", || {
         "needs enableSystemLogHandler".to_owned()

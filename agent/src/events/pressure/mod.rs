@@ -74,6 +74,8 @@ pub fn start(
     }
     let (count, mut opening) = (triggers.len(), Opening::default());
     for (trigger, file) in triggers {
+        let Trigger { resource, kind, scope, .. } = trigger;
+        parts.metrics.pressure.follows(resource.as_str(), kind.as_str(), scope.as_str());
         match file {
             Some(file) => opening.waiting.push((trigger, file)),
             None => opening.lacks.push(format!("{trigger}: only cgroup v2 has it")),
@@ -348,6 +350,14 @@ mod tests {
         });
         let trigger = PressureSettings::default().triggers()[3];
         start(vec![(trigger, Some(file.clone()))], &parts, wake, &mut JoinSet::new());
+        let text = parts.metrics.render().expect("metrics");
+        for line in [
+            "keblet_pressure_own_limit_total{resource=\"cpu\",scope=\"node\"} 0",
+            "keblet_pressure_crossings_total{direction=\"entered\",kind=\"some\",resource=\"cpu\",scope=\"node\"} 0",
+            "keblet_pressure_crossings_total{direction=\"left\",kind=\"some\",resource=\"cpu\",scope=\"node\"} 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "an increase sees the first crossing: {line}\n{text}");
+        }
         let mut follower = Follower::new(file.clone(), trigger);
         total(&file, 5_000_000);
         assert!(follower.fired(&parts).await);

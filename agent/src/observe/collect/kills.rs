@@ -24,6 +24,8 @@ pub(super) struct KillCounts {
     /// Kills of pods that were not measured yet and that the probe or the kernel log has reported, by UID; and measurements
     /// since the first of them.
     recorded: HashMap<String, (Recorded, u32)>,
+    /// Kills that were reported as earlier ones and that have no verdict yet, by UID of the pod.
+    awaited: HashMap<String, Awaited>,
     /// When the reading of the counters that are compared began.
     began: Option<Instant>,
 }
@@ -39,8 +41,15 @@ struct Known {
     of_pod: u64,
     /// Kills counted in containers that exist, by id.
     of_containers: HashMap<String, u64>,
-    /// Kills that its first measurement has reported as earlier ones and that have no verdict yet, and when that began.
-    earlier: Option<(Instant, Recorded)>,
+}
+
+#[derive(Debug)]
+struct Awaited {
+    /// When the measurement began that reported them: a later kill is another one.
+    began: Instant,
+    kills: Recorded,
+    /// Measurements since then.
+    measurements: u32,
 }
 
 /// A container that has exited, as the runtime reports it: its name and id.
@@ -53,6 +62,11 @@ impl KillCounts {
         self.recorded.retain(|_, (_, measurements)| {
             *measurements += 1;
             *measurements < MEASUREMENTS
+        });
+        // Also those of pods that are gone: a verdict may come after that.
+        self.awaited.retain(|_, awaited| {
+            awaited.measurements += 1;
+            awaited.measurements < MEASUREMENTS
         });
     }
 
@@ -75,17 +89,14 @@ impl KillCounts {
         self.began = Some(at);
     }
 
-    /// Whether the first measurement of the pod has reported a kill of `at`, whose verdict comes only now: it may wait for
-    /// the inspection of a pod.
+    /// Whether a kill of `at`, whose verdict comes only now, was reported as an earlier one: a verdict may wait for the
+    /// inspection of a pod.
     pub(super) fn was_counted(&mut self, record: &OomRecord, at: Instant) -> bool {
-        let known = record.pod.as_ref().and_then(|pod| self.pods.get_mut(&pod.uid));
-        let Some((measured, earlier)) = known.and_then(|known| known.earlier.as_mut()) else { return false };
-        if at >= *measured {
-            return false;
-        }
+        let awaited = record.pod.as_ref().and_then(|pod| self.awaited.get_mut(&pod.uid));
+        let Some(awaited) = awaited.filter(|awaited| at < awaited.began) else { return false };
         // Kills of containers that were gone are reported of the pod.
         for id in [&record.container_id, &None] {
-            if let Some(left) = earlier.get_mut(id).filter(|left| **left > 0) {
+            if let Some(left) = awaited.kills.get_mut(id).filter(|left| **left > 0) {
                 *left -= 1;
                 return true;
             }
@@ -107,12 +118,31 @@ impl KillCounts {
             return new;
         }
         let records = earlier(counted, dead, &recorded);
-        let mut reported = Recorded::new();
-        for record in &records {
-            *reported.entry(record.container_id.clone()).or_default() += record.kills;
-        }
-        known.earlier = self.began.map(|began| (began, reported));
+        self.await_verdicts(&counted.pod.uid, &records);
         records
+    }
+
+    /// Kills before observing began in a pod that has no cgroup any more: those of `dead`, as in [`Self::measured`]. If a
+    /// cgroup is found later, it has counted them.
+    pub(super) fn without_cgroup(&mut self, pod: &PodName, dead: &[Dead]) -> Vec<OomRecord> {
+        let recorded = self.recorded.get(&pod.uid).map(|(recorded, _)| recorded);
+        let records: Vec<OomRecord> = unrecorded(pod, dead, recorded).collect();
+        self.await_verdicts(&pod.uid, &records);
+        records.iter().for_each(|record| self.recorded(record));
+        records
+    }
+
+    fn await_verdicts(&mut self, uid: &str, records: &[OomRecord]) {
+        let is_known = self.awaited.contains_key(uid);
+        let Some(began) = self.began.filter(|_| !records.is_empty() && (is_known || self.awaited.len() < PODS)) else {
+            return;
+        };
+        let new = || Awaited { began, kills: Recorded::new(), measurements: 0 };
+        let awaited = self.awaited.entry(uid.to_owned()).or_insert_with(new);
+        (awaited.began, awaited.measurements) = (began, 0);
+        for record in records {
+            *awaited.kills.entry(record.container_id.clone()).or_default() += record.kills;
+        }
     }
 }
 
@@ -149,13 +179,20 @@ fn earlier(counted: &CountedKills, dead: &[Dead], recorded: &Recorded) -> Vec<Oo
             records.push(record(&counted.pod, Some((name, id)), Victim::Unknown, count, true));
         }
     }
-    records.extend(dead.iter().map(|(name, id)| by_runtime(&counted.pod, (name, id), true)));
+    records.extend(unrecorded(&counted.pod, dead, Some(recorded)));
     let reported: u64 = records.iter().map(|record| record.kills).chain(recorded.values().copied()).sum();
     let rest = counted.of_pod.unwrap_or(0).saturating_sub(reported);
     if rest > 0 {
         records.push(record(&counted.pod, None, Victim::Unknown, rest, true));
     }
     records
+}
+
+/// Kills that only the runtime reports.
+fn unrecorded(pod: &PodName, dead: &[Dead], recorded: Option<&Recorded>) -> impl Iterator<Item = OomRecord> {
+    let is_recorded = move |id: &str| recorded.is_some_and(|recorded| recorded.contains_key(&Some(id.to_owned())));
+    let left = dead.iter().filter(move |(_, id)| !is_recorded(id));
+    left.map(move |(name, id)| by_runtime(pod, (name, id), true))
 }
 
 /// A kill of which the process is not known.
@@ -227,6 +264,52 @@ mod tests {
         assert_eq!(brief(&records), [(Some("a"), Victim::Unknown, 1), (None, Victim::Unknown, 2)]);
         kills.recorded(&record(&counted.pod, None, Victim::Child, 1, false));
         assert_eq!((kills.measured(&counted, true, &[]), kills.recorded.len()), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn a_dead_container_whose_kill_has_a_verdict_is_reported_once() {
+        let dead = [("old".to_owned(), "gone".to_owned())];
+        for has_cgroup in [true, false] {
+            let (mut kills, counted) = (KillCounts::default(), kills_of(Some(2), &[]));
+            let verdict = record(&counted.pod, Some(("old", "gone")), Victim::Main, 1, false);
+            kills.recorded(&verdict);
+            let records = match has_cgroup {
+                true => kills.measured(&counted, true, &dead),
+                false => kills.without_cgroup(&counted.pod, &dead),
+            };
+            let of_pod = has_cgroup.then_some((None, Victim::Unknown, 1));
+            assert_eq!(brief(&records), of_pod.into_iter().collect::<Vec<_>>(), "cgroup: {has_cgroup}");
+        }
+    }
+
+    /// A verdict waits for the inspection of its pod, which may have ended meanwhile.
+    #[test]
+    fn verdicts_on_earlier_kills_are_not_reported_after_their_pod_has_ended() {
+        let dead = [("old".to_owned(), "gone".to_owned())];
+        for has_cgroup in [true, false] {
+            let (mut kills, counted, before) = (KillCounts::default(), kills_of(Some(1), &[]), Instant::now());
+            kills.measuring(before + std::time::Duration::from_secs(1));
+            let records = match has_cgroup {
+                true => kills.measured(&counted, true, &dead),
+                false => kills.without_cgroup(&counted.pod, &dead),
+            };
+            assert_eq!(brief(&records), [(Some("old"), Victim::Main, 1)], "cgroup: {has_cgroup}");
+            kills.retain(|_| false);
+            kills.removed(&counted.pod.uid);
+            let verdict = record(&counted.pod, Some(("old", "gone")), Victim::Main, 1, false);
+            assert_eq!([(); 2].map(|()| kills.was_counted(&verdict, before)), [true, false], "cgroup: {has_cgroup}");
+            (1..MEASUREMENTS).for_each(|_| kills.retain(|_| false));
+            assert!(kills.awaited.is_empty());
+        }
+    }
+
+    /// As the counter of a cgroup that is found after all.
+    #[test]
+    fn kills_of_a_pod_without_cgroup_are_not_counted_again() {
+        let (mut kills, counted) = (KillCounts::default(), kills_of(Some(1), &[]));
+        let dead = [("old".to_owned(), "gone".to_owned())];
+        assert_eq!(kills.without_cgroup(&counted.pod, &dead).len(), 1);
+        assert_eq!(kills.measured(&counted, true, &[]), []);
     }
 
     #[test]

@@ -243,6 +243,7 @@ fn window(target: &Target, before: &Previous, now: &Previous, elapsed: Duration)
         throttled: percent(now.throttled.saturating_sub(then.throttled) as f64 / 1e9),
         growth: now.memory.unwrap_or(0).saturating_sub(then.memory.unwrap_or(0)),
         limit_hits: now.limit_hits.saturating_sub(then.limit_hits),
+        high_hits: now.high_hits.saturating_sub(then.high_hits),
         io_bytes: now.io_bytes.saturating_sub(then.io_bytes),
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct PodWindow {
     pub(super) growth: u64,
     /// How often it has reached its memory limit.
     pub(super) limit_hits: u64,
+    /// How often it has exceeded `memory.high`.
+    pub(super) high_hits: u64,
     /// Bytes read and written.
     pub(super) io_bytes: u64,
 }
@@ -73,6 +75,9 @@ impl PodWindow {
         match resource {
             Resource::Memory if self.limit_hits > 0 => {
                 Some(format!("reached its memory limit {} times in {seconds:.0} s", self.limit_hits))
+            }
+            Resource::Memory if self.high_hits > 0 => {
+                Some(format!("exceeded memory.high {} times in {seconds:.0} s", self.high_hits))
             }
             Resource::Cpu if self.throttled >= self.wait(resource) / 2.0 && self.throttled > 0.0 => {
                 Some(format!("used up its CPU quota {:.0} % of the time", self.throttled))
@@ -142,6 +147,19 @@ mod tests {
             found,
             [("api".to_owned(), StallCause::OwnLimit, None), ("web".to_owned(), StallCause::OwnLimit, None)]
         );
+    }
+
+    #[test]
+    fn memory_high_is_distinguished_from_the_limit() {
+        let evidence = |limit_hits, high_hits| {
+            let throttled = PodWindow { memory_wait: Some(60.0), limit_hits, high_hits, ..pod("web") };
+            let hog = PodWindow { growth: 1 << 30, ..pod("hog") };
+            attribute(&[throttled, hog], 10.0).remove(0)
+        };
+        let throttled = evidence(0, 90);
+        assert_eq!(throttled.cause, StallCause::OwnLimit);
+        assert_eq!(throttled.evidence, "exceeded memory.high 90 times in 10 s");
+        assert_eq!(evidence(2, 90).evidence, "reached its memory limit 2 times in 10 s");
     }
 
     #[test]

@@ -225,8 +225,8 @@ impl Task {
         let mut records = Vec::new();
         for (uid, dead) in &mut self.dead {
             let Some(pod) = self.pods.get(&PodUid::from(uid.as_str())) else { continue };
-            let dead = std::mem::take(dead).into_iter();
-            records.extend(dead.map(|(name, id)| Record::Oom(kills::by_runtime(pod.name(), (&name, &id), true))));
+            let kills = self.kills.without_cgroup(pod.name(), &std::mem::take(dead));
+            records.extend(kills.into_iter().map(Record::Oom));
         }
         records
     }
@@ -345,10 +345,6 @@ impl Task {
             }
         }
         for record in self.kills_without_cgroup() {
-            // A cgroup that is found later has counted them.
-            if let Record::Oom(kill) = &record {
-                self.kills.recorded(kill);
-            }
             self.send(record).await?;
         }
         let exists = |uid: &str| measurement.oom_kills.iter().any(|counted| counted.pod.uid == uid);
