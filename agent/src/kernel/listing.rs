@@ -16,10 +16,11 @@ const PART: usize = 32 << 10;
 #[derive(Debug)]
 pub struct Listing {
     dir: OwnedFd,
-    /// As the kernel wrote it.
+    /// As the kernel wrote it, up to `end`.
     read: Vec<u8>,
     /// Where the next entry begins in it.
     at: usize,
+    end: usize,
 }
 
 /// An entry of a folder.
@@ -36,7 +37,7 @@ pub struct ListEntry<'a> {
 impl Listing {
     /// The list of a folder that was opened for this: position and descriptor belong together.
     pub fn new(dir: OwnedFd) -> Self {
-        Self { dir, read: Vec::new(), at: 0 }
+        Self { dir, read: Vec::new(), at: 0, end: 0 }
     }
 
     /// The list from a position on.
@@ -59,30 +60,30 @@ impl Listing {
     /// The list cannot be read on.
     pub fn next_entry(&mut self) -> nix::Result<Option<ListEntry<'_>>> {
         let begin = loop {
-            if self.at == self.read.len() && !self.read_on()? {
+            if self.at == self.end && !self.read_on()? {
                 return Ok(None);
             }
             let begin = self.at;
-            let Some(record) = Record::first_of(&self.read[begin..]) else { return Ok(None) };
+            let Some(record) = Record::first_of(&self.read[begin..self.end]) else { return Ok(None) };
             self.at += record.length;
             if record.name != c"." && record.name != c".." {
                 break begin;
             }
         };
         let dir = &self.dir;
-        let record = Record::first_of(&self.read[begin..]);
+        let record = Record::first_of(&self.read[begin..self.end]);
         Ok(record.map(|record| ListEntry { dir, name: record.name, next: record.next }))
     }
 
     /// False if there is nothing more.
     fn read_on(&mut self) -> nix::Result<bool> {
-        self.at = 0;
+        (self.at, self.end) = (0, 0);
         self.read.resize(PART, 0);
         let (dir, buffer, length) = (self.dir.as_raw_fd(), self.read.as_mut_ptr(), self.read.len());
         // SAFETY: libc has no function for this call. The descriptor is open, and the kernel writes at most `length` bytes,
         // which the buffer has.
         let written = Errno::result(unsafe { libc::syscall(libc::SYS_getdents64, dir, buffer, length) });
-        self.read.truncate(written.map_or(0, |written| usize::try_from(written).unwrap_or(0)));
+        self.end = written.map_or(0, |written| usize::try_from(written).unwrap_or(0)).min(PART);
         match written {
             // The folder is removed, as readdir(3) has it too.
             Err(Errno::ENOENT) => Ok(false),

@@ -1,14 +1,20 @@
-//! The agent's own limit of open files (`maxOpenFiles`), setrlimit(2), and what fails for want of one.
+//! The agent's own limit of open files (`maxOpenFiles`), setrlimit(2), what fails for want of one, and the limits of other
+//! processes.
 
 use std::io;
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::sys::resource::Resource;
 use nix::sys::resource::getrlimit;
 use nix::sys::resource::setrlimit;
 
+use super::read;
+
 /// The soft limit of processes that do not raise it.
 const USUAL: usize = 1024;
+/// Where the processes are that system calls find by their pids: another folder may be of another PID namespace.
+const PROC: &str = "/proc";
 
 /// Sets the limit of open files to `wanted`; without CAP_SYS_RESOURCE at most to the hard limit of the process. Returns the
 /// limit that holds now.
@@ -30,6 +36,34 @@ pub fn soft_limit() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(USUAL, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX))
 }
 
+/// How many files a process in `proc` may have open now; `None` without a limit, and if the process is gone.
+///
+/// The system call takes less time than the file, whose 16 lines the kernel formats for each reader, but needs
+/// CAP_SYS_RESOURCE for processes of other users and groups.
+pub fn soft_limit_of(proc: &Path, process: u32) -> Option<u64> {
+    let called = if proc == Path::new(PROC) { by_call(process) } else { Err(Errno::EPERM) };
+    called.unwrap_or_else(|_| by_file(&proc.join(process.to_string()).join("limits")))
+}
+
+/// By prlimit(2).
+fn by_call(process: u32) -> nix::Result<Option<u64>> {
+    // 0 is the caller.
+    let pid = libc::pid_t::try_from(process).ok().filter(|pid| *pid > 0).ok_or(Errno::ESRCH)?;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: nix has no function for this call. The kernel sets no limit, as the pointer to a new one is null, and writes
+    // one structure of this type.
+    let called = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut limit) };
+    Errno::result(called)?;
+    Ok((limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur))
+}
+
+/// By `/proc/<pid>/limits`.
+fn by_file(limits: &Path) -> Option<u64> {
+    let table = read::text(limits, read::PROC_FILE_LIMIT).ok()?;
+    let line = table.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
 /// No file could be opened for want of descriptors or memory: a later attempt may succeed.
 pub fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
@@ -37,7 +71,62 @@ pub fn is_shortage(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::process::CommandExt as _;
+    use std::process::Command;
+
     use super::*;
+
+    #[test]
+    fn the_call_and_the_file_have_the_same_limit() {
+        let mut own = Command::new("sleep");
+        let mut of_another_user = Command::new("sleep");
+        // Without CAP_SYS_RESOURCE the call fails for it. Only root can start it.
+        of_another_user.uid(65_534).gid(65_534);
+        let mut processes = vec![own.arg("600").spawn().expect("a process")];
+        processes.extend(of_another_user.arg("600").spawn());
+        let found: Vec<_> = processes
+            .iter()
+            .map(|process| {
+                let file = Path::new(PROC).join(process.id().to_string()).join("limits");
+                (soft_limit_of(Path::new(PROC), process.id()), by_file(&file))
+            })
+            .collect();
+        let called = by_call(processes[0].id());
+        for process in &mut processes {
+            process.kill().expect("killed");
+            process.wait().expect("ended");
+        }
+        assert_eq!(called.expect("of a process of the same user"), found[0].1);
+        assert!(found.iter().all(|(limit, in_file)| limit.is_some() && limit == in_file), "{found:?}");
+    }
+
+    #[test]
+    fn processes_of_another_folder_have_the_limits_in_it() {
+        let proc = tempfile::tempdir().expect("a folder");
+        // A pid that exists outside of the folder too.
+        let process = proc.path().join(std::process::id().to_string());
+        fs::create_dir(&process).expect("a folder");
+        let limit = |soft: &str| {
+            let table = format!(
+                "Limit                     Soft Limit           Hard Limit           Units     \n\
+                 Max processes             7                    7                    processes \n\
+                 Max open files            {soft:<20} 4096                 files     \n"
+            );
+            fs::write(process.join("limits"), table).expect("a file");
+            soft_limit_of(proc.path(), std::process::id())
+        };
+        assert_eq!((limit("321"), limit("unlimited")), (Some(321), None));
+        assert_eq!(soft_limit_of(proc.path(), 0), None);
+    }
+
+    #[test]
+    fn there_is_no_limit_of_a_process_that_is_gone() {
+        assert_eq!((by_call(0), by_call(u32::MAX)), (Err(Errno::ESRCH), Err(Errno::ESRCH)));
+        let mut ended = Command::new("true").spawn().expect("a process");
+        ended.wait().expect("ended");
+        assert_eq!(soft_limit_of(Path::new(PROC), ended.id()), None);
+    }
 
     #[test]
     fn shortages_pass_and_other_failures_do_not() {

@@ -1,6 +1,7 @@
 //! Exposition of metrics: text or delimited protobuf, compressed if the client accepts it.
 
-use std::io::Write as _;
+use std::io;
+use std::io::Write;
 
 use axum::extract::Request;
 use axum::http::HeaderMap;
@@ -43,16 +44,17 @@ pub(super) fn strict(
     accepted: Accepted,
     families: impl IntoIterator<Item = MetricFamily>,
 ) -> Response {
-    strict_encoded(metrics, accepted, |protobuf| encoded(protobuf, families))
+    strict_encoded(metrics, accepted, |protobuf, page| encode(protobuf, families, page))
 }
 
-/// As [`strict`], with a body that is encoded by the caller: as protobuf, or else as text.
+/// As [`strict`], with a page that is written by the caller: as protobuf, or else as text.
 pub(super) fn strict_encoded(
     metrics: &Metrics,
     Accepted { protobuf, gzip }: Accepted,
-    encode: impl FnOnce(bool) -> Result<Vec<u8>, prometheus::Error>,
+    write: impl FnOnce(bool, &mut Page) -> Result<(), prometheus::Error>,
 ) -> Response {
-    let body = match encode(protobuf) {
+    let mut page = Page::new(gzip);
+    let body = match write(protobuf, &mut page).and_then(|()| page.finish().map_err(prometheus::Error::from)) {
         Ok(body) => body,
         Err(error) => {
             let body = format!("An error has occurred while serving metrics:\n\n{error}\n");
@@ -61,11 +63,7 @@ pub(super) fn strict_encoded(
     };
     let kind = if protobuf { PROTOBUF_FORMAT } else { TEXT_FORMAT };
     let head = [(header::CONTENT_TYPE, kind.to_owned()), (PROCESS_START, whole_seconds(metrics.process_start))];
-    let gzipped = if gzip { compressed(&body) } else { None };
-    match gzipped {
-        Some(body) => (head, [(header::CONTENT_ENCODING, "gzip")], body).into_response(),
-        None => (head, body).into_response(),
-    }
+    if gzip { (head, [(header::CONTENT_ENCODING, "gzip")], body).into_response() } else { (head, body).into_response() }
 }
 
 /// As upstream writes a time in a header.
@@ -73,20 +71,62 @@ fn whole_seconds(time: f64) -> String {
     time.floor().to_string()
 }
 
-/// All families in one format. Each is encoded and dropped before the next one is taken.
-pub(super) fn encoded(
+/// Writes all families in one format. Each is encoded and dropped before the next one is taken.
+///
+/// # Errors
+/// A family cannot be encoded.
+pub(super) fn encode(
     protobuf: bool,
     families: impl IntoIterator<Item = MetricFamily>,
-) -> Result<Vec<u8>, prometheus::Error> {
-    let mut body = Vec::new();
+    page: &mut Page,
+) -> Result<(), prometheus::Error> {
+    let mut text = Vec::new();
     for family in families {
         if protobuf {
-            body.extend(encode_protobuf(&[family]));
+            page.write_all(&encode_protobuf(&[family]))?;
         } else {
-            append_text(&mut body, &[family])?;
+            append_text(&mut text, &[family])?;
+            page.write_all(&text)?;
+            text.clear();
         }
     }
-    Ok(body)
+    Ok(())
+}
+
+/// The body of a response, compressed while it is written: that of a full node is megabytes of text.
+#[derive(Debug)]
+pub(super) enum Page {
+    Plain(Vec<u8>),
+    Compressed(GzEncoder<Vec<u8>>),
+}
+
+impl Page {
+    fn new(gzip: bool) -> Self {
+        if gzip { Self::Compressed(GzEncoder::new(Vec::new(), Compression::fast())) } else { Self::Plain(Vec::new()) }
+    }
+
+    fn finish(self) -> io::Result<Vec<u8>> {
+        match self {
+            Self::Plain(page) => Ok(page),
+            Self::Compressed(page) => page.finish(),
+        }
+    }
+}
+
+impl Write for Page {
+    fn write(&mut self, part: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(page) => page.write(part),
+            Self::Compressed(page) => page.write(part),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(page) => page.flush(),
+            Self::Compressed(page) => page.flush(),
+        }
+    }
 }
 
 /// The members of a list header, with their parameters.
@@ -139,13 +179,6 @@ fn reads_gzip(headers: &HeaderMap) -> bool {
     members(headers, header::ACCEPT_ENCODING).iter().any(reads)
 }
 
-/// The body, compressed by gzip; `None` if that fails.
-fn compressed(body: &[u8]) -> Option<Vec<u8>> {
-    let mut encoder = GzEncoder::new(Vec::with_capacity(body.len() / 8), Compression::fast());
-    encoder.write_all(body).ok()?;
-    encoder.finish().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,12 +206,23 @@ mod tests {
 
     #[test]
     fn compression() {
-        use std::io::Read as _;
         for (accept, expected) in [("gzip", true), ("deflate, gzip;q=0.5", true), ("gzip;q=0", false), ("br", false)] {
             assert_eq!(reads_gzip(&headers(header::ACCEPT_ENCODING, accept)), expected, "{accept}");
         }
-        let (body, mut text) = (compressed(b"# HELP a a\n").expect("in memory"), String::new());
-        flate2::read::GzDecoder::new(&body[..]).read_to_string(&mut text).expect("gzip");
-        assert_eq!(text, "# HELP a a\n");
+    }
+
+    #[test]
+    fn a_page_is_the_same_in_parts_and_compressed() {
+        use std::io::Read as _;
+        let part = "# HELP a a\n".repeat(1000);
+        let body = |gzip: bool| {
+            let mut page = Page::new(gzip);
+            (0..100).for_each(|_| page.write_all(part.as_bytes()).expect("in memory"));
+            page.finish().expect("in memory")
+        };
+        let (plain, compressed, mut text) = (body(false), body(true), String::new());
+        assert!(compressed.len() < plain.len() / 20, "{} bytes", compressed.len());
+        flate2::read::GzDecoder::new(&compressed[..]).read_to_string(&mut text).expect("gzip");
+        assert!(text == part.repeat(100) && plain == text.as_bytes());
     }
 }

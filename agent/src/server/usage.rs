@@ -16,7 +16,6 @@ use super::encoding::Turns;
 use super::exposition;
 use super::exposition::Accepted;
 use crate::metrics::Metrics;
-use crate::metrics::append_text;
 use crate::stats::Stats;
 
 #[derive(Clone)]
@@ -66,12 +65,12 @@ async fn cadvisor(State(usage): State<Usage>, request: Request) -> Response {
     let scrape = usage.stats.cadvisor_metrics().await;
     let encode = move || {
         let machine = metrics.gather_machine();
-        exposition::strict_encoded(&metrics, accepted, |protobuf| match protobuf {
-            true => exposition::encoded(true, scrape.families().chain(machine)),
-            false => {
-                let mut text = scrape.text();
-                append_text(&mut text, &machine).map(|()| text)
+        exposition::strict_encoded(&metrics, accepted, |protobuf, page| {
+            if protobuf {
+                return exposition::encode(true, scrape.families().chain(machine), page);
             }
+            scrape.write_text(page)?;
+            exposition::encode(false, machine, page)
         })
     };
     turn.encoded(encode).await

@@ -4,7 +4,7 @@
 //! the pod's network. Rows have cAdvisor's six labels, empty where they do not apply.
 //!
 //! A scrape of a full node has thousands of samples: the text format is written directly, with the labels of a row escaped
-//! once. For other formats families are built, one at a time, so that only one of them is in memory.
+//! once. For other formats families are built. In both cases only one family at a time is in memory.
 //!
 //! Not reported, unlike by cAdvisor: `container_cpu_load_*` and `container_tasks_state`, which it always reports as 0, and
 //! the file systems of containers, which it does not measure on containerd either.
@@ -15,6 +15,7 @@ mod text;
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::collections::HashSet;
+use std::io;
 use std::path::Path;
 
 use prometheus::proto::MetricFamily;
@@ -320,8 +321,11 @@ impl Row {
 }
 
 impl Scrape {
-    /// The text format, version 0.0.4: the same as that of [`Self::families`].
-    pub fn text(&self) -> Vec<u8> {
+    /// Writes the text format, version 0.0.4: the same as that of [`Self::families`]. Only one family at a time is in memory.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write_text(&self, out: &mut impl io::Write) -> io::Result<()> {
         let mut text = Text::default();
         text.family(&self.version());
         for family in FAMILIES {
@@ -329,9 +333,10 @@ impl Scrape {
             for row in &self.rows {
                 (family.values)(row, &mut Values { scrape: self, row, out: Out::Text(&mut text) });
             }
+            text.move_to(out)?;
         }
         text.family(&self.error());
-        text.into_bytes()
+        text.move_to(out)
     }
 
     /// The families, each built on demand; those without a value are omitted.

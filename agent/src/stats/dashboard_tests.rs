@@ -297,7 +297,9 @@ async fn dashboards_find_their_series_of_containers() {
     for kind in [Kind::V1, Kind::Hybrid, Kind::V2] {
         let node = node(kind);
         let scrape = node.stats.cadvisor_metrics().await;
-        let page = String::from_utf8(scrape.text()).unwrap();
+        let mut page = Vec::new();
+        scrape.write_text(&mut page).unwrap();
+        let page = String::from_utf8(page).unwrap();
         let found = samples(&page);
         let main = [("container", "main"), ("pod", "pod"), ("namespace", "ns")];
         for (name, labels) in OF_CONTAINERS {

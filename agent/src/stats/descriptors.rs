@@ -3,14 +3,20 @@
 //! time, from the containers that were counted longest ago; the others keep their numbers. Blocks.
 
 use std::collections::HashMap;
-use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::path::PathBuf;
 use std::time::Duration;
 use std::time::Instant;
 
-use crate::kernel::read;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::fcntl::open;
+use nix::fcntl::readlinkat;
+use nix::sys::stat::Mode;
+
+use crate::kernel::listing::Listing;
+use crate::kernel::open_files::soft_limit_of;
 use crate::model::ContainerId;
 
 /// Time for one request. Measured: about 1.5 µs for an entry.
@@ -79,42 +85,46 @@ impl Descriptors {
 
 /// `None` if the time is over before all are counted, or if the processes of other users may not be inspected.
 fn of_container(proc: &Path, wanted: &ContainerProcesses, deadline: Instant) -> Option<OpenFiles> {
-    let mut open =
-        OpenFiles { soft_limit: soft_limit(&folder(proc, wanted.init).join("limits")), ..Default::default() };
+    let mut all = OpenFiles { soft_limit: soft_limit_of(proc, wanted.init), ..Default::default() };
     for process in &wanted.processes {
-        let entries = match fs::read_dir(folder(proc, *process).join("fd")) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return None,
+        let links = match links_of(proc, *process) {
+            Ok(folder) => Listing::new(folder),
+            Err(Errno::EACCES | Errno::EPERM) => return None,
             // It has exited.
             Err(_) => continue,
         };
-        for (index, entry) in entries.flatten().enumerate() {
-            if index % STEP == STEP - 1 && Instant::now() > deadline {
-                return None;
-            }
-            open.files += 1;
-            let target = fs::read_link(entry.path()).unwrap_or_default();
-            if target.as_os_str().as_bytes().starts_with(b"socket:") {
-                open.sockets += 1;
-            }
-        }
+        let (files, sockets) = of_links(links, deadline)?;
+        all.files += files;
+        all.sockets += sockets;
     }
-    Some(open)
+    Some(all)
 }
 
-fn folder(proc: &Path, process: u32) -> PathBuf {
-    proc.join(process.to_string())
+/// The folder with a link for each open file of a process.
+fn links_of(proc: &Path, process: u32) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    open(&proc.join(process.to_string()).join("fd"), flags, Mode::empty())
 }
 
-/// `Max open files` of a process.
-fn soft_limit(limits: &Path) -> Option<u64> {
-    let table = read::text(limits, read::PROC_FILE_LIMIT).ok()?;
-    let line = table.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_ascii_whitespace().next()?.parse().ok()
+/// The links, and how many of them are of sockets; `None` if the time is over before the last one. A process that has exited
+/// since its folder was opened has no more links, also if its pid is used again. A link that is gone was one of a file.
+fn of_links(mut links: Listing, deadline: Instant) -> Option<(u64, u64)> {
+    let (mut index, mut files, mut sockets) = (0_usize, 0, 0);
+    while let Ok(Some(link)) = links.next_entry() {
+        if index % STEP == STEP - 1 && Instant::now() > deadline {
+            return None;
+        }
+        index += 1;
+        files += 1;
+        let target = readlinkat(link.dir, link.name).unwrap_or_default();
+        sockets += u64::from(target.as_bytes().starts_with(b"socket:"));
+    }
+    Some((files, sockets))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -147,6 +157,24 @@ mod tests {
         assert_eq!(found, [(ContainerId::from("a"), expected)].into(), "process 9 has exited");
         let own = descriptors.count(Path::new("/proc"), vec![wanted("b", &[std::process::id()])], second);
         assert!(own[&ContainerId::from("b")].files > 2 && own.len() == 1, "a container that is gone is dropped");
+    }
+
+    #[test]
+    fn links_are_those_of_the_process_whose_folder_was_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        process(dir.path(), 7, 2, 1);
+        // No link can be read here, as of a file that is closed between both calls.
+        fs::write(dir.path().join("7/fd/closed"), "").unwrap();
+        let opened = links_of(dir.path(), 7).unwrap();
+        fs::rename(dir.path().join("7"), dir.path().join("8")).unwrap();
+        process(dir.path(), 7, 5, 5);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        assert_eq!(of_links(Listing::new(opened), deadline), Some((4, 2)), "its pid was used again");
+
+        let opened = links_of(dir.path(), 8).unwrap();
+        fs::remove_dir_all(dir.path().join("8")).unwrap();
+        assert_eq!(of_links(Listing::new(opened), deadline), Some((0, 0)), "it has exited");
+        assert_eq!(links_of(dir.path(), 8).unwrap_err(), Errno::ENOENT);
     }
 
     #[test]

@@ -211,29 +211,28 @@ fn memory_v2(folder: &Folder, counters: &mut FileCounters) -> Option<MemoryUsage
     // The root has no memory.current.
     let of_root = || stat.get("anon")?.checked_add(stat.get("file")?);
     let usage = folder.number("memory.current").or_else(of_root)?;
+    // In the order of the file.
+    let (rss, cache, kernel, mapped_file) = (of("anon"), of("file"), stat.get("kernel"), of("file_mapped"));
+    let (file_dirty, file_writeback) = (of("file_dirty"), of("file_writeback"));
+    let (inactive_file, active_file) = (of("inactive_file"), of("active_file"));
+    let (refaults_anon, refaults_file) = (of("workingset_refault_anon"), of("workingset_refault_file"));
+    let (scanned, reclaimed) = (of("pgscan"), of("pgsteal"));
     let (page_faults, major_page_faults) = (of("pgfault"), of("pgmajfault"));
     *counters = FileCounters {
-        cache: of("file"),
-        mapped_file: of("file_mapped"),
-        active_file: of("active_file"),
-        inactive_file: of("inactive_file"),
-        kernel: stat.get("kernel"),
+        cache,
+        mapped_file,
+        active_file,
+        inactive_file,
+        kernel,
         own_page_faults: page_faults,
         own_major_page_faults: major_page_faults,
-        reclaim: Some(ReclaimCounters {
-            file_dirty: of("file_dirty"),
-            file_writeback: of("file_writeback"),
-            scanned: of("pgscan"),
-            reclaimed: of("pgsteal"),
-            refaults_file: of("workingset_refault_file"),
-            refaults_anon: of("workingset_refault_anon"),
-        }),
+        reclaim: Some(ReclaimCounters { file_dirty, file_writeback, scanned, reclaimed, refaults_file, refaults_anon }),
         ..*counters
     };
     Some(MemoryUsage {
         usage,
-        working_set: usage.saturating_sub(counters.inactive_file),
-        rss: of("anon"),
+        working_set: usage.saturating_sub(inactive_file),
+        rss,
         page_faults,
         major_page_faults,
         limit: folder.limit("memory.max"),
@@ -250,22 +249,26 @@ fn memory_v1(folder: &Folder, counters: &mut FileCounters) -> Option<MemoryUsage
     let both = folder.number("memory.memsw.usage_in_bytes");
     let both_limit = folder.limit("memory.memsw.limit_in_bytes");
     let memory_limit = folder.limit("memory.limit_in_bytes");
+    // In the order of the file.
+    let (own_page_faults, own_major_page_faults) = (of("pgfault"), of("pgmajfault"));
+    let (cache, rss, mapped_file) = (of("total_cache"), of("total_rss"), of("total_mapped_file"));
+    let (inactive_file, active_file) = (of("total_inactive_file"), of("total_active_file"));
     *counters = FileCounters {
-        cache: of("total_cache"),
-        mapped_file: of("total_mapped_file"),
-        active_file: of("total_active_file"),
-        inactive_file: of("total_inactive_file"),
-        own_page_faults: of("pgfault"),
-        own_major_page_faults: of("pgmajfault"),
+        cache,
+        mapped_file,
+        active_file,
+        inactive_file,
+        own_page_faults,
+        own_major_page_faults,
         ..*counters
     };
     Some(MemoryUsage {
         usage,
-        working_set: usage.saturating_sub(counters.inactive_file),
-        rss: of("total_rss"),
+        working_set: usage.saturating_sub(inactive_file),
+        rss,
         // As cAdvisor, whose counters with v1 are those of the cgroup alone, also for a hierarchy.
-        page_faults: counters.own_page_faults,
-        major_page_faults: counters.own_major_page_faults,
+        page_faults: own_page_faults,
+        major_page_faults: own_major_page_faults,
         limit: memory_limit,
         swap: both.map(|both| both.saturating_sub(usage)),
         swap_limit: both_limit.zip(memory_limit).map(|(both, memory)| both.saturating_sub(memory)),

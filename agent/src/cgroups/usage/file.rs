@@ -1,5 +1,6 @@
 //! Reads files of cgroups with few system calls: a scrape of a full node reads thousands of them.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
@@ -62,7 +63,7 @@ impl Folder {
 
     /// A file with lines of `name number`; empty if it is not readable.
     pub(super) fn table(&self, name: &(impl NixPath + ?Sized)) -> Table {
-        Table(self.text(name).unwrap_or_default())
+        Table { text: self.text(name).unwrap_or_default(), next: Cell::new(0) }
     }
 
     fn file(&self, name: &(impl NixPath + ?Sized)) -> Option<File> {
@@ -71,14 +72,34 @@ impl Folder {
     }
 }
 
-/// A file with lines of `name number`.
-pub(super) struct Table(String);
+/// A file with lines of `name number`, each name once.
+pub(super) struct Table {
+    text: String,
+    /// Where the line after the one that was found last begins. The next search begins there: all numbers that are read in
+    /// the order of the file are found in one pass.
+    next: Cell<usize>,
+}
 
 impl Table {
     /// The number of a line.
     pub(super) fn get(&self, name: &str) -> Option<u64> {
+        let next = self.next.get();
+        self.find(name, next, self.text.len()).or_else(|| self.find(name, 0, next))
+    }
+
+    /// The number of a line between two beginnings of lines.
+    fn find(&self, name: &str, from: usize, to: usize) -> Option<u64> {
         let of_line = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
-        self.0.lines().find_map(of_line)
+        let mut end = from;
+        for line in self.text.get(from..to)?.split_inclusive('\n') {
+            end += line.len();
+            let number = of_line(line);
+            if number.is_some() {
+                self.next.set(end);
+                return number;
+            }
+        }
+        None
     }
 
     /// OOM kills, in a file that counts them.
@@ -89,7 +110,7 @@ impl Table {
     /// The sum over all lines whose name starts so.
     pub(super) fn sum_of(&self, prefix: &str) -> u64 {
         let of_line = |line: &str| line.starts_with(prefix).then(|| line.rsplit_once(' ')?.1.trim().parse().ok())?;
-        self.0.lines().filter_map(of_line).fold(0, u64::saturating_add)
+        self.text.lines().filter_map(of_line).fold(0, u64::saturating_add)
     }
 }
 
@@ -120,7 +141,12 @@ mod tests {
         let found = folder.table("file");
         assert_eq!((found.get("file"), found.get("file_mapped")), (Some(10), Some(4)));
         assert_eq!((found.get("broken"), found.get("worse"), found.get("fil")), (None, None, None));
+        assert_eq!((found.get("file_mapped"), found.get("file"), found.get("file")), (Some(4), Some(10), Some(10)));
+        assert_eq!(found.sum_of("file"), 14, "whatever was found last");
         assert_eq!(folder.table("none").get("file"), None);
+        put("first 1\nlast 2");
+        let found = folder.table("file");
+        assert_eq!((found.get("last"), found.get("last"), found.get("first")), (Some(2), Some(2), Some(1)));
         put("9223372036854771712\n");
         assert_eq!((folder.number("file"), folder.limit("file")), (Some(9_223_372_036_854_771_712), None));
         put("max\n");

@@ -38,14 +38,18 @@ impl Pressure {
     pub fn parse(text: &str) -> Self {
         let line = |name: &str| {
             let fields = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-            let value = |key: &str| fields.split(' ').find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
-            let percent = |key: &str| value(key).and_then(|text| text.parse().ok()).unwrap_or(0.0);
-            PressureLine {
-                total: value("total").and_then(|text| text.parse().ok()).unwrap_or(0),
-                avg10: percent("avg10"),
-                avg60: percent("avg60"),
-                avg300: percent("avg300"),
+            let percent = |text: &str| text.parse().unwrap_or(0.0);
+            let mut found = PressureLine::default();
+            for (key, value) in fields.split(' ').filter_map(|field| field.split_once('=')) {
+                match key {
+                    "avg10" => found.avg10 = percent(value),
+                    "avg60" => found.avg60 = percent(value),
+                    "avg300" => found.avg300 = percent(value),
+                    "total" => found.total = value.parse().unwrap_or(0),
+                    _ => {}
+                }
             }
+            found
         };
         Self { some: line("some "), full: line("full ") }
     }
@@ -155,6 +159,8 @@ mod tests {
         assert_eq!(pressure.some, PressureLine { total: 1234, avg10: 1.5, avg60: 0.25, avg300: 0.0 });
         assert_eq!((pressure.full.total, pressure.full.avg300), (99, 3.0));
         assert_eq!(Pressure::parse("what"), Pressure::default());
+        let incomplete = Pressure::parse("some avg10 avg60=x other=1 total=5 avg300=2.00\n");
+        assert_eq!(incomplete.some, PressureLine { total: 5, avg300: 2.0, ..PressureLine::default() });
     }
 
     #[test]

@@ -25,7 +25,9 @@ use crate::stats::filesystems::Traffic;
 fn text(scrape: &Scrape) -> String {
     let families: Vec<MetricFamily> = scrape.families().collect();
     let encoded = String::from_utf8(encode_text(&families).unwrap()).unwrap();
-    let direct = String::from_utf8(scrape.text()).unwrap();
+    let mut direct = Vec::new();
+    scrape.write_text(&mut direct).unwrap();
+    let direct = String::from_utf8(direct).unwrap();
     let samples = |text: &str| text.lines().map(with_sorted_labels).collect::<Vec<_>>();
     assert_eq!(samples(&direct), samples(&encoded));
     encoded
