@@ -29,6 +29,7 @@ use super::name::pod_uid_of;
 use super::systemd::Systemd;
 use crate::metrics::Metrics;
 use crate::model::Backoff;
+use crate::model::LoggedReasons;
 use crate::model::QosClass;
 
 /// How often remaining processes are killed before giving up.
@@ -55,8 +56,8 @@ pub struct Cgroups {
     pub(super) requests: Option<Arc<dyn PodRequests>>,
     pub(super) policy: QosPolicy,
     /// Held while the values of the QoS classes are computed and written, so that the last sum computed is the last one
-    /// written.
-    pub(super) qos: Arc<Mutex<()>>,
+    /// written. Has what was logged of failures by cgroup.
+    pub(super) qos: Arc<Mutex<LoggedReasons>>,
     /// Which pods need not be limited again.
     limited: LimitedPods,
     pub(super) suspensions: Suspensions,

@@ -47,7 +47,7 @@ document! {
         address "address": String = "0.0.0.0", value, used, "Address of the main and the read-only server.";
         port "port": i32 = 10250, value, used, "Port of the authenticated HTTPS server.";
         read_only_port "readOnlyPort": i32, value, used, "Port of the unauthenticated HTTP server; 0 turns it off.";
-        volume_plugin_dir "volumePluginDir": String = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/", value, later, "Directory of FlexVolume plugins.";
+        volume_plugin_dir "volumePluginDir": String = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/", value, used, "Directory of FlexVolume plugins.";
         provider_id "providerID": String, value, used, "spec.providerID of a newly created Node.";
         tls_cert_file "tlsCertFile": String, value, used, "Serving certificate.";
         tls_private_key_file "tlsPrivateKeyFile": String, value, used, "Key of the serving certificate.";
@@ -142,7 +142,7 @@ document! {
         kernel_memcg_notification "kernelMemcgNotification": bool, value, later, "Evict on kernel memory notifications.";
         logging "logging": Logging, nested, used, "What is logged, and how.";
         enable_system_log_handler "enableSystemLogHandler": bool = true, pointer, used, "Serve /logs/.";
-        enable_system_log_query "enableSystemLogQuery": Option<bool>, pointer, used, "Let /logs/ be queried.";
+        enable_system_log_query "enableSystemLogQuery": bool, pointer, used, "Let /logs/ be queried.";
         shutdown_grace_period "shutdownGracePeriod": GoDuration, value, used, "Time for pods to end at node shutdown.";
         shutdown_grace_period_critical_pods "shutdownGracePeriodCriticalPods": GoDuration, value, used, "Part of it kept for critical pods.";
         shutdown_grace_period_by_pod_priority "shutdownGracePeriodByPodPriority": Vec<ShutdownGracePeriod>, value, used, "Time to end by pod priority.";

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::AgentState;
 use super::Configz;
+use super::EnabledHandlers;
 use super::Handles;
 use super::Metrics;
 use super::Mounted;
@@ -39,6 +40,17 @@ use super::secure::testing::Authority;
 use super::secure::testing::Pair;
 use crate::config::FeatureGates;
 use crate::config::KubeletConfiguration;
+
+/// The main port with all its handlers.
+pub(super) const ALL_ON: EnabledHandlers = EnabledHandlers {
+    debugging: true,
+    profiling: true,
+    debug_flags: true,
+    system_logs: true,
+    checkpoint: true,
+    flagz: true,
+    statusz: true,
+};
 
 /// Timeout of everything in these tests.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(20);

@@ -7,6 +7,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
 
+use super::testing::ALL_ON;
 use super::testing::Answer;
 use super::testing::TIMEOUT;
 use super::testing::exchange;
@@ -331,21 +332,12 @@ fn options_from_the_configuration() {
 #[test]
 fn each_switch_is_about_its_own_handlers() {
     type Switch = (fn(&mut KubeletConfiguration), EnabledHandlers);
-    let all = EnabledHandlers {
-        debugging: true,
-        profiling: true,
-        debug_flags: true,
-        system_logs: true,
-        checkpoint: true,
-        flagz: true,
-        statusz: true,
-    };
     let switches: [Switch; 5] = [
-        (|_| {}, all),
-        (|config| config.enable_debugging_handlers = false, EnabledHandlers { debugging: false, ..all }),
-        (|config| config.enable_profiling_handler = false, EnabledHandlers { profiling: false, ..all }),
-        (|config| config.enable_debug_flags_handler = false, EnabledHandlers { debug_flags: false, ..all }),
-        (|config| config.enable_system_log_handler = false, EnabledHandlers { system_logs: false, ..all }),
+        (|_| {}, ALL_ON),
+        (|config| config.enable_debugging_handlers = false, EnabledHandlers { debugging: false, ..ALL_ON }),
+        (|config| config.enable_profiling_handler = false, EnabledHandlers { profiling: false, ..ALL_ON }),
+        (|config| config.enable_debug_flags_handler = false, EnabledHandlers { debug_flags: false, ..ALL_ON }),
+        (|config| config.enable_system_log_handler = false, EnabledHandlers { system_logs: false, ..ALL_ON }),
     ];
     for (change, expected) in switches {
         let mut config = KubeletConfiguration::default();
@@ -353,9 +345,9 @@ fn each_switch_is_about_its_own_handlers() {
         assert_eq!(Options::new(&config, &FeatureGates::default()).enabled, expected);
     }
     for (gate, expected) in [
-        ("ContainerCheckpoint", EnabledHandlers { checkpoint: false, ..all }),
-        ("ComponentFlagz", EnabledHandlers { flagz: false, ..all }),
-        ("ComponentStatusz", EnabledHandlers { statusz: false, ..all }),
+        ("ContainerCheckpoint", EnabledHandlers { checkpoint: false, ..ALL_ON }),
+        ("ComponentFlagz", EnabledHandlers { flagz: false, ..ALL_ON }),
+        ("ComponentStatusz", EnabledHandlers { statusz: false, ..ALL_ON }),
     ] {
         let gates = FeatureGates::new(&[(gate.to_owned(), false)].into()).expect("a known gate");
         assert_eq!(Options::new(&KubeletConfiguration::default(), &gates).enabled, expected, "{gate}");

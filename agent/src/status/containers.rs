@@ -32,6 +32,12 @@ use crate::model::spec::SpecContainer;
 pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";
 /// All termination messages of a pod together, in bytes.
 const MESSAGES_LIMIT: usize = 12 * 1024;
+/// The message of a waiting container, in bytes: longer than one of a hook with all that it keeps of a command's output. It
+/// may quote what only the size of the pod limits, such as the path of a hook, and the API server refuses a pod that is too
+/// large.
+const WAITING_LIMIT: usize = 32 * 1024;
+/// All messages of waiting containers of a pod together, in bytes.
+const ALL_WAITING_LIMIT: usize = 256 * 1024;
 
 /// `status.initContainerStatuses`, in spec order.
 pub(super) fn init(input: &StatusInput<'_>) -> Option<Vec<ApiStatus>> {
@@ -120,6 +126,8 @@ struct PodView<'a> {
     has_regular_instance: bool,
     /// The longest termination message of a container, in bytes.
     message_limit: usize,
+    /// The longest message of a waiting container, in bytes.
+    waiting_limit: usize,
 }
 
 impl<'a> PodView<'a> {
@@ -137,6 +145,7 @@ impl<'a> PodView<'a> {
             restart_all: restart::restart_all_due(pod, input.snapshot, announced, input.gates),
             has_regular_instance: spec::classified_regular(pod).any(is_created),
             message_limit: MESSAGES_LIMIT / containers.max(1),
+            waiting_limit: WAITING_LIMIT.min(ALL_WAITING_LIMIT / containers.max(1)),
             instances,
         }
     }
@@ -357,8 +366,12 @@ impl<'a> PodView<'a> {
 
     fn truncate_messages(&self, status: &mut ApiStatus) {
         for state in [&mut status.state, &mut status.last_state].into_iter().flatten() {
-            if let Some(message) = state.terminated.as_mut().and_then(|terminated| terminated.message.as_mut()) {
-                message.truncate(message.floor_char_boundary(self.message_limit));
+            let of_end = state.terminated.as_mut().and_then(|terminated| terminated.message.as_mut());
+            let of_wait = state.waiting.as_mut().and_then(|waiting| waiting.message.as_mut());
+            for (message, limit) in [(of_end, self.message_limit), (of_wait, self.waiting_limit)] {
+                if let Some(message) = message {
+                    message.truncate(message.floor_char_boundary(limit));
+                }
             }
         }
     }

@@ -12,6 +12,8 @@ pub enum Kind {
     Bool,
     /// A whole number.
     Int,
+    /// A level of verbosity: a decimal number.
+    Verbosity,
     /// Any text.
     Text,
     /// An IP address.
@@ -47,7 +49,7 @@ impl Kind {
     pub const fn placeholder(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
-            Self::Int => "N",
+            Self::Int | Self::Verbosity => "N",
             Self::Text => "TEXT",
             Self::Ip => "IP",
             Self::Duration => "DURATION",
@@ -149,6 +151,7 @@ use Kind::Taints;
 use Kind::Text;
 use Kind::Thresholds;
 use Kind::VModule;
+use Kind::Verbosity;
 
 /// All flags.
 pub const FLAGS: &[Flag] = &[
@@ -286,7 +289,7 @@ pub const FLAGS: &[Flag] = &[
     field("register-with-taints", Taints, "registerWithTaints", DEPRECATED),
     field("logging-format", Text, "logging.format", DEPRECATED),
     field("log-flush-frequency", Duration, "logging.flushFrequency", CURRENT),
-    field("v", Int, "logging.verbosity", CURRENT),
+    field("v", Verbosity, "logging.verbosity", CURRENT),
     field("vmodule", VModule, "logging.vmodule", CURRENT),
     field("log-text-split-stream", Bool, "logging.options.text.splitStream", DEPRECATED),
     field("log-text-info-buffer-size", Quantity, "logging.options.text.infoBufferSize", DEPRECATED),

@@ -18,6 +18,7 @@ pub(super) fn read(kind: Kind, text: &str) -> Result<Value, String> {
     match kind {
         Kind::Bool => boolean(text).map(Value::Bool),
         Kind::Int => integer(text).map(Value::from),
+        Kind::Verbosity => verbosity(text).map(Value::from),
         Kind::Text => Ok(text.into()),
         Kind::Ip => checked::<IpAddr>(text, || format!("{text:?} is not an IP address")),
         Kind::Duration => text.parse::<GoDuration>().map(|_| text.into()).map_err(|error| error.to_string()),
@@ -75,7 +76,8 @@ fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Whole numbers, also in hexadecimal, octal or binary with their prefix.
+/// Whole numbers in the forms of Go's literals, as `strconv.ParseInt` reads them with base 0: also in hexadecimal, octal or
+/// binary with their prefix, and with underscores between digits.
 fn integer(text: &str) -> Result<i64, String> {
     let lower = text.strip_prefix(['-', '+']).unwrap_or(text).to_ascii_lowercase();
     let (digits, radix) = if let Some(hex) = lower.strip_prefix("0x") {
@@ -87,10 +89,20 @@ fn integer(text: &str) -> Result<i64, String> {
     } else {
         (lower.as_str(), 10)
     };
+    // An underscore may follow the prefix, too.
+    let is_misplaced = (radix == 10 && digits.starts_with('_')) || digits.ends_with('_') || digits.contains("__");
     // The standard library would take another sign.
-    let magnitude = i128::from_str_radix(digits, radix).ok().filter(|_| !digits.starts_with(['-', '+']));
+    let is_number = !is_misplaced && !digits.starts_with(['-', '+']);
+    let digits = digits.replace('_', "");
+    let magnitude = i128::from_str_radix(&digits, radix).ok().filter(|_| is_number);
     let value = magnitude.map(|magnitude| if text.starts_with('-') { -magnitude } else { magnitude });
     value.and_then(|value| i64::try_from(value).ok()).ok_or_else(|| format!("{text:?} is not a whole number"))
+}
+
+/// Levels of verbosity are decimal only, without a sign and underscores, as upstream.
+fn verbosity(text: &str) -> Result<u32, String> {
+    let level = text.parse().ok().filter(|_| !text.starts_with('+'));
+    level.ok_or_else(|| format!("{text:?} is not a level of verbosity"))
 }
 
 fn checked<T: std::str::FromStr>(text: &str, problem: impl FnOnce() -> String) -> Result<Value, String> {
@@ -163,6 +175,6 @@ fn taint(text: &str) -> Result<Value, String> {
 }
 
 fn vmodule(text: &str) -> Result<Value, String> {
-    let (pattern, verbosity) = pair(text, '=')?;
-    Ok(json!({ "filePattern": pattern, "verbosity": integer(verbosity)? }))
+    let (pattern, level) = pair(text, '=')?;
+    Ok(json!({ "filePattern": pattern, "verbosity": verbosity(level)? }))
 }

@@ -88,6 +88,25 @@ fn more_headers_than_can_be_sent_are_an_error() {
     assert_eq!(error.to_string(), "Get \"http://10.0.0.1:80/\": more than 16384 headers");
 }
 
+/// The API server validates the names of headers alone.
+#[test]
+fn values_of_headers_with_control_characters_are_not_sent() {
+    for (name, value) in [
+        ("Host", "a\r\nX-Forged: b"),
+        ("host", "a\0"),
+        ("X-A", "b\nc: d"),
+        ("X-A", "b\rc"),
+        ("User-Agent", "\u{7f}"),
+        ("Accept", "\u{1b}[31m"),
+        ("Content-Length", "0\n"),
+    ] {
+        let action = with_headers(action("/", 80), &[(name, value)]);
+        let error = HttpGet::new(&action, &[], "10.0.0.1", &Caller::probe("v1.36.3")).expect_err(name);
+        let expected = format!("Get \"http://10.0.0.1:80/\": net/http: invalid header field value for {name:?}");
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
 #[test]
 fn a_zone_is_for_the_node_and_not_for_the_server() {
     let action = HTTPGetAction { host: Some("fe80::1%eth0".into()), ..action("/a", 8080) };

@@ -14,6 +14,7 @@ use keblet_proto::health::v1::HealthCheckResponse;
 use keblet_proto::health::v1::health_check_response::ServingStatus;
 use keblet_proto::health::v1::health_server::Health;
 use keblet_proto::health::v1::health_server::HealthServer;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::task::AbortOnDropHandle;
@@ -138,6 +139,32 @@ async fn servers_without_the_health_service_fail() {
     let expected =
         "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): no such thing";
     assert_eq!(outcome, Outcome::Failure(expected.into()));
+}
+
+/// A server of another protocol that closes the connection, or sends without end frames that HTTP/2 does not or does define.
+#[tokio::test]
+async fn servers_of_other_protocols_fail_within_the_timeout() {
+    const SETTINGS: &str = "\0\0\0\u{4}\0\0\0\0\0";
+    for (words, is_endless) in [
+        ("", false),
+        ("HTTP/1.1 400 Bad Request\r\n\r\n", false),
+        ("SSH-2.0-OpenSSH_9.9\r\n", true),
+        (SETTINGS, false),
+        (SETTINGS, true),
+    ] {
+        let (listening, address) = listener().await;
+        let _serving = AbortOnDropHandle::new(tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listening.accept().await {
+                tokio::spawn(async move {
+                    drop(stream.write_all(words.as_bytes()).await);
+                    while is_endless && stream.write_all(words.as_bytes()).await.is_ok() {}
+                });
+            }
+        }));
+        let (outcome, took) = grpc_of(address, "").await;
+        assert!(matches!(outcome, Outcome::Failure(_)), "{words:?}: {outcome:?}");
+        assert!(took < 10 * LIMIT, "{words:?}: {took:?}");
+    }
 }
 
 #[tokio::test]

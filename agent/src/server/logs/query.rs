@@ -86,7 +86,8 @@ pub(super) fn parse(query: &[(String, String)]) -> Result<LogQuery, BadQuery> {
     if tail.is_some_and(|tail| tail < 0)
         || limit.is_some_and(|limit| limit < 1)
         || seconds.is_some_and(|seconds| seconds < 1)
-        || (seconds.is_some() && time.is_some())
+        // Also beside a time that is empty: upstream, that is the zero time, which is there.
+        || (seconds.is_some() && value("sinceTime").is_some())
         || (one_stream && tail.is_some())
     {
         return Err(BadQuery::Invalid);
@@ -164,6 +165,8 @@ mod tests {
             "limitBytes=0",
             "sinceSeconds=0",
             "sinceSeconds=1&sinceTime=2026-01-01T00:00:00Z",
+            "sinceSeconds=1&sinceTime=",
+            "sinceSeconds=1&sinceTime=null",
             "stream=both",
             "stream=",
             "stream=Stdout&tailLines=1",

@@ -53,8 +53,8 @@ pub(in crate::server) fn labels(table: &Table, method: &str, path: &str) -> metr
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::ALL_ON;
     use super::*;
+    use crate::server::testing::ALL_ON;
 
     #[test]
     fn labels_of_requests() {

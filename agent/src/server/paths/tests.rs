@@ -1,14 +1,5 @@
 use super::*;
-
-pub(super) const ALL_ON: EnabledHandlers = EnabledHandlers {
-    debugging: true,
-    profiling: true,
-    debug_flags: true,
-    system_logs: true,
-    checkpoint: true,
-    flagz: true,
-    statusz: true,
-};
+use crate::server::testing::ALL_ON;
 
 fn main() -> Table {
     Table::main(&ALL_ON)

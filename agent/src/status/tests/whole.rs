@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use super::Situation;
 use crate::model::ContainerState;
 use crate::model::ContainerStatus;
+use crate::model::StartFailure;
 use crate::model::testing::*;
 use crate::status::NodeAddresses;
 use crate::status::transition::check;
@@ -152,4 +153,26 @@ fn an_unchanged_pod_has_an_unchanged_status() {
     let settled = || vec![running("a", 1), running("side", 0), exited("a", 0, 1), exited("one", 0, 0)];
     let second = Situation::new(pod("Always", &["one", "side"], &["a"]), settled()).then(settled()).then(settled());
     assert_eq!(second.generate(), second.old);
+}
+
+/// It may quote the path of a hook. The API server refuses a pod that is larger than 1.5 MiB.
+#[test]
+fn messages_of_waiting_containers_are_bounded() {
+    for (count, longest) in [(1, 32 << 10), (64, 4 << 10)] {
+        let names: Vec<String> = (0..count).map(|number| format!("c{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let situation = Situation::new(pod("Always", &[], &names), vec![]).with(|s| {
+            let failure =
+                StartFailure { token: "PostStartHookError".into(), message: "\u{e4}".repeat(200_000), retry_at: None };
+            s.reasons.extend(names.iter().map(|name| ((*name).to_owned(), failure.clone())));
+        });
+        let containers = situation.generate().container_statuses.expect("statuses");
+        let waiting = |status: k8s_openapi::api::core::v1::ContainerStatus| status.state?.waiting;
+        let waiting: Vec<_> = containers.into_iter().filter_map(waiting).collect();
+        assert_eq!(waiting.len(), count);
+        for state in waiting {
+            let length = state.message.map(|message| message.len());
+            assert_eq!((state.reason.as_deref(), length), (Some("PostStartHookError"), Some(longest)));
+        }
+    }
 }

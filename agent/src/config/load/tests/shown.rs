@@ -85,7 +85,7 @@ fn the_log_shows_both_documents_without_secrets() {
 #[test]
 fn notices_name_what_has_no_effect() {
     let settings = Case::new()
-        .main("maxPods: 7\nvolumePluginDir: /flex\nhairpinMode: none\nfeatureGates: {NativeHistograms: true, NodeSwap: true}\n")
+        .main("maxPods: 7\nenableContentionProfiling: true\nhairpinMode: none\nfeatureGates: {NativeHistograms: true, NodeSwap: true}\n")
         .flag("experimental-mounter-path", "/srv")
         .flag("file-check-frequency", "2m")
         .flag("log-cadvisor-usage", "true")
@@ -100,10 +100,8 @@ fn notices_name_what_has_no_effect() {
     ] {
         assert!(notices.contains(expected), "{expected:?} is missing in:\n{notices}");
     }
-    assert!(
-        notices.lines().any(|line| line.starts_with("volumePluginDir (")
-            && line.ends_with("main.yaml:4) is accepted but not honoured yet"))
-    );
+    assert!(notices.lines().any(|line| line.starts_with("enableContentionProfiling (")
+        && line.ends_with("main.yaml:4) is accepted but not honoured yet")));
     assert!(notices.lines().any(|line| line.starts_with("hairpinMode (")
         && line.ends_with("main.yaml:5) is accepted and has no effect, as in a kubelet")));
     assert!(!notices.contains("fileCheckFrequency ("), "a field that is honoured has no notice");

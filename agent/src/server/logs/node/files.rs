@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use axum::body::Body;
 use axum::http::HeaderMap;
+use axum::http::HeaderName;
 use axum::http::HeaderValue;
 use axum::http::StatusCode;
 use axum::http::header;
@@ -17,14 +18,21 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream;
 use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::civil::DateTime;
 use tokio::fs::File;
 use tokio::io::AsyncReadExt as _;
 use tokio::io::AsyncSeekExt as _;
 
+use super::ranges;
+use super::ranges::Piece;
+use super::ranges::RangeError;
+use super::ranges::Selection;
 use crate::filesystem;
 
 /// Bytes per read.
 const PIECE: usize = 16 * 1024;
+/// The forms of dates in requests (RFC 9110, 5.6.7); the first one is that of responses.
+const DATE_FORMATS: [&str; 3] = ["%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y"];
 
 /// The file in `root` that `path` names; `None` if the path contains `..`.
 pub(super) fn below(root: &Path, path: &str) -> Option<PathBuf> {
@@ -169,71 +177,71 @@ fn in_text(name: &str) -> String {
     out
 }
 
-async fn file(mut file: File, path: &Path, headers: &HeaderMap) -> io::Result<Response> {
+async fn file(file: File, path: &Path, headers: &HeaderMap) -> io::Result<Response> {
     let meta = file.metadata().await?;
-    let modified = meta.modified().map(http_date).unwrap_or_default();
-    if headers.get(header::IF_MODIFIED_SINCE).is_some_and(|since| since.as_bytes() == modified.as_bytes()) {
-        return Ok(StatusCode::NOT_MODIFIED.into_response());
+    let (text, size) = (http_date(meta.modified()?), meta.len());
+    let modified = parse_date(&text);
+    let last_modified = [(header::LAST_MODIFIED, text)];
+    if date_in(headers, header::IF_MODIFIED_SINCE).is_some_and(|since| modified.is_some_and(|at| at <= since)) {
+        return Ok((StatusCode::NOT_MODIFIED, last_modified).into_response());
     }
-    let length = meta.len();
     // A part of the file as it is now does not complete what the client has of an earlier one.
-    let is_same = headers.get(header::IF_RANGE).is_none_or(|since| since.as_bytes() == modified.as_bytes());
-    let range = headers.get(header::RANGE).filter(|_| is_same).and_then(|range| range.to_str().ok());
-    let (from, count, status) = match range.map(|range| part(range, length)) {
-        Some(Part::Of { from, count }) => (from, count, StatusCode::PARTIAL_CONTENT),
-        None | Some(Part::Whole) => (0, length, StatusCode::OK),
+    let is_same = !headers.contains_key(header::IF_RANGE) || date_in(headers, header::IF_RANGE) == modified;
+    let range = headers.get(header::RANGE).filter(|_| is_same);
+    let ranges = range.map_or(Ok(Vec::new()), |range| ranges::parse(&String::from_utf8_lossy(range.as_bytes()), size));
+    let ranges = match ranges {
         // As upstream: some clients ask for a part of every file to limit its size.
-        Some(Part::Outside) if length == 0 => (0, length, StatusCode::OK),
-        Some(Part::Outside) => {
-            let range = [(header::CONTENT_RANGE, format!("bytes */{length}"))];
-            let text = "invalid range: failed to overlap\n";
-            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, range, text).into_response());
-        }
+        Err(RangeError::NoOverlap) if size == 0 => Vec::new(),
+        Err(error) => return Ok(unsatisfiable(error, size)),
+        Ok(ranges) => ranges,
     };
-    file.seek(io::SeekFrom::Start(from)).await?;
-    let mut response = Response::new(body(file.take(count)));
-    *response.status_mut() = status;
+    let boundary = format!("{:032x}", fastrand::u128(..));
+    let selection = Selection::of(ranges, kind(path), size, &boundary);
+    let mut response = (selection.status, last_modified).into_response();
     let out = response.headers_mut();
-    let mut set = |name, value: String| HeaderValue::from_str(&value).ok().and_then(|value| out.insert(name, value));
-    set(header::CONTENT_TYPE, kind(path).to_owned());
-    set(header::CONTENT_LENGTH, count.to_string());
-    set(header::ACCEPT_RANGES, "bytes".to_owned());
-    set(header::LAST_MODIFIED, modified);
-    if status == StatusCode::PARTIAL_CONTENT {
-        set(header::CONTENT_RANGE, format!("bytes {from}-{}/{length}", from + count - 1));
+    let mut set = |name, value: &str| HeaderValue::from_str(value).ok().and_then(|value| out.insert(name, value));
+    set(header::CONTENT_TYPE, &selection.content_type);
+    set(header::CONTENT_LENGTH, &selection.length().to_string());
+    set(header::ACCEPT_RANGES, "bytes");
+    if let Some(content_range) = &selection.content_range {
+        set(header::CONTENT_RANGE, content_range);
     }
+    *response.body_mut() = body(file, selection);
     Ok(response)
 }
 
-/// The file in chunks, read as the client receives them.
-fn body(file: tokio::io::Take<File>) -> Body {
-    Body::from_stream(stream::try_unfold(file, |mut file| async move {
-        let mut piece = vec![0; PIECE];
-        let read = file.read(&mut piece).await?;
-        piece.truncate(read);
-        Ok::<_, io::Error>((read > 0).then(|| (Bytes::from(piece), file)))
+fn unsatisfiable(error: RangeError, size: u64) -> Response {
+    let mut response = (StatusCode::RANGE_NOT_SATISFIABLE, format!("{error}\n")).into_response();
+    if error == RangeError::NoOverlap
+        && let Ok(range) = HeaderValue::from_str(&format!("bytes */{size}"))
+    {
+        response.headers_mut().insert(header::CONTENT_RANGE, range);
+    }
+    response
+}
+
+/// The pieces one after the other; those of the file are read as the client receives them.
+fn body(file: File, selection: Selection) -> Body {
+    let begin = (file, selection, 0_usize, 0_u64);
+    Body::from_stream(stream::try_unfold(begin, |(mut file, selection, mut number, mut left)| async move {
+        while left == 0 {
+            let piece = selection.piece(number);
+            number += 1;
+            match piece {
+                None => return Ok::<_, io::Error>(None),
+                Some(Piece::Text(text)) => return Ok(Some((Bytes::from(text), (file, selection, number, 0)))),
+                Some(Piece::File(range)) => {
+                    file.seek(io::SeekFrom::Start(range.start)).await?;
+                    left = range.length;
+                }
+            }
+        }
+        let mut chunk = vec![0; usize::try_from(left).map_or(PIECE, |left| left.min(PIECE))];
+        let read = file.read(&mut chunk).await?;
+        chunk.truncate(read);
+        // A file that was truncated meanwhile ends the response.
+        Ok((read > 0).then(|| (Bytes::from(chunk), (file, selection, number, left - read as u64))))
     }))
-}
-
-/// The requested part of a file.
-#[derive(Debug, PartialEq, Eq)]
-enum Part {
-    Whole,
-    Of { from: u64, count: u64 },
-    Outside,
-}
-
-/// Parses a single range; several ranges are answered with the whole file (RFC 9110, 14.2).
-fn part(range: &str, length: u64) -> Part {
-    let Some(range) = range.strip_prefix("bytes=").filter(|range| !range.contains(',')) else { return Part::Whole };
-    let Some((from, to)) = range.trim().split_once('-') else { return Part::Outside };
-    let (from, to) = match (from.parse::<u64>(), to.parse::<u64>()) {
-        (Ok(from), Ok(to)) => (from, to.min(length.saturating_sub(1))),
-        (Ok(from), Err(_)) if to.is_empty() => (from, length.saturating_sub(1)),
-        (Err(_), Ok(last)) if from.is_empty() && last > 0 => (length.saturating_sub(last), length.saturating_sub(1)),
-        _ => return Part::Outside,
-    };
-    if from >= length || to < from { Part::Outside } else { Part::Of { from, count: to - from + 1 } }
 }
 
 fn kind(path: &Path) -> &'static str {
@@ -248,7 +256,16 @@ fn kind(path: &Path) -> &'static str {
 
 fn http_date(time: SystemTime) -> String {
     let time = Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH);
-    time.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
+    time.strftime(DATE_FORMATS[0]).to_string()
+}
+
+/// A date of a request, in UTC; `None` if it has none that can be parsed.
+fn date_in(headers: &HeaderMap, name: HeaderName) -> Option<DateTime> {
+    parse_date(headers.get(name)?.to_str().ok()?)
+}
+
+fn parse_date(text: &str) -> Option<DateTime> {
+    DATE_FORMATS.iter().find_map(|format| DateTime::strptime(format, text).ok())
 }
 
 #[cfg(test)]
@@ -273,25 +290,6 @@ mod tests {
         ] {
             assert_eq!(below(root, path), expected.map(PathBuf::from), "{path:?}");
         }
-    }
-
-    #[test]
-    fn ranges() {
-        for (range, expected) in [
-            ("bytes=0-4", Part::Of { from: 0, count: 5 }),
-            ("bytes=5-", Part::Of { from: 5, count: 5 }),
-            ("bytes=-3", Part::Of { from: 7, count: 3 }),
-            ("bytes=8-99", Part::Of { from: 8, count: 2 }),
-            ("bytes=-99", Part::Of { from: 0, count: 10 }),
-            ("bytes=10-", Part::Outside),
-            ("bytes=3-1", Part::Outside),
-            ("bytes=x-y", Part::Outside),
-            ("lines=1-2", Part::Whole),
-            ("bytes=0-1,3-4", Part::Whole),
-        ] {
-            assert_eq!(part(range, 10), expected, "{range}");
-        }
-        assert_eq!(part("bytes=0-", 0), Part::Outside);
     }
 
     #[test]
@@ -321,7 +319,9 @@ mod tests {
         let log = dir.path().join("b.log");
         assert_eq!(get(log.clone(), None).await, (200, "0123456789".to_owned()));
         assert_eq!(get(log.clone(), Some("bytes=2-4")).await, (206, "234".to_owned()));
-        assert_eq!(get(log, Some("bytes=20-")).await.0, 416);
+        let outside = (416, "invalid range: failed to overlap\n".to_owned());
+        assert_eq!(get(log.clone(), Some("bytes=20-")).await, outside);
+        assert_eq!(get(log, Some("lines=1-2")).await, (416, "invalid range\n".to_owned()));
         assert_eq!(get(dir.path().join("none"), None).await, (404, "404 page not found\n".to_owned()));
         assert_eq!(get("/dev/zero".into(), None).await, (403, "403 Forbidden\n".to_owned()), "it has no end");
         std::fs::write(dir.path().join("a/index.html"), "page").unwrap();
@@ -338,28 +338,67 @@ mod tests {
         let written = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         std::fs::File::options().write(true).open(&log).unwrap().set_modified(written).unwrap();
         let (then, other) = ("Fri, 15 Jan 2027 08:00:00 GMT", "Fri, 15 Jan 2027 07:59:59 GMT");
+        let (later, old_form) = ("Fri, 15 Jan 2100 08:00:00 GMT", "Friday, 15-Jan-27 08:00:00 GMT");
         let (range, since, same) = (header::RANGE, header::IF_MODIFIED_SINCE, header::IF_RANGE);
         for (asked, status, length, content_range) in [
             (vec![], 200, Some("10"), None),
             (vec![(&since, other)], 200, Some("10"), None),
             (vec![(&since, then)], 304, None, None),
+            (vec![(&since, later)], 304, None, None),
+            (vec![(&since, old_form)], 304, None, None),
+            (vec![(&since, "Fri Jan 15 08:00:00 2027")], 304, None, None),
+            (vec![(&since, "yesterday")], 200, Some("10"), None),
             (vec![(&range, "bytes=2-4")], 206, Some("3"), Some("bytes 2-4/10")),
             (vec![(&range, "bytes=5-"), (&same, then)], 206, Some("5"), Some("bytes 5-9/10")),
+            (vec![(&range, "bytes=5-"), (&same, old_form)], 206, Some("5"), Some("bytes 5-9/10")),
             (vec![(&range, "bytes=5-"), (&same, other)], 200, Some("10"), None),
+            (vec![(&range, "bytes=5-"), (&same, "\"tag\"")], 200, Some("10"), None),
             (vec![(&range, "bytes=10-")], 416, None, Some("bytes */10")),
+            (vec![(&range, "bytes=x")], 416, None, None),
         ] {
             let headers = asked.iter().map(|(name, value)| ((*name).clone(), value.parse().unwrap())).collect();
             let response = show(Some(log.clone()), &headers).await;
             let sent = |name: header::HeaderName| response.headers().get(name).map(|value| value.to_str().unwrap());
             assert_eq!(response.status().as_u16(), status, "{asked:?}");
-            assert_eq!(
-                (sent(header::CONTENT_LENGTH), sent(header::CONTENT_RANGE)),
-                (length, content_range),
-                "{asked:?}"
-            );
             let is_file = length.is_some();
-            assert_eq!(sent(header::LAST_MODIFIED), Some(then).filter(|_| is_file), "{asked:?}");
+            let sent_length = sent(header::CONTENT_LENGTH).filter(|_| is_file);
+            assert_eq!((sent_length, sent(header::CONTENT_RANGE)), (length, content_range), "{asked:?}");
+            assert_eq!(sent(header::LAST_MODIFIED), Some(then).filter(|_| status != 416), "{asked:?}");
             assert_eq!(sent(header::ACCEPT_RANGES), Some("bytes").filter(|_| is_file), "{asked:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn several_ranges_are_sent_in_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("b.log");
+        std::fs::write(&log, "0123456789").unwrap();
+        let headers = [(header::RANGE, HeaderValue::from_static("bytes=0-1,-3"))].into_iter().collect();
+        let response = show(Some(log), &headers).await;
+        let content_range = response.headers().get(header::CONTENT_RANGE);
+        assert_eq!((response.status(), content_range), (StatusCode::PARTIAL_CONTENT, None));
+        let kind = response.headers()[header::CONTENT_TYPE].to_str().unwrap().to_owned();
+        let boundary = kind.strip_prefix("multipart/byteranges; boundary=").unwrap();
+        let length = response.headers()[header::CONTENT_LENGTH].to_str().unwrap().to_owned();
+        let text = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(text.len().to_string(), length);
+        let part = |range: &str, content: &str| {
+            let kind = "text/plain; charset=utf-8";
+            format!("--{boundary}\r\nContent-Range: bytes {range}/10\r\nContent-Type: {kind}\r\n\r\n{content}\r\n")
+        };
+        assert_eq!(text, format!("{}{}--{boundary}--\r\n", part("0-1", "01"), part("7-9", "789")));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_changes_meanwhile_is_sent_up_to_the_length_of_the_header() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("b.log");
+        for (later, sent) in [("0123456789and more", "0123456789"), ("0123", "0123")] {
+            std::fs::write(&log, "0123456789").unwrap();
+            let response = show(Some(log.clone()), &HeaderMap::new()).await;
+            assert_eq!(response.headers()[header::CONTENT_LENGTH], "10");
+            std::fs::write(&log, later).unwrap();
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), sent);
         }
     }
 

@@ -6,6 +6,7 @@
 mod files;
 mod journal;
 mod query;
+mod ranges;
 
 use std::io::Write as _;
 use std::path::PathBuf;
