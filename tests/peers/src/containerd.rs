@@ -31,6 +31,9 @@ pub struct Options {
     pub systemd_scopes: bool,
     /// Containers are made by [`Cache::current_runc`], which can map ids of mounts.
     pub current_runc: bool,
+    /// Containers get a negative `oom_score_adj` and AppArmor profiles: the machine needs CAP_SYS_RESOURCE, a kernel with
+    /// AppArmor, and apparmor_parser(8).
+    pub unrestricted: bool,
 }
 
 /// Names and addresses of a running private runtime.
@@ -97,6 +100,9 @@ impl PrivateContainerd {
         }
         if options.current_runc {
             command.arg("--current-runc");
+        }
+        if options.unrestricted {
+            command.arg("--unrestricted");
         }
         let (supervisor, ready) = Supervisor::start(PROGRAM, &mut command).context("no private container runtime")?;
         Ok(Self { supervisor, ready })

@@ -1,12 +1,16 @@
 //! Pods that the API server accepts and the node has to reject: status and event have the reason.
 
+use std::panic::AssertUnwindSafe;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::PodStatus;
 use keblet_peers::BUSYBOX_IMAGE;
+use keblet_peers::Part;
 use keblet_tests::cluster::Cluster;
 use keblet_tests::cluster::ClusterNode;
 use keblet_tests::cluster::Tenant;
@@ -178,6 +182,60 @@ async fn pods_that_do_not_fit_are_rejected_and_critical_ones_preempt() {
 
     std::fs::remove_file(&file).unwrap();
     keblet_tests::cluster::until_gone(&mirrors, &mirror).await.unwrap();
+    let (cluster, node) = tenant.delete_namespace().await.unwrap();
+    Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
+}
+
+/// Tolerations of the taint `maintenance=now:NoExecute`, and whether they match it.
+fn tolerations() -> [(&'static str, Value, bool); 9] {
+    [
+        ("of-all", json!([{ "operator": "Exists" }]), true),
+        ("of-effect", json!([{ "operator": "Exists", "effect": "NoExecute" }]), true),
+        ("of-key", json!([{ "key": "maintenance", "operator": "Exists" }]), true),
+        ("of-value", json!([{ "key": "maintenance", "value": "now" }]), true),
+        ("equal", json!([{ "key": "maintenance", "operator": "Equal", "value": "now", "effect": "NoExecute" }]), true),
+        ("none", json!([]), false),
+        ("other-key", json!([{ "key": "repair", "operator": "Exists" }]), false),
+        ("other-value", json!([{ "key": "maintenance", "value": "later" }]), false),
+        ("other-effect", json!([{ "operator": "Exists", "effect": "NoSchedule" }]), false),
+    ]
+}
+
+/// Creates a pod with each of the tolerations on the tainted node, and checks what becomes of it.
+async fn check_tolerations(tenant: &Tenant) {
+    for (name, tolerations, _) in tolerations() {
+        let mut spec = tenant.shell("sleep 3600");
+        spec["nodeName"] = json!(tenant.node.name());
+        spec["tolerations"] = tolerations;
+        // The token's volume has a certificate that a controller may not have published yet.
+        spec["automountServiceAccountToken"] = json!(false);
+        tenant.pod(name, spec).await.unwrap();
+    }
+    let message = "Pod was rejected: Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
+    for (name, _, is_tolerated) in tolerations() {
+        if is_tolerated {
+            tenant.until_ready(name).await.unwrap();
+        } else {
+            let found = rejection(tenant, name).await;
+            assert_eq!((found.0.as_str(), found.1.as_str()), ("TaintToleration", message), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "real cluster"]
+async fn pods_run_on_a_tainted_node_if_they_tolerate_the_taint() {
+    // Of its own, as its controllers are killed.
+    let cluster = Cluster::exclusive().await.unwrap();
+    let changes = json!({ "registerWithTaints": [{ "key": "maintenance", "value": "now", "effect": "NoExecute" }] });
+    let node = Arc::new(ClusterNode::start(&cluster, changes).await.unwrap());
+    let tenant = Tenant::on(cluster, node, "taints").await.unwrap();
+    // One of them deletes the pods that do not tolerate the taint, perhaps before the node has decided on them.
+    tenant.cluster.on_control_plane(|plane| plane.kill(Part::ControllerManager)).await.unwrap();
+    let checked = AssertUnwindSafe(check_tolerations(&tenant)).catch_unwind().await;
+    // Also after a failure: another test gets this control plane next.
+    tenant.cluster.on_control_plane(|plane| plane.start_part(Part::ControllerManager)).await.unwrap();
+    checked.unwrap_or_else(|panic| resume_unwind(panic));
     let (cluster, node) = tenant.delete_namespace().await.unwrap();
     Arc::into_inner(node).unwrap().stop_and_delete(&cluster).await.unwrap();
 }

@@ -1,6 +1,9 @@
 //! Malicious pods, bound to the node without the scheduler: what the API server accepts either runs as specified or
 //! gets a status and an event with the reason; agent and other pods are not affected.
 
+mod actions;
+mod resizes;
+
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
@@ -9,15 +12,19 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::core::v1::ContainerState;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use keblet_peers::BUSYBOX_IMAGE;
 use keblet_tests::cluster::Cluster;
 use keblet_tests::cluster::ClusterNode;
 use keblet_tests::cluster::TIMEOUT;
 use keblet_tests::cluster::Tenant;
+use keblet_tests::cluster::until_gone;
+use keblet_tests::cluster::until_some;
 use kube::api::DeleteParams;
 use kube::api::ListParams;
 use kube::api::Patch;
 use kube::api::PatchParams;
+use kube::runtime::watcher::Config;
 use serde_json::Value;
 use serde_json::json;
 
@@ -50,6 +57,42 @@ fn bound(tenant: &Tenant, name: &str, fields: Value, more: Value) -> Value {
     over(&mut spec["containers"][0], fields);
     over(&mut spec, more);
     json!({ "metadata": { "name": name, "labels": { "app": "malicious" } }, "spec": spec })
+}
+
+/// Waits for an event on the pod with this reason, whose message contains the text.
+async fn until_event(tenant: &Tenant, pod: &str, reason: &str, text: &str) {
+    let of_pod = Config::default().fields(&format!("involvedObject.name={pod},reason={reason}"));
+    let says = |event: &Event| event.message.as_ref().is_some_and(|message| message.contains(text)).then_some(());
+    let what = format!("an event {reason} of {pod} with {text:?}");
+    let found = until_some(tenant.api::<Event>(), of_pod, &what, says).await;
+    assert!(found.is_ok(), "{found:?}\n{}", tenant.node.log_excerpt());
+}
+
+/// The instance of the pod's only container, and since when the pod is Ready.
+fn continuity(pod: &Pod) -> (Option<String>, Option<Time>) {
+    let status = pod.status.as_ref().unwrap();
+    let ready = status.conditions.iter().flatten().find(|one| one.type_ == "Ready" && one.status == "True");
+    let id = status.container_statuses.as_ref().unwrap()[0].container_id.clone();
+    (id, ready.and_then(|ready| ready.last_transition_time.clone()))
+}
+
+/// Deletes the malicious pods. The pod `calm` has the same container as before and was Ready all the time. Deletes it, too,
+/// and waits until nothing is left of any pod on the node.
+async fn leave_nothing(tenant: &Tenant, calm: &Pod) {
+    let api = tenant.api::<Pod>();
+    let soon = DeleteParams::default().grace_period(1);
+    let malicious = ListParams::default().labels("app=malicious");
+    let names = api.list_metadata(&malicious).await.unwrap().items.into_iter().filter_map(|pod| pod.metadata.name);
+    let names: Vec<String> = names.collect();
+    api.delete_collection(&soon, &malicious).await.unwrap();
+    for name in &names {
+        let gone = until_gone(&api, name).await;
+        assert!(gone.is_ok(), "{gone:?}\n{}", tenant.node.log_excerpt());
+    }
+    let still = api.get("calm").await.unwrap();
+    assert_eq!(continuity(&still), continuity(calm), "another pod was disturbed");
+    api.delete("calm", &soon).await.unwrap();
+    tenant.node.until_nothing_remains().await.unwrap();
 }
 
 /// The state of a pod in one word, once it has reached one.

@@ -19,7 +19,7 @@ async fn resize(tenant: &Tenant, pod: &str, resources: Value) -> Pod {
     tenant.api::<Pod>().patch_subresource("resize", pod, &PatchParams::default(), &patch).await.unwrap()
 }
 
-fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+pub(crate) fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     pod.status.as_ref()?.conditions.iter().flatten().find(|condition| condition.type_ == type_)
 }
 
@@ -37,7 +37,7 @@ async fn until_resized(tenant: &Tenant, name: &str, resources: &Value) -> Pod {
 }
 
 /// Pid of the pod's container on this machine.
-fn pid(tenant: &Tenant, name: &str) -> i32 {
+pub(crate) fn pid(tenant: &Tenant, name: &str) -> i32 {
     let pods = tenant.node.pods().unwrap().into_iter();
     let mut ours = pods.filter(|pod| pod.namespace == tenant.namespace && pod.name == name);
     let containers = ours.next().unwrap().containers;

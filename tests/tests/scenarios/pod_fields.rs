@@ -11,7 +11,13 @@ use serde_json::Value;
 use serde_json::json;
 
 /// Runs a pod with these fields, whose container writes the output of `script`; returns its lines and the pod's status.
-fn report(node: &mut StandaloneNode, name: &str, fields: Value, container: Value, script: &str) -> Result<Report> {
+pub(crate) fn report(
+    node: &mut StandaloneNode,
+    name: &str,
+    fields: Value,
+    container: Value,
+    script: &str,
+) -> Result<Report> {
     let mut pod = node.pod(name, &[]);
     let spec = pod["spec"].as_object_mut().context("a spec")?;
     spec.insert("restartPolicy".to_owned(), json!("Never"));
@@ -32,9 +38,10 @@ fn report(node: &mut StandaloneNode, name: &str, fields: Value, container: Value
     Ok(Report { lines: message.lines().map(str::to_owned).collect(), status })
 }
 
+/// What a pod has reported.
 #[derive(Debug)]
-struct Report {
-    lines: Vec<String>,
+pub(crate) struct Report {
+    pub(crate) lines: Vec<String>,
     status: Value,
 }
 

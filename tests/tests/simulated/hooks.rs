@@ -171,3 +171,21 @@ async fn an_agent_killed_during_pre_stop_runs_it_again_after_its_restart() {
     let (hook, stop) = (times(&sim, Method::ExecSync)[1], times(&sim, Method::StopContainer)[0]);
     assert_eq!((stop - hook).as_secs(), 3, "{}", sim.trace(Trace::to_string));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_sleep_longer_than_any_clock_holds_up_neither_its_pod_nor_another() {
+    for (hook, length) in [("postStart", i32::MAX.into()), ("postStart", i64::MAX), ("preStop", i64::MAX)] {
+        let (sim, folder) = node();
+        let hooks = json!({ hook: { "sleep": { "seconds": length } } });
+        let web = with_grace(with_hooks(pod("web").running("main", "term 100ms"), "main", hooks), 3);
+        let calm = pod("calm").running("main", "run").build();
+        let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), vec![web.clone(), calm]);
+        until(&sim, "both run", |t| ["web", "calm"].iter().all(|name| t.live(name, "main").is_some())).await;
+        sleep(secs(60)).await;
+        let since = Instant::now();
+        agent.remove(web).await;
+        until(&sim, "it is stopped", |t| t.live("web", "main").is_none()).await;
+        assert!(since.elapsed() < secs(10), "{hook}: {:?}", since.elapsed());
+        sim.trace(|t| assert_eq!(["web", "calm"].map(|name| t.history(name, "main").count()), [1, 1], "{hook}: {t}"));
+    }
+}

@@ -1,5 +1,7 @@
 //! Probes on the whole agent: what restarts a container, what makes it ready, and when.
 
+mod numbers;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

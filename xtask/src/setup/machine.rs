@@ -32,9 +32,9 @@ const SUITE: &str = "trixie";
 /// With the libraries of their own suite, so that they run on any system.
 const QEMU: [&str; 2] = ["qemu-system-x86", "virtiofsd"];
 const KERNEL: &str = "linux-image-cloud-amd64";
-/// Of the suite of this system, so that programs built here run there. The last five are for disks and exports that pods
-/// mount, and for file systems that count projects.
-const ROOT: [&str; 13] = [
+/// Of the suite of this system, so that programs built here run there. The last six are for disks and exports that pods
+/// mount, for file systems that count projects, and for AppArmor profiles.
+const ROOT: [&str; 14] = [
     "systemd",
     "dbus",
     "util-linux",
@@ -48,6 +48,7 @@ const ROOT: [&str; 13] = [
     "open-iscsi",
     "udev",
     "nfs-kernel-server",
+    "apparmor",
 ];
 /// Mount points and folders of the root file system that no package has.
 const FOLDERS: [&str; 8] = ["proc", "sys", "dev", "run", "tmp", "mnt", "root", "share"];

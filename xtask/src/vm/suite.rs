@@ -38,13 +38,14 @@ const ALL: &str = "code=0; for program do $program || code=1; done; exit $code";
 pub(crate) enum Set {
     /// BPF programs on the machine's kernel.
     Kernel,
-    /// The agent on containerd with the cgroupfs driver; sensors of pressure; volumes on file systems with project quotas.
+    /// The agent on containerd with the cgroupfs driver; sensors of pressure; OOM verdicts; volumes on file systems with
+    /// project quotas; out-of-memory scores and AppArmor profiles of containers.
     Cgroupfs,
     /// The agent on containerd with the systemd driver, with systemd as the first process.
     Systemd,
     /// Protection of requested memory, with the cgroupfs driver.
     Protection,
-    /// Disks of an iSCSI target, exports of an NFS server in the machine, and local disks that grow.
+    /// Disks of an iSCSI target and of SCSI hosts, exports of an NFS server in the machine, and local disks that grow.
     Storage,
 }
 
@@ -64,6 +65,19 @@ const PRESSURE: Program = Program {
     arguments: &["--ignored", "--test-threads", "1", "eviction::pressure_"],
     containerd_2: false,
 };
+/// A killed child, and a kill for the whole machine. That of a main process is one of [`CGROUPS`].
+const OOM: Program = Program {
+    target: "scenarios",
+    arguments: &["--ignored", "--test-threads", "1", "oom::a_killed_child_", "oom::vm_"],
+    containerd_2: false,
+};
+/// OOM verdicts on the limits of containers, pods, classes and all pods, and on main processes, children and execs: of
+/// [`KERNEL`] the tests that wait for one kill after the other, with deadlines that emulation keeps.
+const OOM_EVIDENCE: Program = Program {
+    target: "kernel",
+    arguments: &["--ignored", "--test-threads", "1", "oom_evidence::the_exceeded_limit_", "oom_evidence::main_child_"],
+    containerd_2: false,
+};
 /// Names its cgroups as the driver cgroupfs does.
 const PROTECTION: Program = Program {
     target: "scenarios",
@@ -76,13 +90,19 @@ const QUOTAS: Program = Program {
     arguments: &["--ignored", "--test-threads", "1", "project_quotas::vm_"],
     containerd_2: true,
 };
+/// Negative out-of-memory scores need CAP_SYS_RESOURCE; AppArmor profiles are loaded into the machine's kernel.
+const SECURITY: Program = Program {
+    target: "scenarios",
+    arguments: &["--ignored", "--test-threads", "1", "pod_security::vm_"],
+    containerd_2: false,
+};
 /// BPF programs on the machine's kernel.
 const KERNEL: Program =
     Program { target: "kernel", arguments: &["--ignored", "--test-threads", "1", "bpf"], containerd_2: false };
 /// Logs in to targets, mounts exports and expands disks, with modules of the machine's kernel.
 const STORAGE: Program = Program {
     target: "scenarios",
-    arguments: &["--ignored", "--test-threads", "1", "iscsi::", "local::", "nfs::"],
+    arguments: &["--ignored", "--test-threads", "1", "fc::", "iscsi::", "local::", "nfs::"],
     containerd_2: false,
 };
 
@@ -104,7 +124,7 @@ impl Set {
     fn programs(self) -> &'static [Program] {
         match self {
             Self::Kernel => &[KERNEL],
-            Self::Cgroupfs => &[CGROUPS, PRESSURE, QUOTAS],
+            Self::Cgroupfs => &[CGROUPS, PRESSURE, OOM, OOM_EVIDENCE, QUOTAS, SECURITY],
             Self::Systemd => &[CGROUPS],
             Self::Protection => &[PROTECTION],
             Self::Storage => &[STORAGE],

@@ -45,6 +45,8 @@ pub(crate) struct Layout {
     pub driver: Driver,
     /// Containers are made by the runc that was built, instead of the distribution's.
     pub current_runc: bool,
+    /// Containers get a negative `oom_score_adj` and AppArmor profiles.
+    pub unrestricted: bool,
     /// Second and third number of the pods' network `10.a.b.0/24`.
     network: (u8, u8),
     /// Keeps other runtimes from choosing the network.
@@ -72,6 +74,7 @@ impl Layout {
             cgroup_root: format!("/keblet-{id}"),
             driver,
             current_runc,
+            unrestricted: false,
             network,
             _reservation: Some(reservation),
             dir,
@@ -92,6 +95,7 @@ impl Layout {
             cgroup_root: format!("/keblet-{id}"),
             driver: Driver::Cgroupfs,
             current_runc: false,
+            unrestricted: false,
             network,
             _reservation: Some(reservation),
         })
@@ -215,8 +219,8 @@ address = {ttrpc}
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = {sandbox_image}
 # Hosts without CAP_SYS_RESOURCE or AppArmor run the tests too.
-restrict_oom_score_adj = true
-disable_apparmor = true
+restrict_oom_score_adj = {restricted}
+disable_apparmor = {restricted}
 enable_cdi = false
 # Network namespaces in the layout's folder, not in the system's.
 netns_mounts_under_state_dir = true
@@ -245,6 +249,7 @@ SystemdCgroup = {systemd_cgroup}
         socket = quoted(&layout.socket()),
         ttrpc = path("containerd.sock.ttrpc"),
         sandbox_image = quoted(Path::new(PAUSE_IMAGE)),
+        restricted = !layout.unrestricted,
         cni_bin = quoted(&cache.cni_bin()),
         cni_conf = quoted(&layout.cni_conf()),
         runc = quoted(&match layout.driver {
@@ -314,6 +319,7 @@ mod tests {
             cgroup_root: "/keblet-000001".into(),
             driver: Driver::Cgroupfs,
             current_runc: false,
+            unrestricted: false,
             network: (64, 7),
             _reservation: None,
         }
@@ -327,6 +333,17 @@ mod tests {
         assert_eq!(paths.len(), 9, "{text}");
         for path in paths {
             assert!(path.starts_with("nowhere/a \\\"b\\\"/") || path.starts_with("cache/"), "{path}");
+        }
+    }
+
+    #[test]
+    fn containers_are_restricted_unless_the_machine_has_all_privileges() {
+        for unrestricted in [false, true] {
+            let text = containerd(&Layout { unrestricted, ..layout() }, &Cache::at("/cache"));
+            for setting in ["restrict_oom_score_adj", "disable_apparmor"] {
+                let line = format!("\n{setting} = {}\n", !unrestricted);
+                assert!(text.contains(&line), "{line} {text}");
+            }
         }
     }
 

@@ -60,6 +60,9 @@ struct Arguments {
     /// Use the runc that `cargo xtask setup` has built instead of the distribution's.
     #[arg(long)]
     current_runc: bool,
+    /// Give containers a negative oom_score_adj and AppArmor profiles; not every machine can.
+    #[arg(long)]
+    unrestricted: bool,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -84,7 +87,8 @@ async fn supervise(arguments: Arguments) -> Result<CleanupReport> {
         (true, false) => Driver::ReportedSystemd,
         (true, true) => Driver::Systemd,
     };
-    let layout = Layout::create(arguments.dir, driver, arguments.current_runc)?;
+    let mut layout = Layout::create(arguments.dir, driver, arguments.current_runc)?;
+    layout.unrestricted = arguments.unrestricted;
     let mut runtime = Runtime::new(cache, layout);
     let served = tokio::select! {
         served = serve(&mut runtime) => served,
