@@ -1,8 +1,10 @@
 //! The agent's own limit of open files (`maxOpenFiles`), setrlimit(2), what fails for want of one, and the limits of other
 //! processes.
 
+use std::fs;
 use std::io;
 use std::path::Path;
+use std::process;
 
 use nix::errno::Errno;
 use nix::sys::resource::Resource;
@@ -13,8 +15,6 @@ use super::read;
 
 /// The soft limit of processes that do not raise it.
 const USUAL: usize = 1024;
-/// Where the processes are that system calls find by their pids: another folder may be of another PID namespace.
-const PROC: &str = "/proc";
 
 /// Sets the limit of open files to `wanted`; without CAP_SYS_RESOURCE at most to the hard limit of the process. Returns the
 /// limit that holds now.
@@ -41,8 +41,14 @@ pub fn soft_limit() -> usize {
 /// The system call takes less time than the file, whose 16 lines the kernel formats for each reader, but needs
 /// CAP_SYS_RESOURCE for processes of other users and groups.
 pub fn soft_limit_of(proc: &Path, process: u32) -> Option<u64> {
-    let called = if proc == Path::new(PROC) { by_call(process) } else { Err(Errno::EPERM) };
+    let called = if has_own_pids(proc) { by_call(process) } else { Err(Errno::EPERM) };
     called.unwrap_or_else(|_| by_file(&proc.join(process.to_string()).join("limits")))
+}
+
+/// Whether system calls find the processes in `proc` by the same pids. It may be of another PID namespace than the agent, as
+/// the host's in a container; `self` in it then has another pid.
+fn has_own_pids(proc: &Path) -> bool {
+    fs::read_link(proc.join("self")).is_ok_and(|own| own == Path::new(&process::id().to_string()))
 }
 
 /// By prlimit(2).
@@ -71,11 +77,13 @@ pub fn is_shortage(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::os::unix::fs::symlink;
     use std::os::unix::process::CommandExt as _;
     use std::process::Command;
 
     use super::*;
+
+    const PROC: &str = "/proc";
 
     #[test]
     fn the_call_and_the_file_have_the_same_limit() {
@@ -97,6 +105,7 @@ mod tests {
             process.kill().expect("killed");
             process.wait().expect("ended");
         }
+        assert!(has_own_pids(Path::new(PROC)), "the call is made");
         assert_eq!(called.expect("of a process of the same user"), found[0].1);
         assert!(found.iter().all(|(limit, in_file)| limit.is_some() && limit == in_file), "{found:?}");
     }
@@ -105,7 +114,8 @@ mod tests {
     fn processes_of_another_folder_have_the_limits_in_it() {
         let proc = tempfile::tempdir().expect("a folder");
         // A pid that exists outside of the folder too.
-        let process = proc.path().join(std::process::id().to_string());
+        let own = process::id();
+        let process = proc.path().join(own.to_string());
         fs::create_dir(&process).expect("a folder");
         let limit = |soft: &str| {
             let table = format!(
@@ -114,10 +124,16 @@ mod tests {
                  Max open files            {soft:<20} 4096                 files     \n"
             );
             fs::write(process.join("limits"), table).expect("a file");
-            soft_limit_of(proc.path(), std::process::id())
+            soft_limit_of(proc.path(), own)
         };
         assert_eq!((limit("321"), limit("unlimited")), (Some(321), None));
         assert_eq!(soft_limit_of(proc.path(), 0), None);
+        let link = proc.path().join("self");
+        symlink((own + 1).to_string(), &link).expect("a link");
+        assert_eq!(limit("321"), Some(321), "the agent has another pid there");
+        fs::remove_file(&link).expect("removed");
+        symlink(own.to_string(), &link).expect("a link");
+        assert_ne!(limit("321"), Some(321), "by the system call");
     }
 
     #[test]

@@ -181,7 +181,12 @@ fn reads_gzip(headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
+    use flate2::read::GzDecoder;
+
     use super::*;
+    use crate::metrics::encode_text;
 
     fn headers(name: HeaderName, value: &str) -> HeaderMap {
         [(name, value.parse().expect("a header"))].into_iter().collect()
@@ -211,9 +216,45 @@ mod tests {
         }
     }
 
+    async fn body(response: Response) -> Vec<u8> {
+        axum::body::to_bytes(response.into_body(), usize::MAX).await.expect("a body in memory").to_vec()
+    }
+
+    #[tokio::test]
+    async fn each_format_is_that_of_all_families_at_once() {
+        let metrics = Metrics::new();
+        let families = metrics.gather();
+        let (text, protobuf) = (encode_text(&families).expect("text"), encode_protobuf(&families));
+        for (is_protobuf, expected) in [(false, text), (true, protobuf)] {
+            for gzip in [false, true] {
+                let response = strict(&metrics, Accepted { protobuf: is_protobuf, gzip }, families.clone());
+                let encoding = response.headers().get(header::CONTENT_ENCODING).cloned();
+                assert_eq!(encoding.as_ref().map(|name| name.as_bytes()), gzip.then_some(b"gzip".as_slice()));
+                let (mut page, mut unpacked) = (body(response).await, Vec::new());
+                if gzip {
+                    GzDecoder::new(&page[..]).read_to_end(&mut unpacked).expect("gzip");
+                    page = unpacked;
+                }
+                assert!(page == expected, "protobuf: {is_protobuf}, gzip: {gzip}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_error_after_a_part_of_the_page_is_the_whole_response() {
+        let metrics = Metrics::new();
+        for gzip in [false, true] {
+            // The encoder rejects a family without a value.
+            let families = metrics.gather().into_iter().chain([MetricFamily::default()]);
+            let response = strict(&metrics, Accepted { protobuf: false, gzip }, families);
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+            assert_eq!(response.headers().get(header::CONTENT_ENCODING), None, "gzip: {gzip}");
+            assert!(body(response).await.starts_with(b"An error has occurred while serving metrics:\n\n"));
+        }
+    }
+
     #[test]
     fn a_page_is_the_same_in_parts_and_compressed() {
-        use std::io::Read as _;
         let part = "# HELP a a\n".repeat(1000);
         let body = |gzip: bool| {
             let mut page = Page::new(gzip);
@@ -222,7 +263,7 @@ mod tests {
         };
         let (plain, compressed, mut text) = (body(false), body(true), String::new());
         assert!(compressed.len() < plain.len() / 20, "{} bytes", compressed.len());
-        flate2::read::GzDecoder::new(&compressed[..]).read_to_string(&mut text).expect("gzip");
+        GzDecoder::new(&compressed[..]).read_to_string(&mut text).expect("gzip");
         assert!(text == part.repeat(100) && plain == text.as_bytes());
     }
 }

@@ -4,7 +4,7 @@
 //! the pod's network. Rows have cAdvisor's six labels, empty where they do not apply.
 //!
 //! A scrape of a full node has thousands of samples: the text format is written directly, with the labels of a row escaped
-//! once. For other formats families are built. In both cases only one family at a time is in memory.
+//! once. For other formats families are built. In both cases only one family at a time is in memory beside the page.
 //!
 //! Not reported, unlike by cAdvisor: `container_cpu_load_*` and `container_tasks_state`, which it always reports as 0, and
 //! the file systems of containers, which it does not measure on containerd either.

@@ -356,6 +356,76 @@ pub(super) mod tests {
         assert_eq!(usage.memory, Some(memory), "inactive pages beyond the usage are not subtracted twice");
     }
 
+    /// The same lines, beginning with each of them in turn, in both directions.
+    fn in_other_orders(lines: &str) -> Vec<String> {
+        let lines: Vec<&str> = lines.split(", ").collect();
+        let rotated = |by: usize| lines.iter().cycle().skip(by).take(lines.len()).map(|line| format!("{line}\n"));
+        let both = |by: usize| {
+            let forward: Vec<String> = rotated(by).collect();
+            [forward.concat(), forward.iter().rev().map(String::as_str).collect()]
+        };
+        (0..lines.len()).flat_map(both).collect()
+    }
+
+    #[test]
+    fn the_order_of_memory_stat_is_that_of_any_kernel() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::V2 { mount: dir.path().to_owned() };
+        let reclaim = |refaults_file, refaults_anon| {
+            let (file_dirty, file_writeback, scanned, reclaimed) = (5, 6, 11, 12);
+            Some(ReclaimCounters { file_dirty, file_writeback, scanned, reclaimed, refaults_file, refaults_anon })
+        };
+        let old = FileCounters {
+            cache: 2,
+            mapped_file: 4,
+            active_file: 8,
+            inactive_file: 7,
+            own_page_faults: 13,
+            own_major_page_faults: 14,
+            reclaim: reclaim(0, 0),
+            ..FileCounters::default()
+        };
+        let new = FileCounters { kernel: Some(3), reclaim: reclaim(10, 9), ..old };
+        let linux_4_18 = "anon 1, file 2, kernel_stack 90, file_mapped 4, file_dirty 5, file_writeback 6, \
+                          inactive_file 7, active_file 8, pgfault 13, pgmajfault 14, pgscan 11, pgsteal 12, \
+                          workingset_refault 91";
+        let linux_6_18 = "anon 1, file 2, kernel 3, kernel_stack 90, file_mapped 4, file_dirty 5, file_writeback 6, \
+                          inactive_file 7, active_file 8, workingset_refault_anon 9, workingset_refault_file 10, \
+                          pgscan 11, pgsteal 12, pgscan_kswapd 91, pgfault 13, pgmajfault 14";
+        for (lines, counters) in [(linux_4_18, old), (linux_6_18, new)] {
+            for stat in in_other_orders(lines) {
+                write(&dir.path().join("c"), &[("memory.current", "1000\n"), ("memory.stat", &stat)]);
+                let usage = CgroupPlace::at(&layout, "/c").read();
+                assert_eq!(usage.counters, counters, "{stat}");
+                let memory = usage.memory.expect("memory");
+                assert_eq!((memory.rss, memory.working_set, memory.page_faults), (1, 993, 13), "{stat}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_of_memory_stat_is_any_with_version_1() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::V1 { controllers: [("memory".to_owned(), dir.path().to_owned())].into(), unified: None };
+        let counters = FileCounters {
+            cache: 3,
+            mapped_file: 5,
+            active_file: 7,
+            inactive_file: 6,
+            own_page_faults: 1,
+            own_major_page_faults: 2,
+            ..FileCounters::default()
+        };
+        let lines = "cache 90, rss 91, mapped_file 92, pgfault 1, pgmajfault 2, inactive_file 93, active_file 94, \
+                     total_cache 3, total_rss 4, total_mapped_file 5, total_pgfault 95, total_inactive_file 6, \
+                     total_active_file 7";
+        for stat in in_other_orders(lines) {
+            write(&dir.path().join("c"), &[("memory.usage_in_bytes", "1000\n"), ("memory.stat", &stat)]);
+            let usage = CgroupPlace::at(&layout, "/c").read();
+            assert_eq!((usage.counters, usage.memory.map(|memory| memory.rss)), (counters, Some(4)), "{stat}");
+        }
+    }
+
     #[test]
     fn memory_of_two_cgroups() {
         let one = MemoryUsage { usage: 5, working_set: 4, limit: Some(10), swap: Some(2), ..MemoryUsage::default() };

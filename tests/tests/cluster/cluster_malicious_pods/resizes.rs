@@ -4,7 +4,9 @@
 use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::Node;
 use keblet_tests::cgroups::CgroupFiles;
+use kube::Api;
 
 use super::*;
 use crate::cluster_resize::condition;
@@ -94,7 +96,8 @@ fn first() -> Value {
     resources(["10m", "8Mi"], ["100m", "96Mi"])
 }
 
-fn rows(tenant: &Tenant) -> Vec<Row> {
+/// `all_cpu` is what the node can allocate.
+fn rows(tenant: &Tenant, all_cpu: &str) -> Vec<Row> {
     let row = |name: &str, fields: Value, resources: Value, outcome: Outcome| {
         let mut pod = bound(tenant, name, json!({ "resources": first() }), json!({}));
         pod["spec"]["containers"][0].as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -111,18 +114,21 @@ fn rows(tenant: &Tenant) -> Vec<Row> {
         row("memory-in-use", uses_memory, resources(["10m", "8Mi"], ["100m", "16Mi"]), in_use()),
         row("memory-of-a-byte", json!({}), resources(["10m", "1"], ["100m", "1"]), in_use()),
         row("memory-of-a-few-pages", json!({}), resources(["10m", "4Mi"], ["100m", "4Mi"]), Outcome::Decided),
-        row("more-than-the-node", json!({}), resources(["1M", "9000Pi"], ["2M", "9000Pi"]), no_room),
+        row("all-of-the-node", json!({}), resources([all_cpu, "8Mi"], [all_cpu, "96Mi"]), no_room),
         row("least-cpu", json!({}), resources(["1m", "8Mi"], ["1m", "96Mi"]), Outcome::Done),
     ]
 }
 
-/// A Guaranteed pod cannot become one of another class.
-async fn refuses_another_class(tenant: &Tenant) {
+/// A Guaranteed pod cannot become one of another class, and none can be larger than its node.
+async fn refuses_another_class_or_size(tenant: &Tenant) {
     let same = resources(["10m", "16Mi"], ["10m", "16Mi"]);
     tenant.create::<Pod>(bound(tenant, "guaranteed", json!({ "resources": same }), json!({}))).await.unwrap();
     let before = tenant.until_ready("guaranteed").await.unwrap();
     let refused = resize(tenant, "guaranteed", &resources(["10m", "16Mi"], ["20m", "16Mi"])).await.unwrap_err();
     assert!(refused.to_string().contains("Pod QOS Class may not change as a result of resizing"), "{refused}");
+    let endless = ["1M", "9000Pi"];
+    let refused = resize(tenant, "guaranteed", &resources(endless, endless)).await.unwrap_err();
+    assert!(refused.to_string().contains("node didn't have enough allocatable resources: cpu"), "{refused}");
     let after = tenant.api::<Pod>().get("guaranteed").await.unwrap();
     assert_eq!(continuity(&after), continuity(&before));
     assert!(condition(&after, "PodResizePending").is_none());
@@ -179,13 +185,14 @@ async fn malicious_resizes_are_reported_and_leave_nothing() {
     let agent = tenant.node.agent_pid().unwrap();
     tenant.pod("calm", tenant.shell("sleep 3600")).await.unwrap();
     let calm = tenant.until_ready("calm").await.unwrap();
-    let rows = rows(&tenant);
+    let node = Api::<Node>::all(tenant.cluster.client()).get(tenant.node.name()).await.unwrap();
+    let rows = rows(&tenant, &node.status.unwrap().allocatable.unwrap()["cpu"].0);
     for row in &rows {
         tenant.create::<Pod>(row.pod.clone()).await.unwrap();
     }
     tokio::join!(
         join_all(rows.iter().map(|row| row.resizes(&tenant))),
-        refuses_another_class(&tenant),
+        refuses_another_class_or_size(&tenant),
         is_done_in_a_crash_loop(&tenant),
         is_not_restarted_while_it_terminates(&tenant),
     );
