@@ -12,6 +12,7 @@
 //!                                           └─▶ GET, after a lost answer, and some time after a 404
 //! ```
 //!
+//! Pauses after failed requests grow; a status that has changed waits no longer than a second after the last request.
 //! One request per pod at a time, several pods in parallel. The API copy is the watch's or the last answer's, whichever
 //! is newer, so that a change costs one request. Never writes the status cache.
 

@@ -18,6 +18,7 @@ use tokio::time::MissedTickBehavior;
 use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 use tokio_util::time::DelayQueue;
+use tokio_util::time::delay_queue;
 
 use super::action;
 use super::action::SyncAction;
@@ -79,7 +80,7 @@ impl StatusManager {
             in_flight: HashMap::new(),
             requests: JoinSet::new(),
             retries: DelayQueue::new(),
-            retrying: HashSet::new(),
+            pauses: HashMap::new(),
             refused: HashMap::new(),
             starting: HashMap::new(),
         };
@@ -96,7 +97,8 @@ struct Sending {
     in_flight: HashMap<PodUid, RequestInFlight>,
     requests: JoinSet<(PodUid, Result<Completed, PodApiError>)>,
     retries: DelayQueue<PodUid>,
-    retrying: HashSet<PodUid>,
+    /// Pods whose last attempt failed and whose next one is not due yet.
+    pauses: HashMap<PodUid, Pause>,
     /// Pods whose last status is not accepted, and the target under which that is reported.
     refused: HashMap<PodUid, String>,
     /// Pods whose first status is held back, and the deadline.
@@ -108,9 +110,21 @@ struct RequestInFlight {
     copy: Pod,
     /// The status that the request sent, if any.
     sent: Option<SentStatus>,
+    /// The newest status when the request was made.
+    version: u64,
     /// The pod changed meanwhile.
     again: bool,
     since: Instant,
+}
+
+/// The time after a failed attempt in which no other is made.
+struct Pause {
+    /// Its end, in the queue of retries.
+    end: delay_queue::Key,
+    since: Instant,
+    length: Duration,
+    /// The newest status when the attempt was made.
+    version: u64,
 }
 
 /// The status that a PATCH carries.
@@ -150,7 +164,7 @@ impl Sending {
                 }
                 Some(due) = self.retries.next(), if !self.retries.is_empty() => {
                     let uid = due.into_inner();
-                    self.retrying.remove(&uid);
+                    self.pauses.remove(&uid);
                     self.queue.insert(uid);
                 }
                 _ = reconcile.tick() => self.reconcile(),
@@ -179,10 +193,26 @@ impl Sending {
             let Some(uid) = self.queue.shift_remove_index(0) else { return };
             if let Some(request) = self.in_flight.get_mut(&uid) {
                 request.again = true;
-            } else if !self.retrying.contains(&uid) {
+            } else if self.may_try(&uid) {
                 self.sync_pod(uid);
             }
         }
+    }
+
+    /// Whether no pause after a failed attempt is left; one that is over ends. A changed status shortens the pause: that of
+    /// the refused one may be long.
+    fn may_try(&mut self, uid: &PodUid) -> bool {
+        let Some(pause) = self.pauses.get(uid) else { return true };
+        let newest = self.manager.statuses.stored(uid).map(|stored| stored.version);
+        let is_changed = newest.is_some_and(|version| version != pause.version);
+        let end = pause.since + backoff::pause(pause.length, is_changed);
+        if end > Instant::now() {
+            self.retries.reset_at(&pause.end, end);
+            return false;
+        }
+        self.retries.remove(&pause.end);
+        self.pauses.remove(uid);
+        true
     }
 
     fn has_room(&self) -> bool {
@@ -209,7 +239,7 @@ impl Sending {
         let state = self.states.entry(uid.clone()).or_default();
         match state.reading(&watched, Instant::now()) {
             Reading::NotNeeded => {}
-            Reading::Due => return self.request(uid, watched, None, Request::Get),
+            Reading::Due => return self.request(uid, watched, stored.version, None, Request::Get),
             // Reconciling checks again.
             Reading::Later => return,
         }
@@ -232,15 +262,15 @@ impl Sending {
                 if state.is_without_effect(stored.version, patch_hash, &copy) {
                     tracing::debug!(pod = %pod_ref(&copy), %patch, "the API server does not keep these status fields");
                     if action::may_delete(&uid, &stored, &copy) {
-                        return self.request(uid, copy, None, Request::Delete);
+                        return self.request(uid, copy, stored.version, None, Request::Delete);
                     }
                     state.set_in_sync(stored.version, &copy);
                     return self.settled(&uid);
                 }
                 let sent = Some(SentStatus { version: stored.version, made_at: stored.at, patch_hash });
-                self.request(uid, copy, sent, Request::Patch(patch));
+                self.request(uid, copy, stored.version, sent, Request::Patch(patch));
             }
-            SyncAction::Delete => self.request(uid, copy, None, Request::Delete),
+            SyncAction::Delete => self.request(uid, copy, stored.version, None, Request::Delete),
         }
     }
 
@@ -248,9 +278,10 @@ impl Sending {
         spec::deletion_requested(copy) && self.manager.statuses.stored(uid).is_some_and(|stored| stored.is_finished)
     }
 
-    fn request(&mut self, uid: PodUid, copy: Pod, sent: Option<SentStatus>, request: Request) {
+    fn request(&mut self, uid: PodUid, copy: Pod, version: u64, sent: Option<SentStatus>, request: Request) {
         let (api, at) = (self.manager.api.clone(), pod_ref(&copy));
-        self.in_flight.insert(uid.clone(), RequestInFlight { copy, sent, again: false, since: Instant::now() });
+        let in_flight = RequestInFlight { copy, sent, version, again: false, since: Instant::now() };
+        self.in_flight.insert(uid.clone(), in_flight);
         self.requests.spawn(async move {
             let made = AssertUnwindSafe(make(&*api, &at, request)).catch_unwind().await;
             (uid, made.unwrap_or_else(|_| Err(PodApiError::Unanswered("the client panicked".to_owned()))))
@@ -311,12 +342,14 @@ impl Sending {
             }
             Err(error) => {
                 state.answer_lost |= !matches!(error, PodApiError::Refused(_));
-                let wait = match error.is_answer() {
+                let length = match error.is_answer() {
                     true => self.refused(&uid, &at, &error),
                     false => unanswered(state, &at, &error),
                 };
-                self.retrying.insert(uid.clone());
-                self.retries.insert(uid, wait);
+                let (end, since) = (self.retries.insert(uid.clone(), length), Instant::now());
+                self.pauses.insert(uid.clone(), Pause { end, since, length, version: request.version });
+                // The status may have changed during the request.
+                self.queue.extend(request.again.then_some(uid));
             }
         }
     }

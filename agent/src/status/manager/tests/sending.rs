@@ -1,5 +1,6 @@
 //! The manager in paused time.
 
+mod changed;
 mod gone;
 
 use std::collections::HashMap;

@@ -35,6 +35,8 @@ pub(super) enum Fault {
     Conflict,
     /// 403.
     Refused,
+    /// 403, after this time.
+    SlowlyRefused(Duration),
     /// 500 without being executed.
     Failed,
     /// 404 without being executed, as of a proxy that has lost its API servers.
@@ -170,7 +172,11 @@ impl Server {
             inner.most_under_way = inner.most_under_way.max(inner.under_way);
             inner.faults.pop_front().unwrap_or(Fault::None)
         };
-        tokio::time::sleep(if let Fault::Slow(time) = fault { time } else { Duration::from_millis(1) }).await;
+        let takes = match fault {
+            Fault::Slow(time) | Fault::SlowlyRefused(time) => time,
+            _ => Duration::from_millis(1),
+        };
+        tokio::time::sleep(takes).await;
         let mut inner = self.lock();
         inner.under_way -= 1;
         let result = match fault {
@@ -179,7 +185,7 @@ impl Server {
             Fault::Undecodable => work(&mut inner).and(Err(PodApiError::Undecodable("startTime".into()))),
             Fault::LostCall => Err(PodApiError::Unanswered("refused".into())),
             Fault::Conflict => Err(PodApiError::Conflict("changed".into())),
-            Fault::Refused => Err(PodApiError::Refused("403".into())),
+            Fault::Refused | Fault::SlowlyRefused(_) => Err(PodApiError::Refused("403".into())),
             Fault::Failed => Err(PodApiError::Failed("500".into())),
             Fault::NotFound => Err(PodApiError::NotFound),
         };
