@@ -20,7 +20,9 @@ use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::registry::LookupSpan;
 
+use super::lines::LIMIT;
 use crate::model::Clock;
+use crate::model::quote::shortened;
 
 /// Formats an event as one line.
 pub(super) struct JsonLine;
@@ -69,8 +71,9 @@ impl Visit for Fields {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
+        let value = shortened(value, LIMIT);
         if field.name() == "message" {
-            value.clone_into(&mut self.message);
+            self.message = value.into_owned();
         } else {
             self.add(field, value.into());
         }

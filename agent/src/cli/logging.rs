@@ -21,6 +21,7 @@ use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::json_lines::JsonLine;
+use super::lines::LIMIT;
 use super::lines::Lines;
 use crate::config::kubelet_sections::Logging;
 use crate::telemetry::SpanLayer;
@@ -82,7 +83,9 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
     F: Filter<S> + Send + Sync + 'static,
 {
-    let lines = tracing_subscriber::fmt::layer().with_writer(Lines { writer, colour }).with_ansi(colour);
+    // A line of JSON is bounded by its values: one that is cut would be no JSON.
+    let limit = if json { usize::MAX } else { LIMIT };
+    let lines = tracing_subscriber::fmt::layer().with_writer(Lines { writer, colour, limit }).with_ansi(colour);
     // Errors about a line that cannot be written would be written to stderr, which fails too and panics.
     let lines = lines.log_internal_errors(false);
     if json {
@@ -213,6 +216,30 @@ mod tests {
             let last = lines.last().unwrap();
             assert!(last.contains("said:\\nforged") && last.contains("done\\nforged"), "{last}");
             assert!(!last.contains(char::is_control), "{last:?}");
+        }
+    }
+
+    /// As of a hook with a path of a megabyte, or of what a runtime says about it.
+    #[test]
+    fn large_values_are_cut() {
+        let path = "é".repeat(1 << 20);
+        let write = |format: &str, colour: bool| {
+            let buffer = Buffer::default();
+            let writer = buffer.clone();
+            let logging = Logging { format: format.to_owned(), ..Logging::default() };
+            let (lines, _) = lines(&logging, move || writer.clone(), colour);
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
+                tracing::warn!(target: "keblet::workers", error = %path, reason = path.as_str(), "failed: {path}");
+            });
+            String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap()
+        };
+        let text = write("text", false);
+        assert!(text.len() <= LIMIT + 1 && text.ends_with("é...\n"), "{}", text.len());
+        assert!(write("text", true).ends_with("...\u{1b}[0m\n"), "colours end with the line");
+        let line: serde_json::Value = serde_json::from_str(&write("json", false)).unwrap();
+        for key in ["msg", "err", "reason"] {
+            let value = line[key].as_str().unwrap();
+            assert!(value.len() <= LIMIT && value.ends_with("é..."), "{key}: {}", value.len());
         }
     }
 

@@ -1,5 +1,7 @@
-//! Values in messages: in the double quotes of Go's `%q`, as upstream writes them, as excerpts, without passwords. Pure.
+//! Values in messages: in the double quotes of Go's `%q`, as upstream writes them, as excerpts, cut to a length, without
+//! passwords. Pure.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fmt::Write as _;
 
@@ -62,6 +64,18 @@ impl fmt::Display for Excerpt<'_> {
     }
 }
 
+/// What stands for the rest of a text that is cut.
+const CUT: &str = "...";
+
+/// A text of no more than `limit` bytes: a longer one is cut between characters, and ends with dots.
+pub fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
+    if text.len() <= limit {
+        return Cow::Borrowed(text);
+    }
+    let end = text.floor_char_boundary(limit.saturating_sub(CUT.len()));
+    Cow::Owned(format!("{}{CUT}", &text[..end]))
+}
+
 /// Characters that make the text around them read in another order.
 pub fn turns_direction(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -81,6 +95,22 @@ pub fn masked_url(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::go_quoted;
+    use super::shortened;
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let table = [
+            ("", 4, ""),
+            ("abcd", 4, "abcd"),
+            ("abcde", 4, "a..."),
+            ("éé", 4, "éé"),
+            ("ééé", 5, "é..."),
+            ("ééé", 4, "..."),
+        ];
+        for (text, limit, expected) in table {
+            assert_eq!(shortened(text, limit), expected, "{text} in {limit}");
+        }
+    }
 
     #[test]
     fn quotes_as_go_does() {

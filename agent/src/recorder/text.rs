@@ -3,12 +3,11 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use crate::model::quote::shortened;
 use crate::model::quote::turns_direction;
 
 /// Longest message, in bytes. Above everything that is bounded at its source, such as the output of a probe.
 pub(super) const MESSAGE_LIMIT: usize = 16 << 10;
-
-const CUT: &str = "...";
 
 /// The message without control characters, cut to [`MESSAGE_LIMIT`]. Line breaks and tabs stay.
 pub(super) fn sanitize(message: &str) -> Cow<'_, str> {
@@ -16,8 +15,7 @@ pub(super) fn sanitize(message: &str) -> Cow<'_, str> {
     if message.len() <= MESSAGE_LIMIT {
         return message;
     }
-    let end = message.floor_char_boundary(MESSAGE_LIMIT - CUT.len());
-    Cow::Owned(format!("{}{CUT}", &message[..end]))
+    Cow::Owned(shortened(&message, MESSAGE_LIMIT).into_owned())
 }
 
 /// The message as one line of a log.

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::metrics::Metrics;
 use crate::model::Backoff;
+use crate::model::quote::shortened;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
 
@@ -27,6 +28,8 @@ const MAX_TRACKED: usize = 4096;
 /// Stuck targets of one operation that are reported by an event each; metrics count all. What concerns every pod, as an API
 /// server that fails, would exhaust the events that a node may have.
 const MOST_REPORTED: usize = 5;
+/// What is kept of a reason, in bytes. It may quote what only the size of a pod limits, such as the path of a hook.
+const REASON_LIMIT: usize = 4 * 1024;
 /// The longest step of what is due together, see [`Operation::is_retried_together`].
 const LONGEST_STEP: Duration = Duration::from_secs(30);
 
@@ -199,7 +202,8 @@ impl RetryTracker {
     /// An attempt failed. Returns when the next is due: pauses double up to the operation's longest, and are lengthened by
     /// up to a half at random, those of housekeeping also up to the next step.
     pub fn failed(&self, operation: Operation, target: &str, reason: &str) -> Instant {
-        let now = Instant::now();
+        let (now, reason) = (Instant::now(), shortened(reason, REASON_LIMIT));
+        let reason = &*reason;
         let mut all = self.lock();
         let key = (operation, target.to_owned());
         if !all.contains_key(&key) {
@@ -400,6 +404,15 @@ mod tests {
                 passes.iter().copied().partition(|at| *at < Duration::from_secs(600));
             assert!(first.len() <= 40 && (8..=121).contains(&last.len()), "{operation:?}: {passes:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_beginning_of_a_long_reason_is_kept() {
+        let retries = RetryTracker::new(Recorder::default(), None);
+        retries.failed(Operation::SyncPod, "a", &"é".repeat(1 << 20));
+        let all = retries.lock();
+        let kept = all.values().map(|failing| failing.reason.as_str()).collect::<String>();
+        assert!(kept.len() <= REASON_LIMIT && kept.ends_with("é..."), "{}", kept.len());
     }
 
     #[tokio::test(start_paused = true)]
