@@ -1,6 +1,7 @@
-//! A scripted API server, devices and plugins for tests of volumes.
+//! A scripted API server, nodes, devices and plugins for tests of volumes.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::core::v1::Volume;
 use kube::client::Body;
 use serde_json::Value;
@@ -22,6 +24,7 @@ use tokio::sync::watch;
 
 use super::VolumeError;
 use super::Volumes;
+use super::VolumesInUse;
 use super::layout;
 use super::plugin::Attributes;
 use super::plugin::Plugins;
@@ -30,6 +33,7 @@ use super::plugin::Target;
 use super::plugin::VolumePlugin;
 use super::teardown::VolumeOnDisk;
 use crate::apiserver::recovery::Recovered;
+use crate::metrics::Metrics;
 use crate::model::Clock;
 use crate::objects::Objects;
 use crate::objects::ObjectsConfig;
@@ -112,6 +116,88 @@ fn answering(
         node: Some(sender.subscribe()),
     };
     (Objects::new(&kube::Client::new(service, "default"), config), sender)
+}
+
+/// The volumes of a node whose Node object, API server and clock are the test's.
+pub(super) struct TestNode {
+    pub(super) root: tempfile::TempDir,
+    pub(super) replies: Replies,
+    pub(super) node: watch::Sender<Option<Arc<Node>>>,
+    pub(super) in_use: watch::Receiver<VolumesInUse>,
+    pub(super) volumes: Volumes,
+    pub(super) runtime: tokio::runtime::Runtime,
+}
+
+impl TestNode {
+    /// `prepare` changes the volumes below a root directory before they have objects.
+    pub(super) fn new(
+        by_control_plane: bool,
+        is_paused: bool,
+        prepare: impl FnOnce(Volumes, &Path) -> Volumes,
+    ) -> Self {
+        let root = tempfile::tempdir().expect("a folder");
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().start_paused(is_paused).build().expect("a runtime");
+        let (replies, sender) = (Replies::default(), watch::Sender::new(None));
+        let in_use = sender.subscribe();
+        let (objects, node) = runtime.block_on(async { objects(&replies) });
+        let volumes = prepare(Volumes::new(root.path()).with_attachments(sender, by_control_plane), root.path());
+        let volumes = volumes.with_objects(objects, BTreeMap::new());
+        Self { root, replies, node, in_use, volumes, runtime }
+    }
+
+    /// Where the volumes count their operations from now on.
+    pub(super) fn count_operations(&mut self) -> Arc<Metrics> {
+        let metrics = Metrics::new();
+        self.volumes = self.volumes.clone().with_metrics(metrics.clone());
+        metrics
+    }
+
+    pub(super) fn set_up(&self, pod: &Pod) -> Result<(), String> {
+        self.set_up_by(&self.volumes, pod)
+    }
+
+    pub(super) fn set_up_by(&self, volumes: &Volumes, pod: &Pod) -> Result<(), String> {
+        let done = self.runtime.block_on(volumes.set_up(pod, None));
+        done.map_err(|mut failed| failed.remove(0).to_string())
+    }
+
+    pub(super) fn tear_down(&self, volumes: &Volumes, uid: &str) -> Result<(), String> {
+        self.runtime.block_on(volumes.tear_down(uid)).map_err(|error| error.to_string())
+    }
+
+    /// Releases what is unused; returns how many places that were.
+    pub(super) fn release(&self, volumes: &Volumes) -> usize {
+        let unused = self.runtime.block_on(volumes.unused()).expect("a list");
+        for place in &unused {
+            self.runtime.block_on(volumes.release_unused(place)).expect("released");
+        }
+        unused.len()
+    }
+
+    /// Volumes in use, as they are reported.
+    pub(super) fn in_use(&self) -> BTreeSet<String> {
+        self.in_use.borrow().clone().expect("reported")
+    }
+}
+
+/// A pod that mounts this volume `v`.
+pub(super) fn with_volume(uid: &str, volume: Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": uid, "namespace": "ns", "uid": uid},
+        "spec": {
+            "securityContext": {"fsGroup": 77},
+            "volumes": [volume],
+            "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        },
+    }))
+    .expect("a pod")
+}
+
+/// [`with_volume`], of a source in this field of the volume. It is changed by these fields; a null removes one.
+pub(super) fn with_source(uid: &str, field: &str, mut source: Value, change: &Value) -> Pod {
+    source.as_object_mut().expect("an object").extend(change.as_object().expect("an object").clone());
+    with_volume(uid, json!({"name": "v", field: source}))
 }
 
 /// A plugin of emptyDirs that waits for the test.

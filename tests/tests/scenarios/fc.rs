@@ -4,30 +4,28 @@
 //! The machine has no Fibre Channel. The disk is a SCSI disk of the kernel's `scsi_debug`: its identifier is its own, and
 //! its name at a target that of a udev rule of the test.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Child;
-use std::sync::Arc;
-use std::sync::Mutex;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
-use k8s_openapi::api::core::v1::Pod;
-use keblet::volumes::PodVolumes;
 use keblet::volumes::Volumes;
 use keblet_tests::standalone::StandaloneNode;
-use serde_json::Value;
 use serde_json::json;
 
+use crate::storage::claimed;
 use crate::storage::daemon;
+use crate::storage::map_formatted;
+use crate::storage::mounting;
 use crate::storage::mounts_of;
-use crate::storage::objects;
 use crate::storage::pod;
 use crate::storage::run;
+use crate::storage::tear_down_and_release;
 use crate::storage::until;
+use crate::storage::volumes_with;
 use crate::storage::written;
 
 /// The target whose unit 0 the disk is by the rule.
@@ -129,50 +127,24 @@ async fn vm_a_persistent_volume_is_mounted_or_mapped_as_a_device() -> Result<()>
     let disk = Disk::start()?;
     let root = tempfile::tempdir()?;
     let volumes = |mode: &str| {
-        let claim =
-            json!({ "metadata": { "uid": "c" }, "spec": { "volumeName": "pv" }, "status": { "phase": "Bound" } });
         let source = json!({ "targetWWNs": [WWN], "lun": 0 });
-        let volume = json!({ "metadata": { "name": "pv" }, "spec": { "fc": source, "volumeMode": mode,
-            "claimRef": { "uid": "c" } } });
-        let replies = [
-            ("/api/v1/namespaces/default/persistentvolumeclaims/data", claim),
-            ("/api/v1/persistentvolumes/pv", volume),
-        ];
-        Volumes::new(root.path()).with_objects(objects(&Arc::new(Mutex::new(replies.into()))), BTreeMap::new())
-    };
-    let pod = |uid: &str, list: &str, entry: Value| -> Result<Pod> {
-        Ok(serde_json::from_value(json!({
-            "metadata": { "name": "p", "namespace": "default", "uid": uid },
-            "spec": {
-                "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "data" } }],
-                "containers": [{ "name": "c", list: [entry] }],
-            },
-        }))?)
+        volumes_with(root.path(), claimed(json!({ "fc": source, "volumeMode": mode })))
     };
     let release = async |volumes: &Volumes, uid: &str| -> Result<()> {
-        volumes.tear_down(uid).await?;
-        for place in volumes.unused().await? {
-            volumes.release_unused(&place).await?;
-        }
+        tear_down_and_release(volumes, uid).await?;
         // udev removes its names after the kernel has removed the disk.
         until("the disk is removed", || Ok(!disk.is_there()))
     };
 
     let files = volumes("Filesystem");
-    let done = files.set_up(&pod("u-1", "volumeMounts", json!({ "name": "v", "mountPath": "/v" }))?, None).await;
+    let done = files.set_up(&mounting("u-1")?, None).await;
     ensure!(done.is_ok(), "{done:?}");
     ensure!(root.path().join("pods/u-1/volumes/kubernetes.io~fc/pv/lost+found").exists(), "a file system is mounted");
     release(&files, "u-1").await?;
 
     // The same disk as a device: what the file system has written is there.
     let raw = volumes("Block");
-    let using = pod("u-2", "volumeDevices", json!({ "name": "v", "devicePath": "/dev/x" }))?;
-    raw.make_pod_dirs("u-2").await?;
-    let done = raw.set_up(&using, None).await;
-    ensure!(done.is_ok(), "{done:?}");
-    let (device, read_only) = raw.device(&PodVolumes::of(&using), "v")?;
-    let held = run("blkid", &["-p", "-s", "TYPE", "-o", "value", &device.to_string_lossy()])?;
-    ensure!(held.trim() == "ext4" && !read_only, "{held}");
+    map_formatted(&raw, "u-2").await?;
     release(&raw, "u-2").await?;
     ensure!(raw.is_torn_down("u-2") && mounts_of(WWN) == 0, "something is left");
     Ok(())

@@ -1,7 +1,6 @@
 //! iSCSI disks of a real target, the kernel's on loopback: attached, formatted and mounted for pods, and detached. They change
 //! the kernel of the machine, so that they run in the emulated one only (`cargo xtask vm test storage`).
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -9,25 +8,25 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::process::Command;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::Mutex;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
-use k8s_openapi::api::core::v1::Pod;
-use keblet::volumes::PodVolumes;
 use keblet::volumes::Volumes;
 use keblet_tests::standalone::StandaloneNode;
 use serde_json::Value;
 use serde_json::json;
 
+use crate::storage::claimed;
 use crate::storage::daemon;
+use crate::storage::map_formatted;
+use crate::storage::mounting;
 use crate::storage::mounts_of;
-use crate::storage::objects;
 use crate::storage::pod;
 use crate::storage::run;
+use crate::storage::tear_down_and_release;
 use crate::storage::until;
+use crate::storage::volumes_with;
 use crate::storage::written;
 
 const CONFIG: &str = "/sys/kernel/config";
@@ -221,32 +220,12 @@ async fn vm_a_session_is_authenticated_by_the_secret_of_a_persistent_volume() ->
     let volumes = |password: &str, mode: &str, finds: bool| {
         let mut source = source.clone();
         source["chapAuthDiscovery"] = finds.into();
-        let claim =
-            json!({ "metadata": { "uid": "c" }, "spec": { "volumeName": "pv" }, "status": { "phase": "Bound" } });
-        let volume = json!({ "metadata": { "name": "pv" }, "spec": { "iscsi": source, "volumeMode": mode,
-            "claimRef": { "uid": "c" } } });
-        let replies = [
-            ("/api/v1/namespaces/default/persistentvolumeclaims/data", claim),
-            ("/api/v1/persistentvolumes/pv", volume),
-            ("/api/v1/namespaces/storage/secrets/chap", secret(password)),
-        ];
-        Volumes::new(root.path()).with_objects(objects(&Arc::new(Mutex::new(replies.into()))), BTreeMap::new())
+        let mut replies = claimed(json!({ "iscsi": source, "volumeMode": mode }));
+        replies.insert("/api/v1/namespaces/storage/secrets/chap", secret(password));
+        volumes_with(root.path(), replies)
     };
-    let pod = |uid: &str, list: &str, entry: Value| -> Result<Pod> {
-        Ok(serde_json::from_value(json!({
-            "metadata": { "name": "p", "namespace": "default", "uid": uid },
-            "spec": {
-                "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "data" } }],
-                "containers": [{ "name": "c", list: [entry] }],
-            },
-        }))?)
-    };
-    let mounting = |uid: &str| pod(uid, "volumeMounts", json!({ "name": "v", "mountPath": "/v" }));
     let release = async |volumes: &Volumes, uid: &str| -> Result<()> {
-        volumes.tear_down(uid).await?;
-        for place in volumes.unused().await? {
-            volumes.release_unused(&place).await?;
-        }
+        tear_down_and_release(volumes, uid).await?;
         ensure!(!target.has_session(), "a session is left");
         Ok(())
     };
@@ -273,13 +252,7 @@ async fn vm_a_session_is_authenticated_by_the_secret_of_a_persistent_volume() ->
 
     // The same disk as a device: what the file system has written is there.
     let raw = volumes("a long password", "Block", true);
-    let using = pod("u-3", "volumeDevices", json!({ "name": "v", "devicePath": "/dev/x" }))?;
-    raw.make_pod_dirs("u-3").await?;
-    let done = raw.set_up(&using, None).await;
-    ensure!(done.is_ok(), "{done:?}");
-    let (device, read_only) = raw.device(&PodVolumes::of(&using), "v")?;
-    let held = run("blkid", &["-p", "-s", "TYPE", "-o", "value", &device.to_string_lossy()])?;
-    ensure!(held.trim() == "ext4" && !read_only, "{held}");
+    map_formatted(&raw, "u-3").await?;
     release(&raw, "u-3").await?;
     ensure!(raw.is_torn_down("u-3") && mounts_of(&target.name) == 0, "something is left");
     Ok(())

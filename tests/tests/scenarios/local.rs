@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::storage::Replies;
 use crate::storage::objects;
 use crate::storage::run;
+use crate::storage::tear_down_and_release;
 
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/data";
 
@@ -76,14 +77,6 @@ async fn set_up(volumes: &Volumes, root: &Path, uid: &str) -> Result<PathBuf> {
     Ok(root.join("pods").join(uid).join("volumes/kubernetes.io~local-volume/pv"))
 }
 
-async fn release(volumes: &Volumes, uid: &str) -> Result<()> {
-    volumes.tear_down(uid).await?;
-    for place in volumes.unused().await? {
-        volumes.release_unused(&place).await?;
-    }
-    Ok(())
-}
-
 fn bytes_of(mounted: &Path) -> Result<u64> {
     let found = nix::sys::statvfs::statvfs(mounted).with_context(|| mounted.display().to_string())?;
     Ok(found.blocks() * found.fragment_size())
@@ -110,12 +103,12 @@ async fn vm_the_file_system_of_a_local_device_grows_in_use_and_when_it_is_mounte
     let refreshed = volumes.refresh(&using("u-1")?, None).await;
     let second = bytes_of(&mounted)?;
     ensure!(refreshed.is_ok() && second > first + (24 << 20), "in use: {first} {second} {refreshed:?}");
-    release(&volumes, "u-1").await?;
+    tear_down_and_release(&volumes, "u-1").await?;
 
     disk.grow(96 << 20)?;
     size(&replies, &disk, "64Mi", "96Mi");
     let mounted = set_up(&volumes, root.path(), "u-2").await?;
     let third = bytes_of(&mounted)?;
     ensure!(third > second + (24 << 20), "when it is mounted: {second} {third}");
-    release(&volumes, "u-2").await
+    tear_down_and_release(&volumes, "u-2").await
 }

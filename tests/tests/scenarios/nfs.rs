@@ -1,28 +1,25 @@
 //! Exports of a real NFS server, the kernel's on loopback: mounted for pods, and unmounted. It changes the kernel of the
 //! machine, so that the tests run in the emulated one only (`cargo xtask vm test storage`).
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Child;
 use std::process::Command;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::Mutex;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
-use k8s_openapi::api::core::v1::Pod;
-use keblet::volumes::Volumes;
 use keblet_tests::standalone::StandaloneNode;
 use serde_json::Value;
 use serde_json::json;
 
+use crate::storage::claimed;
+use crate::storage::mounting;
 use crate::storage::mounts_of;
-use crate::storage::objects;
 use crate::storage::pod;
 use crate::storage::run;
+use crate::storage::volumes_with;
 use crate::storage::written;
 
 const CONTROL: &str = "/proc/fs/nfsd";
@@ -140,33 +137,18 @@ async fn vm_an_export_is_mounted_with_the_options_of_its_persistent_volume() -> 
     let _server = Server::start()?;
     let root = tempfile::tempdir()?;
     let volumes = |path: &str| {
-        let claim =
-            json!({ "metadata": { "uid": "c" }, "spec": { "volumeName": "pv" }, "status": { "phase": "Bound" } });
-        let volume = json!({ "metadata": { "name": "pv" }, "spec": { "claimRef": { "uid": "c" },
-            "mountOptions": ["nfsvers=4.1", "noatime"], "nfs": { "server": "127.0.0.1", "path": path } } });
-        let replies = [
-            ("/api/v1/namespaces/default/persistentvolumeclaims/data", claim),
-            ("/api/v1/persistentvolumes/pv", volume),
-        ];
-        Volumes::new(root.path()).with_objects(objects(&Arc::new(Mutex::new(replies.into()))), BTreeMap::new())
-    };
-    let pod = |uid: &str| -> Result<Pod> {
-        Ok(serde_json::from_value(json!({
-            "metadata": { "name": "p", "namespace": "default", "uid": uid },
-            "spec": {
-                "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "data" } }],
-                "containers": [{ "name": "c", "volumeMounts": [{ "name": "v", "mountPath": "/v" }] }],
-            },
-        }))?)
+        let export = json!({ "server": "127.0.0.1", "path": path });
+        volumes_with(root.path(), claimed(json!({ "mountOptions": ["nfsvers=4.1", "noatime"], "nfs": export })))
     };
 
-    let failed = volumes("/missing").set_up(&pod("u-1")?, None).await.err().context("the export does not exist")?;
+    let failed =
+        volumes("/missing").set_up(&mounting("u-1")?, None).await.err().context("the export does not exist")?;
     let error = failed.iter().map(ToString::to_string).collect::<String>();
     ensure!(error.contains("127.0.0.1:/missing") && error.contains("No such file"), "{error}");
     ensure!(mounts_of(MOUNTED) == 0 && !root.path().join("pods/u-1/volumes/kubernetes.io~nfs/pv").exists());
 
     let volumes = volumes("/below");
-    let done = volumes.set_up(&pod("u-2")?, None).await;
+    let done = volumes.set_up(&mounting("u-2")?, None).await;
     ensure!(done.is_ok(), "{done:?}");
     let place = root.path().join("pods/u-2/volumes/kubernetes.io~nfs/pv");
     let table = fs::read_to_string("/proc/mounts")?;

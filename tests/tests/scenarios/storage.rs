@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::Child;
 use std::process::Command;
 use std::process::Stdio;
@@ -13,11 +14,14 @@ use std::time::Instant;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
+use k8s_openapi::api::core::v1::Pod;
 use keblet::apiserver::recovery::Recovered;
 use keblet::model::Clock;
 use keblet::objects::Objects;
 use keblet::objects::ObjectsConfig;
 use keblet::objects::Strategy;
+use keblet::volumes::PodVolumes;
+use keblet::volumes::Volumes;
 use keblet_peers::BUSYBOX_IMAGE;
 use keblet_tests::standalone::StandaloneNode;
 use keblet_tests::standalone::timeout;
@@ -112,4 +116,56 @@ pub(crate) fn objects(replies: &Replies) -> Objects {
         node: None,
     };
     Objects::new(&kube::Client::new(service, "default"), config)
+}
+
+/// What an API server has of the claim `data`, which is bound to a persistent volume `pv` with this specification.
+pub(crate) fn claimed(mut spec: Value) -> BTreeMap<&'static str, Value> {
+    spec["claimRef"] = json!({ "uid": "c" });
+    let claim = json!({ "metadata": { "uid": "c" }, "spec": { "volumeName": "pv" }, "status": { "phase": "Bound" } });
+    BTreeMap::from([
+        ("/api/v1/namespaces/default/persistentvolumeclaims/data", claim),
+        ("/api/v1/persistentvolumes/pv", json!({ "metadata": { "name": "pv" }, "spec": spec })),
+    ])
+}
+
+/// Volumes below this root directory, of an API server that answers with these.
+pub(crate) fn volumes_with(root: &Path, replies: BTreeMap<&'static str, Value>) -> Volumes {
+    Volumes::new(root).with_objects(objects(&Arc::new(Mutex::new(replies))), BTreeMap::new())
+}
+
+/// A pod that mounts the claim `data`.
+pub(crate) fn mounting(uid: &str) -> Result<Pod> {
+    claiming(uid, "volumeMounts", json!({ "name": "v", "mountPath": "/v" }))
+}
+
+/// A pod whose container has the claim `data`, its volume `v`, by this entry of a list.
+fn claiming(uid: &str, list: &str, entry: Value) -> Result<Pod> {
+    Ok(serde_json::from_value(json!({
+        "metadata": { "name": "p", "namespace": "default", "uid": uid },
+        "spec": {
+            "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "data" } }],
+            "containers": [{ "name": "c", list: [entry] }],
+        },
+    }))?)
+}
+
+/// Maps the claim `data` for a pod, as a device that can be written and holds the file system of an earlier mount, ext4.
+pub(crate) async fn map_formatted(volumes: &Volumes, uid: &str) -> Result<()> {
+    let using = claiming(uid, "volumeDevices", json!({ "name": "v", "devicePath": "/dev/x" }))?;
+    volumes.make_pod_dirs(uid).await?;
+    let done = volumes.set_up(&using, None).await;
+    ensure!(done.is_ok(), "{done:?}");
+    let (device, read_only) = volumes.device(&PodVolumes::of(&using), "v")?;
+    let held = run("blkid", &["-p", "-s", "TYPE", "-o", "value", &device.to_string_lossy()])?;
+    ensure!(held.trim() == "ext4" && !read_only, "{held}");
+    Ok(())
+}
+
+/// Tears down the volumes of a pod, and releases what is unused then.
+pub(crate) async fn tear_down_and_release(volumes: &Volumes, uid: &str) -> Result<()> {
+    volumes.tear_down(uid).await?;
+    for place in volumes.unused().await? {
+        volumes.release_unused(&place).await?;
+    }
+    Ok(())
 }

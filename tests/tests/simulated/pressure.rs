@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use keblet::config::eviction::Signal;
 use keblet::metrics::Metrics;
-use keblet::model::Pod;
 use keblet::pressure::high::High;
 use keblet::pressure::high::Raise;
 use keblet_tests::cri::*;
@@ -15,13 +14,27 @@ use keblet_tests::node::node;
 use keblet_tests::node::shortage::*;
 use serde_json::Value;
 use serde_json::json;
+use tempfile::TempDir;
 use tokio::time::Instant;
 use tokio::time::sleep;
 
-/// Evictions of an agent with these pods, of which `hog` holds most memory, by a pressure policy with these fields. While
-/// tasks wait, the kernel notifies twice a second.
-async fn thrashing(agent: &mut Agent, sim: &SimRuntime, shown: &Shown, fields: Value) -> Arc<Metrics> {
-    until(sim, "all run", |l| l.live_count() == 3).await;
+/// An agent whose pods `hog`, `web` and `db` run, its runtime and its folder.
+async fn three_pods() -> (SimRuntime, TempDir, Shown, Agent) {
+    let (sim, folder) = node();
+    let pods = vec![
+        requesting("hog", "term ignore", None),
+        requesting("web", "run", None),
+        requesting("db", "run", Some("900Mi")),
+    ];
+    let agent = Agent::start(&sim, SensorSet::ALL, folder.path(), pods);
+    until(&sim, "all run", |l| l.live_count() == 3).await;
+    (sim, folder, Shown::default(), agent)
+}
+
+/// [`three_pods`], of which `hog` holds most memory; they are evicted by a pressure policy with these fields. While tasks
+/// wait, the kernel notifies twice a second.
+async fn thrashing(fields: Value) -> (SimRuntime, TempDir, Shown, Agent, Arc<Metrics>) {
+    let (sim, folder, shown, mut agent) = three_pods().await;
     shown.set_available(Signal::MemoryAvailable, 500);
     shown.holds("hog", 600, 0);
     shown.holds("web", 50, 0);
@@ -43,11 +56,7 @@ async fn thrashing(agent: &mut Agent, sim: &SimRuntime, shown: &Shown, fields: V
             }
         }
     });
-    metrics
-}
-
-fn three_pods() -> Vec<Pod> {
-    vec![requesting("hog", "term ignore", None), requesting("web", "run", None), requesting("db", "run", Some("900Mi"))]
+    (sim, folder, shown, agent, metrics)
 }
 
 fn counts(metrics: &Metrics, line: &str) -> bool {
@@ -57,10 +66,7 @@ fn counts(metrics: &Metrics, line: &str) -> bool {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_stalls_the_node_is_evicted_by_a_policy() {
     keep_events();
-    let (sim, folder) = node();
-    let shown = Shown::default();
-    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
-    let metrics = thrashing(&mut agent, &sim, &shown, json!({"threshold": 40})).await;
+    let (sim, _folder, shown, agent, metrics) = thrashing(json!({"threshold": 40})).await;
     shown.stalls(100, true);
     let begin = Instant::now();
     until_true("evicted", || is_evicted(&agent, "hog")).await;
@@ -90,10 +96,7 @@ async fn a_pod_that_stalls_the_node_is_evicted_by_a_policy() {
 #[tokio::test(start_paused = true)]
 async fn a_dry_run_reports_once_and_changes_nothing() {
     keep_events();
-    let (sim, folder) = node();
-    let shown = Shown::default();
-    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
-    let metrics = thrashing(&mut agent, &sim, &shown, json!({"mode": "DryRun"})).await;
+    let (sim, _folder, shown, agent, metrics) = thrashing(json!({"mode": "DryRun"})).await;
     shown.stalls(60, true);
     sleep(secs(60)).await;
     assert_eq!((sim.trace(Trace::live_count), events("PressurePolicyDryRun"), events("Evicted")), (3, 1, 0));
@@ -110,10 +113,7 @@ async fn a_dry_run_reports_once_and_changes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn waiting_for_a_limit_of_its_own_evicts_no_pod() {
-    let (sim, folder) = node();
-    let shown = Shown::default();
-    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
-    let metrics = thrashing(&mut agent, &sim, &shown, json!({})).await;
+    let (sim, _folder, shown, agent, metrics) = thrashing(json!({})).await;
     shown.stalls(90, false);
     sleep(secs(120)).await;
     assert_eq!(sim.trace(Trace::live_count), 3);
@@ -125,10 +125,7 @@ async fn waiting_for_a_limit_of_its_own_evicts_no_pod() {
 #[tokio::test(start_paused = true)]
 async fn memory_high_is_raised_before_a_pod_is_evicted() {
     keep_events();
-    let (sim, folder) = node();
-    let shown = Shown::default();
-    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
-    let _metrics = thrashing(&mut agent, &sim, &shown, json!({})).await;
+    let (sim, _folder, shown, _agent, _metrics) = thrashing(json!({})).await;
     shown.state().waiting[1].highs = vec![High { cgroup: "/web/main".into(), bytes: 100 * MIB, max: None }];
     shown.stalls(90, false);
     let throttling = shown.clone();
@@ -164,10 +161,7 @@ fn throttled_for_ever(shown: &Shown) {
 #[tokio::test(start_paused = true)]
 async fn a_refused_memory_high_leads_to_the_next_step() {
     keep_events();
-    let (sim, folder) = node();
-    let shown = Shown::default();
-    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
-    let metrics = thrashing(&mut agent, &sim, &shown, json!({})).await;
+    let (sim, _folder, shown, agent, metrics) = thrashing(json!({})).await;
     throttled_for_ever(&shown);
     shown.stalls(90, true);
     until_true("evicted", || is_evicted(&agent, "hog")).await;
@@ -182,10 +176,7 @@ async fn a_refused_memory_high_leads_to_the_next_step() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_memory_high_of_a_pod_that_alone_waits_is_logged_once() {
     keep_events();
-    let (sim, folder) = node();
-    let shown = Shown::default();
-    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
-    let metrics = thrashing(&mut agent, &sim, &shown, json!({})).await;
+    let (sim, _folder, shown, _agent, metrics) = thrashing(json!({})).await;
     throttled_for_ever(&shown);
     shown.stalls(90, false);
     sleep(secs(60)).await;
@@ -200,10 +191,7 @@ async fn a_refused_memory_high_of_a_pod_that_alone_waits_is_logged_once() {
 /// The kernel takes a while to free the memory of a large pod: the next one is chosen afterwards.
 #[tokio::test(start_paused = true)]
 async fn the_next_pod_is_chosen_when_the_memory_of_the_last_one_is_free() {
-    let (sim, folder) = node();
-    let shown = Shown::default();
-    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
-    until(&sim, "all run", |l| l.live_count() == 3).await;
+    let (sim, _folder, shown, mut agent) = three_pods().await;
     ["hog", "web", "db"].into_iter().zip([600, 50, 800]).for_each(|(name, mib)| shown.uses(name, mib));
     shown.state().held.insert(uid("hog"), 600 * MIB);
     shown.set_available(Signal::MemoryAvailable, 50);
@@ -219,10 +207,7 @@ async fn the_next_pod_is_chosen_when_the_memory_of_the_last_one_is_free() {
 #[tokio::test(start_paused = true)]
 async fn a_threshold_and_a_policy_at_once_evict_one_pod() {
     keep_events();
-    let (sim, folder) = node();
-    let shown = Shown::default();
-    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
-    let metrics = thrashing(&mut agent, &sim, &shown, json!({})).await;
+    let (sim, _folder, shown, agent, metrics) = thrashing(json!({})).await;
     shown.stalls(90, true);
     sleep(Duration::from_millis(900)).await;
     shown.set_available(Signal::MemoryAvailable, 50);
@@ -238,10 +223,7 @@ async fn a_threshold_and_a_policy_at_once_evict_one_pod() {
 /// Without PSI policies find nothing, and thresholds act as ever.
 #[tokio::test(start_paused = true)]
 async fn a_node_without_psi_evicts_by_thresholds_alone() {
-    let (sim, folder) = node();
-    let shown = Shown::default();
-    let mut agent = Agent::start(&sim, SensorSet::ALL, folder.path(), three_pods());
-    until(&sim, "all run", |l| l.live_count() == 3).await;
+    let (sim, _folder, shown, mut agent) = three_pods().await;
     shown.set_available(Signal::MemoryAvailable, 500);
     ["hog", "web", "db"].into_iter().zip([600, 50, 800]).for_each(|(name, mib)| shown.uses(name, mib));
     let (wake, _metrics) = agent.evict_by(with_pressure(hard_memory(), json!({})), shown.clone());

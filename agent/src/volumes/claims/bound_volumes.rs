@@ -45,13 +45,6 @@ pub(super) struct BoundVolume {
     pub(super) is_larger: bool,
 }
 
-impl BoundVolume {
-    /// True if this agent expands the volume when its capacity grows, as upstream's plugins.
-    pub(super) fn is_expandable(&self) -> bool {
-        matches!(self.source, Source::Local(_))
-    }
-}
-
 #[cfg(test)]
 impl BoundVolume {
     /// A volume of this source that any number of pods may use, with files that may be written.

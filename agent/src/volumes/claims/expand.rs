@@ -1,5 +1,5 @@
-//! Expands a local volume to the capacity of its persistent volume, and says so in the status of the claim (upstream:
-//! `expandVolumeDuringMount`, `GenerateExpandInUseVolumeFunc`).
+//! Expands a local volume or FlexVolume to the capacity of its persistent volume, and says so in the status of the claim
+//! (upstream: `expandVolumeDuringMount`, `GenerateExpandInUseVolumeFunc`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,6 +8,7 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::LocalVolumeSource;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -26,14 +27,18 @@ use crate::recorder::EventType;
 use crate::recorder::Recorder;
 use crate::volumes::VolumeError;
 use crate::volumes::error::OnPath as _;
+use crate::volumes::flex_volume::FlexExpansion;
+use crate::volumes::flex_volume::FlexVolumes;
 use crate::volumes::plugin::blocking;
 use crate::volumes::resize;
+use crate::volumes::uid_of;
 
 /// A volume that is mounted, or mapped, for a pod.
 #[derive(Debug)]
 pub(super) struct ClaimedVolume {
     pub(super) objects: Objects,
     pub(super) recorder: Option<Recorder>,
+    pub(super) flex_volumes: FlexVolumes,
     pub(super) pod: Pod,
     /// Name of the claim.
     pub(super) claim: String,
@@ -91,8 +96,8 @@ impl ClaimedVolume {
             let patched = self.objects.patch_claim_status(self.namespace(), &self.claim, &patch).await;
             claim = patched.map_err(cannot_update)?;
         }
-        if let Err(error) = self.resize(programs).await {
-            if expansion.is_recorded {
+        if let Err(error) = self.resize(expansion, programs).await {
+            if expansion.is_recorded && !matches!(error, VolumeError::GivenUp) {
                 self.record_failure(&claim, expansion, &error).await;
             }
             return Err(error);
@@ -114,13 +119,30 @@ impl ClaimedVolume {
         }
     }
 
-    /// Expands what is on the volume. As upstream, a directory has the size that its file system has, and a raw device that of
-    /// the device.
-    async fn resize(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
-        let Source::Local(source) = &self.used.source else { return Ok(()) };
+    /// Expands what is on the volume. A raw device has its own size.
+    async fn resize(&self, expansion: &Expansion, programs: &dyn Programs) -> Result<(), VolumeError> {
         if self.used.is_block {
             return Ok(());
         }
+        match &self.used.source {
+            Source::Local(source) => self.resize_local(source, programs).await,
+            Source::Flex(source) => {
+                let wanted = FlexExpansion {
+                    uid: uid_of(&self.pod),
+                    volume: &self.used.name,
+                    source,
+                    objects: &self.objects,
+                    to: expansion.bytes(),
+                    from: expansion.from,
+                };
+                self.flex_volumes.expand(wanted).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// As upstream, a directory has the size that its file system has.
+    async fn resize_local(&self, source: &LocalVolumeSource, programs: &dyn Programs) -> Result<(), VolumeError> {
         let device = Path::new("/").join(&source.path);
         let path = device.clone();
         let found = blocking(move || Ok(fs::metadata(&path).on("inspect", &path)?.file_type())).await?;

@@ -1,8 +1,9 @@
 //! Whether a volume of a claim is to be expanded to the capacity of its persistent volume, and what the claim's status says of
 //! that (KEP-284, KEP-1790). Pure.
 //!
-//! The capacity of a local volume is changed by the administrator who has enlarged its disk. A controller that resizes
-//! claims may take part: it records its steps in the status, and this node goes on only from the steps that are the node's.
+//! The capacity of a local volume is changed by the administrator who has enlarged its disk, that of a FlexVolume alike. A
+//! controller that resizes claims may take part: it records its steps in the status, and this node goes on only from the
+//! steps that are the node's.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -34,12 +35,21 @@ pub(super) enum Need {
 /// An expansion that this node has to perform.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Expansion {
+    /// Bytes that the claim has.
+    pub(super) from: i64,
     /// The claim's capacity afterwards.
     pub(super) to: Quantity,
     /// The controller records its steps in the claim.
     pub(super) is_recorded: bool,
     /// It has failed before and another size is requested now: after one more failure the controller continues with that.
     pub(super) is_last: bool,
+}
+
+impl Expansion {
+    /// Bytes that the claim has afterwards.
+    pub(super) fn bytes(&self) -> i64 {
+        amount(Some(&self.to)).value()
+    }
 }
 
 /// What is to be done. `read_only`: how the pod uses the claim.
@@ -57,15 +67,15 @@ pub(super) fn need(claim: &PersistentVolumeClaim, volume: &PersistentVolume, rea
     if read_only {
         return Need::ReadOnly;
     }
-    let step = step(status);
+    let (from, step) = (has.value(), step(status));
     if step.is_empty() && status.allocated_resources.is_none() {
-        return Need::Expand(Expansion { to: capacity.clone(), is_recorded: false, is_last: false });
+        return Need::Expand(Expansion { from, to: capacity.clone(), is_recorded: false, is_last: false });
     }
     let allocated = status.allocated_resources.as_ref().and_then(|allocated| allocated.get(STORAGE));
     match allocated.filter(|_| matches!(step, PENDING | IN_PROGRESS)) {
         Some(to) => {
             let is_last = requested(claim) != amount(Some(to)) && has_failed(status);
-            Need::Expand(Expansion { to: to.clone(), is_recorded: true, is_last })
+            Need::Expand(Expansion { from, to: to.clone(), is_recorded: true, is_last })
         }
         // The next step is the controller's, or the resize is over.
         None => Need::Nothing,
@@ -157,7 +167,7 @@ mod tests {
     }
 
     fn expands(to: &str, is_recorded: bool, is_last: bool) -> Need {
-        Need::Expand(Expansion { to: Quantity(to.to_owned()), is_recorded, is_last })
+        Need::Expand(Expansion { from: 1 << 30, to: Quantity(to.to_owned()), is_recorded, is_last })
     }
 
     #[test]
@@ -232,7 +242,8 @@ mod tests {
         };
         let (fresh, known) = (claim(json!([])), claim(json!([{"type": "NodeResizeError", "status": "True"}])));
         assert_eq!(begun(&fresh), None);
-        let expansion = |is_last| Expansion { to: Quantity("2Gi".to_owned()), is_recorded: true, is_last };
+        let to = Quantity("2Gi".to_owned());
+        let expansion = |is_last| Expansion { from: 1 << 30, to: to.clone(), is_recorded: true, is_last };
         let condition = json!({"type": "NodeResizeError", "status": "True",
             "lastTransitionTime": "1970-01-01T00:00:00Z", "message": "failed to expand pvc with no room"});
         let patch = |claim, is_last| failed(claim, &expansion(is_last), "no room", Timestamp::UNIX_EPOCH);

@@ -241,26 +241,40 @@ impl Claims {
         }
     }
 
+    /// True if this agent expands the volume when its capacity grows, as upstream's plugins: FlexVolume drivers state it.
+    fn is_expandable(&self, used: &BoundVolume) -> bool {
+        match &used.source {
+            Source::Local(_) => true,
+            Source::Flex(source) => self.flex_volumes.is_expandable(&source.driver),
+            _ => false,
+        }
+    }
+
     /// Expands a volume to its capacity if the claim has less. `is_new`: it was just mounted for the pod.
     async fn expand(&self, target: Target<'_>, used: &Arc<BoundVolume>, is_new: bool) -> Result<(), VolumeError> {
         let Some(wanted) = ClaimSource::of(target.pod, target.volume) else { return Ok(()) };
-        let place = local::place(target.dirs, &used.name);
+        let place = match &used.source {
+            Source::Flex(source) => self.flex_volumes.place(&source.driver, &used.name),
+            _ => local::place(target.dirs, &used.name),
+        };
         let volume = ClaimedVolume {
             objects: self.objects.clone(),
             recorder: self.recorder.clone(),
+            flex_volumes: self.flex_volumes.clone(),
             pod: target.pod.clone(),
             claim: wanted.claim,
             used: used.clone(),
             place: place.clone(),
             is_new,
         };
-        // For one pod after another: the first one expands it for all. A teardown does not wait for that, nor for the API
-        // server: the device is not released before it has ended.
+        // For one pod after another: the first one expands it for all. A teardown does not wait for that, except for a driver
+        // of FlexVolumes, nor for the API server: the device is not released before it has ended.
         let work = self.globals.carry_out(&place, async move { volume.expand(&HostPrograms).await });
         let work = target.unless_over(work);
+        let plugin = used.source.plugin().unwrap_or(LOCAL);
         let done = match is_new {
             true => work.await.map(|_| ()),
-            false => target.actual.timed("volume_fs_resize", LOCAL, work).await,
+            false => target.actual.timed("volume_fs_resize", plugin, work).await,
         };
         done.map_err(|error| error.in_step(&used.name, expanding(used, is_new)))
     }
@@ -355,7 +369,7 @@ impl VolumePlugin for Claims {
     /// As upstream, not if the pod only reads it. A directory in use needs no expansion: its claim gets the new capacity
     /// when the next pod starts with it, and is not read until then.
     fn can_grow(&self, uid: &str, volume: &Volume) -> bool {
-        let grows = |used: Arc<BoundVolume>| used.is_expandable() && !used.is_directory && !used.read_only;
+        let grows = |used: Arc<BoundVolume>| self.is_expandable(&used) && !used.is_directory && !used.read_only;
         self.known.get(uid, &volume.name).is_some_and(grows)
     }
 
@@ -416,7 +430,7 @@ impl VolumePlugin for Claims {
                 mounted.inspect_err(|error| self.report_format(&used, error))?;
             }
             let is_due = if is_new { used.is_larger } else { target.is_refresh };
-            if is_due && used.is_expandable() {
+            if is_due && self.is_expandable(&used) {
                 self.expand(target, &used, is_new).await?;
             }
             Ok(Ready::default())

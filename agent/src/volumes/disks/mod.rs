@@ -14,6 +14,8 @@ mod kind;
 mod plugin;
 mod release;
 mod remove;
+#[cfg(test)]
+pub(super) mod testing;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -47,8 +49,6 @@ use kind::Disk;
 
 pub(super) use host::Host;
 pub(super) use host::names;
-#[cfg(test)]
-pub(super) use host::testing;
 pub(super) use host::text;
 pub(super) use kind::DiskSource;
 pub(super) use kind::Kind;

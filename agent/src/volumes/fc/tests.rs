@@ -4,7 +4,6 @@ mod fixture;
 mod raw;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,21 +11,20 @@ use keblet_skip::mounts::in_private_mounts;
 use serde_json::json;
 
 use super::*;
-use crate::metrics::Metrics;
 use crate::volumes::testing::node;
 use crate::volumes::tests::operation;
 use crate::volumes::tests::samples;
-use fixture::Fixture;
 use fixture::WWN;
 use fixture::by_path;
+use fixture::fc_node;
+use fixture::fc_node_with;
 use fixture::pod;
 
 #[test]
 fn a_disk_is_mounted_once_and_removed_after_its_last_pod() {
     in_private_mounts(|| {
-        let mut fixture = Fixture::new();
-        let metrics = Metrics::new();
-        fixture.volumes = fixture.volumes.with_metrics(metrics.clone());
+        let mut fixture = fc_node();
+        let metrics = fixture.count_operations();
         fixture.volumes.reconstruct().expect("nothing is there");
         assert!(fixture.in_use().is_empty());
         fixture.disk("sda", "240:0", &by_path(WWN, 0));
@@ -38,22 +36,7 @@ fn a_disk_is_mounted_once_and_removed_after_its_last_pod() {
             format!("mount -t ext4 -o defaults -- {device} {}", place.display()),
         ];
         assert_eq!(fixture.programs.take(), calls);
-        let name = "kubernetes.io/fc/[50060e801049cfd1]:0".to_owned();
-        assert_eq!(fixture.in_use(), [name.clone()].into());
-        assert_eq!(fs::metadata(fixture.target("u-1")).expect("mounted").gid(), 77);
-        fs::write(fixture.target("u-1").join("file"), "kept").expect("writable");
-
-        fixture.set_up(&pod("u-1", json!({}))).expect("it is there");
-        fixture.set_up(&pod("u-2", json!({"readOnly": true}))).expect("mounted");
-        assert_eq!(fixture.programs.take(), [""; 0], "the disk is there");
-        fs::write(fixture.target("u-2").join("other"), "").expect_err("read-only");
-        assert_eq!(fs::read_to_string(fixture.target("u-2").join("file")).expect("the same files"), "kept");
-
-        fixture.tear_down(&fixture.volumes, "u-1");
-        assert_eq!(fixture.release(&fixture.volumes), 0, "the second pod has it");
-        fixture.tear_down(&fixture.volumes, "u-2");
-        assert_eq!(fixture.in_use(), [name].into(), "until it is detached");
-        assert_eq!(fixture.release(&fixture.volumes), 1);
+        fixture.share_and_release(pod, "kubernetes.io/fc/[50060e801049cfd1]:0");
         assert_eq!(fixture.programs.take(), [format!("blockdev --flushbufs {device}")]);
         assert_eq!(fixture.deleted("sda"), "1");
         assert!(!place.exists() && fixture.in_use().is_empty());
@@ -67,7 +50,7 @@ fn a_disk_is_mounted_once_and_removed_after_its_last_pod() {
 #[test]
 fn another_agent_removes_what_the_first_has_mounted() {
     in_private_mounts(|| {
-        let fixture = Fixture::new();
+        let fixture = fc_node();
         // An identifier with a dash, whose place can be read as two.
         fixture.disk("sda", "240:0", "disk/by-id/scsi-SVENDOR_disk-1");
         fixture.disk("sdb", "240:16", "disk/by-id/scsi-SVENDOR_disk");
@@ -88,7 +71,7 @@ fn another_agent_removes_what_the_first_has_mounted() {
 #[test]
 fn hosts_are_scanned_for_a_disk_that_is_not_there() {
     in_private_mounts(|| {
-        let fixture = Fixture::new();
+        let fixture = fc_node();
         let error = fixture.set_up(&pod("u-1", json!({"lun": 7}))).expect_err("no disk");
         let expected = "MountVolume.WaitForAttach failed for volume \"v\" : no fc disk found: no device of unit 7 at target \
                         50060e801049cfd1 in /dev/disk/by-path within 10 s";
@@ -124,7 +107,7 @@ fn hosts_are_scanned_for_a_disk_that_is_not_there() {
 #[test]
 fn another_unit_of_the_target_stays() {
     in_private_mounts(|| {
-        let fixture = Fixture::new();
+        let fixture = fc_node();
         for (disk, number, lun) in [("sda", "240:0", 0), ("sdb", "240:16", 1)] {
             fixture.disk(disk, number, &by_path(WWN, lun));
             fixture.set_up(&pod(disk, json!({"lun": lun}))).expect("mounted");
@@ -141,7 +124,7 @@ fn another_unit_of_the_target_stays() {
 #[test]
 fn a_disk_that_is_used_by_another_name_or_otherwise_stays() {
     in_private_mounts(|| {
-        let fixture = Fixture::new();
+        let fixture = fc_node();
         fixture.disk("sda", "240:0", &by_path(WWN, 0));
         fixture.test.link("dev/disk/by-id/scsi-3600a", "../../sda");
         fixture.set_up(&pod("u-1", json!({}))).expect("mounted");
@@ -159,7 +142,7 @@ fn a_disk_that_is_used_by_another_name_or_otherwise_stays() {
 #[test]
 fn a_disk_with_several_paths_is_mounted_through_their_multipath_device_which_is_removed_first() {
     in_private_mounts(|| {
-        let fixture = Fixture::new();
+        let fixture = fc_node();
         let other = "50060e801049cfd2";
         fixture.disk("sda", "240:0", &by_path(WWN, 0));
         fixture.disk("sdb", "240:16", &by_path(other, 0));
@@ -190,7 +173,7 @@ fn a_disk_with_several_paths_is_mounted_through_their_multipath_device_which_is_
 #[test]
 fn a_disk_that_vanishes_is_unmounted_and_forgotten() {
     in_private_mounts(|| {
-        let fixture = Fixture::new();
+        let fixture = fc_node();
         fixture.disk("sda", "240:0", &by_path(WWN, 0));
         fixture.set_up(&pod("u-1", json!({}))).expect("mounted");
         fs::remove_file(fixture.test.root.path().join("dev/sda")).expect("removed");
@@ -208,7 +191,7 @@ fn a_disk_that_vanishes_is_unmounted_and_forgotten() {
 #[test]
 fn what_is_read_only_is_not_formatted() {
     in_private_mounts(|| {
-        let fixture = Fixture::new();
+        let fixture = fc_node();
         fixture.disk("sda", "240:0", &by_path(WWN, 0));
         let error = fixture.set_up(&pod("u-1", json!({"readOnly": true}))).expect_err("nothing to mount");
         let expected = "has no file system, and is not formatted since the volume is read-only";
@@ -232,7 +215,7 @@ fn what_is_read_only_is_not_formatted() {
 #[test]
 fn a_volume_waits_until_the_control_plane_has_attached_it() {
     in_private_mounts(|| {
-        let fixture = Fixture::with(true, true);
+        let fixture = fc_node_with(true, true);
         fixture.disk("sda", "240:0", &by_path(WWN, 0));
         let error = fixture.set_up(&pod("u-1", json!({}))).expect_err("not attached");
         let name = "kubernetes.io/fc/[50060e801049cfd1]:0";
@@ -250,7 +233,7 @@ fn a_volume_waits_until_the_control_plane_has_attached_it() {
 
 #[test]
 fn hostile_volumes_run_no_program_and_leave_nothing() {
-    let fixture = Fixture::new();
+    let fixture = fc_node();
     for change in [
         json!({"targetWWNs": null, "lun": null}),
         json!({"lun": null}),

@@ -8,15 +8,18 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::MutexGuard;
 use std::sync::PoisonError;
 
 use super::Driver;
 use super::FlexError;
+use super::FlexExpansion;
 use super::FlexVolumes;
 use super::MOUNTS;
 use super::NAME;
@@ -39,7 +42,15 @@ use crate::volumes::layout::make_dirs;
 use crate::volumes::plugin::blocking;
 
 /// What distinguishes volumes of one name: type of the file system, and options.
-pub(super) type Settings = (String, BTreeMap<String, String>);
+type Settings = (String, BTreeMap<String, String>);
+
+/// A volume that pods of this agent use.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Held {
+    settings: Settings,
+    /// Its device, empty if the driver names none; `None` until this agent has attached it.
+    device: Option<String>,
+}
 
 /// A volume that is about to be attached and mounted for the node.
 #[derive(Clone, Debug)]
@@ -90,8 +101,53 @@ impl Mounting {
 
 impl FlexVolumes {
     /// Where a volume is mounted for the node.
-    pub(super) fn place(&self, driver: &str, volume: &str) -> PathBuf {
+    pub(in crate::volumes) fn place(&self, driver: &str, volume: &str) -> PathBuf {
         self.dirs.plugin(NAME).join(driver).join(MOUNTS).join(volume)
+    }
+
+    /// The device of a volume that is mounted for the node: as this agent has attached it, or as the driver names it again,
+    /// after a restart of the agent. Empty if it has none. `options`: of the volume.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub(super) async fn device(
+        &self,
+        driver: &Arc<Driver>,
+        options: &str,
+        wanted: FlexExpansion<'_>,
+    ) -> Result<String, VolumeError> {
+        if !driver.capabilities.attach {
+            return Ok(String::new());
+        }
+        let place = self.place(driver.name, wanted.volume);
+        if let Some(device) = self.held().get(&place).and_then(|held| held.device.clone()) {
+            return Ok(device);
+        }
+        let is_attached = self.attachment.is_by_control_plane(wanted.objects);
+        let name = status_name(driver.name, wanted.volume);
+        let mounting = Mounting {
+            driver: driver.clone(),
+            place,
+            options: options.to_owned(),
+            fs_type: wanted.source.fs_type.clone(),
+            read_only: false,
+            node_name: self.node_name.clone(),
+            attached: is_attached.then(|| device_of(wanted.objects, &name)),
+        };
+        let device = mounting.attach().await?;
+        self.keep_device(&mounting.place, &device);
+        Ok(device)
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<PathBuf, Held>> {
+        // Changed one entry at a time: a panic elsewhere leaves it usable.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep_device(&self, place: &Path, device: &str) {
+        if let Some(held) = self.held().get_mut(place) {
+            held.device = Some(device.to_owned());
+        }
     }
 
     /// Attaches the volume unless the control plane does, and has it mounted for the node unless it is.
@@ -117,7 +173,7 @@ impl FlexVolumes {
             attached: self.attached(driver.name, wanted).await.map_err(failed("WaitForAttach"))?,
             place: place.clone(),
         };
-        let (programs, volume) = (self.drivers.programs.clone(), wanted.volume.to_owned());
+        let (own, programs, volume) = (self.clone(), self.drivers.programs.clone(), wanted.volume.to_owned());
         let work = async move {
             let failed = |step| {
                 let volume = &volume;
@@ -128,6 +184,7 @@ impl FlexVolumes {
                 return Ok(());
             }
             let device = mounting.attach().await.map_err(failed("WaitForAttach"))?;
+            own.keep_device(&mounting.place, &device);
             mounting.mount(&device, &*programs).await.map_err(failed("MountDevice"))
         };
         let done = self.globals.carry_out(&place, work).await;
@@ -157,14 +214,14 @@ impl FlexVolumes {
     /// The places cannot be listed.
     fn admit(&self, uid: &str, place: &Path, settings: Settings) -> Result<bool, VolumeError> {
         let on_disk = self.places()?;
-        // Changed one entry at a time: a panic elsewhere leaves it usable. With the lock: of two volumes one is the first.
-        let mut held = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        // With the lock: of two volumes one is the first.
+        let mut held = self.held();
         held.retain(|place, _| on_disk.contains(place) || self.globals.is_registered(place));
-        if held.get(place).is_some_and(|others| *others != settings) {
+        if held.get(place).is_some_and(|other| other.settings != settings) {
             return Ok(false);
         }
         self.globals.register(uid, place);
-        held.insert(place.to_owned(), settings);
+        held.entry(place.to_owned()).or_insert(Held { settings, device: None });
         Ok(true)
     }
 
@@ -261,10 +318,7 @@ impl FlexVolumes {
         for pod in layout::entries(&self.dirs.pods())? {
             let Some(uid) = pod.file_name().and_then(|name| name.to_str()) else { continue };
             let dir = self.mount_path(uid, &driver, &volume)?;
-            // Listed, since the volume itself may be a mount whose server does not answer.
-            if let Some(parent) = dir.parent()
-                && entries(parent)?.contains(&dir)
-            {
+            if is_listed(&dir)? {
                 return Ok(true);
             }
         }
@@ -329,6 +383,16 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>, VolumeError> {
         Err(VolumeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotADirectory => Ok(Vec::new()),
         listed => listed,
     }
+}
+
+/// True if its parent has this directory. It is not inspected itself: it may be a mount whose server does not answer.
+/// Blocking.
+///
+/// # Errors
+/// The parent cannot be listed.
+pub(super) fn is_listed(dir: &Path) -> Result<bool, VolumeError> {
+    let Some(parent) = dir.parent() else { return Ok(false) };
+    Ok(entries(parent)?.iter().any(|entry| entry == dir))
 }
 
 /// Name of a volume in the status of the Node.

@@ -10,12 +10,12 @@
 //!
 //! What a driver does not support, the agent does. Beyond a kubelet, it binds no directory on which nothing is mounted, and
 //! of two volumes that a driver attaches by the same name, the second waits until the first is released. Nothing is
-//! recorded: another agent, or a kubelet, unmounts by the names of the directories. `expandfs` is not called: the file
-//! system of a claim is not expanded.
+//! recorded: another agent, or a kubelet, unmounts by the names of the directories.
 
 mod device;
 mod driver;
 mod error;
+mod expand;
 mod options;
 mod plugin;
 mod pod_mount;
@@ -31,6 +31,7 @@ use std::sync::Mutex;
 
 pub use error::FlexError;
 
+pub(super) use expand::FlexExpansion;
 pub(super) use options::FlexSource;
 pub(super) use plugin::FlexVolume;
 
@@ -47,7 +48,7 @@ use super::teardown::VolumeOnDisk;
 use crate::kernel::usage::MeasuredBy;
 use crate::objects::Objects;
 use crate::recorder::Recorder;
-use device::Settings;
+use device::Held;
 use driver::Driver;
 use driver::Drivers;
 use pod_mount::PodMount;
@@ -65,7 +66,7 @@ pub(super) struct FlexVolumes {
     attachment: Attachment,
     drivers: Drivers,
     /// Of volumes that pods of this agent use, by place, until they are released.
-    settings: Arc<Mutex<HashMap<PathBuf, Settings>>>,
+    held: Arc<Mutex<HashMap<PathBuf, Held>>>,
     /// As it is passed to drivers.
     node_name: String,
 }
@@ -86,7 +87,7 @@ impl FlexVolumes {
     /// Without drivers.
     pub(super) fn new(dirs: PodDirs, globals: GlobalMounts) -> Self {
         let (attachment, drivers) = (Attachment::default(), Drivers::new(None));
-        Self { dirs, globals, attachment, drivers, settings: Arc::default(), node_name: String::new() }
+        Self { dirs, globals, attachment, drivers, held: Arc::default(), node_name: String::new() }
     }
 
     /// Runs the drivers in this directory, which need not exist, on the node of this name.

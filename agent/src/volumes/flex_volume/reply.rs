@@ -46,11 +46,14 @@ pub(super) struct Capabilities {
     /// The agent gives its files to the pod's `fsGroup`.
     #[serde(rename = "fsgroup")]
     pub(super) fs_group: bool,
+    /// Its file systems are expanded on the node.
+    #[serde(rename = "requiresfsresize")]
+    pub(super) requires_fs_resize: bool,
 }
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { attach: true, selinux_relabel: true, supports_metrics: false, fs_group: true }
+        Self { attach: true, selinux_relabel: true, supports_metrics: false, fs_group: true, requires_fs_resize: true }
     }
 }
 
@@ -120,7 +123,13 @@ mod tests {
             (
                 r#"{"Status": "Success", "Capabilities": {"Attach": false, "selinuxRelabel": false, "fsGroup": false,
                 "supportsMetrics": true, "requiresFSResize": false, "other": 1}}"#,
-                Capabilities { attach: false, selinux_relabel: false, supports_metrics: true, fs_group: false },
+                Capabilities {
+                    attach: false,
+                    selinux_relabel: false,
+                    supports_metrics: true,
+                    fs_group: false,
+                    requires_fs_resize: false,
+                },
             ),
             (r#"{"status": "Success", "capabilities": null, "device": null}"#, Capabilities::default()),
         ] {

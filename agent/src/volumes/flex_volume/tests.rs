@@ -1,6 +1,7 @@
 //! Volumes of a driver that is a shell script, in a mount namespace of their own.
 
 mod attachable;
+mod expansion;
 mod faults;
 mod fixture;
 
@@ -12,6 +13,7 @@ use serde_json::json;
 
 use crate::filesystem::is_mount_point;
 use crate::volumes::PodVolumes;
+use crate::volumes::testing::with_volume;
 use fixture::Fixture;
 use fixture::MOUNT;
 use fixture::MOUNTS;
@@ -21,7 +23,6 @@ use fixture::arguments;
 use fixture::group_of;
 use fixture::options;
 use fixture::pod;
-use fixture::with_volume;
 
 const MOUNT_ONLY: [(&str, &str); 3] = [("init", MOUNTS), ("mount", MOUNT), ("unmount", UNMOUNT)];
 

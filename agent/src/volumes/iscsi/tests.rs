@@ -9,24 +9,23 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use keblet_skip::mounts::in_private_mounts;
-use serde_json::Value;
 use serde_json::json;
 
 use super::host::testing::TARGET;
 use super::*;
 use crate::filesystem;
-use crate::volumes::PodVolumes;
 use crate::volumes::testing::LoopDevice;
 use crate::volumes::testing::node;
-use fixture::Fixture;
 use fixture::SHOW;
 use fixture::calls_at;
+use fixture::iscsi_node;
+use fixture::iscsi_node_with;
 use fixture::pod;
 
 #[test]
 fn a_disk_is_attached_once_and_detached_after_its_last_pod() {
     in_private_mounts(|| {
-        let fixture = Fixture::new(&["192.0.2.1:3260"]);
+        let fixture = iscsi_node(&["192.0.2.1:3260"]);
         fixture.volumes.reconstruct().expect("nothing is there");
         assert!(fixture.in_use().is_empty());
         fixture.set_up(&pod("u-1", json!({}))).expect("mounted");
@@ -40,7 +39,7 @@ fn a_disk_is_attached_once_and_detached_after_its_last_pod() {
             format!("{node} -o update -n node.startup -v manual"),
         ];
         assert_eq!(calls_at("192.0.2.1:3260", &calls), expected);
-        let place = fixture.place("default", "192.0.2.1:3260");
+        let place = fixture.place_at("default", "192.0.2.1:3260");
         let (device, at) = (fixture.test.root.path().join("dev/disk/by-path"), place.to_string_lossy());
         let device = device.join(format!("ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"));
         let device = device.to_string_lossy();
@@ -54,23 +53,7 @@ fn a_disk_is_attached_once_and_detached_after_its_last_pod() {
             ]
         );
         assert_eq!(fixture.test.read("sys/class/scsi_host/host0/scan").as_deref(), Some("0 0 7"));
-        let name = format!("kubernetes.io/iscsi/192.0.2.1:{TARGET}:7");
-        assert_eq!(fixture.in_use(), [name.clone()].into());
-        use std::os::unix::fs::MetadataExt as _;
-        assert_eq!(fs::metadata(fixture.target("u-1")).expect("mounted").gid(), 77);
-        fs::write(fixture.target("u-1").join("file"), "kept").expect("writable");
-
-        fixture.set_up(&pod("u-1", json!({}))).expect("it is there");
-        fixture.set_up(&pod("u-2", json!({"readOnly": true}))).expect("mounted");
-        assert_eq!(fixture.programs.take(), [""; 0], "the disk is there");
-        fs::write(fixture.target("u-2").join("other"), "").expect_err("read-only");
-        assert_eq!(fs::read_to_string(fixture.target("u-2").join("file")).expect("the same files"), "kept");
-
-        fixture.tear_down(&fixture.volumes, "u-1");
-        assert_eq!(fixture.release(&fixture.volumes), 0, "the second pod has it");
-        fixture.tear_down(&fixture.volumes, "u-2");
-        assert_eq!(fixture.in_use(), [name].into(), "until it is detached");
-        assert_eq!(fixture.release(&fixture.volumes), 1);
+        fixture.share_and_release(pod, &format!("kubernetes.io/iscsi/192.0.2.1:{TARGET}:7"));
         assert_eq!(
             fixture.programs.take(),
             [
@@ -86,7 +69,7 @@ fn a_disk_is_attached_once_and_detached_after_its_last_pod() {
 #[test]
 fn another_agent_detaches_what_the_first_has_attached() {
     in_private_mounts(|| {
-        let fixture = Fixture::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
+        let fixture = iscsi_node(&["192.0.2.1:3260", "192.0.2.2:3260"]);
         let own = json!({"portals": ["192.0.2.2"], "initiatorName": "iqn.2001-04.com.example:me"});
         fixture.set_up(&pod("u-1", own)).expect("mounted");
         fixture.programs.take();
@@ -101,14 +84,14 @@ fn another_agent_detaches_what_the_first_has_attached() {
             assert_eq!(calls_at(portal, &calls), [end("--logout"), end("-o delete")]);
         }
         assert_eq!(calls.last().map(String::as_str), Some("iscsiadm -m iface -I 192.0.2.1:3260:v -o delete"));
-        assert!(!fixture.place("192.0.2.1:3260:v", "192.0.2.1:3260").exists());
+        assert!(!fixture.place_at("192.0.2.1:3260:v", "192.0.2.1:3260").exists());
     });
 }
 
 #[test]
 fn one_portal_suffices_and_without_any_all_are_named() {
     in_private_mounts(|| {
-        let fixture = Fixture::new(&["192.0.2.2:3260"]);
+        let fixture = iscsi_node(&["192.0.2.2:3260"]);
         let portals = json!({"portals": ["192.0.2.2", "192.0.2.3"], "initiatorName": "iqn.2001-04.com.example:me"});
         fixture.set_up(&pod("u-1", portals.clone())).expect("mounted");
         let calls = fixture.programs.take();
@@ -123,7 +106,7 @@ fn one_portal_suffices_and_without_any_all_are_named() {
         fixture.tear_down(&fixture.volumes, "u-1");
         fixture.release(&fixture.volumes);
 
-        let silent = Fixture::new(&[]);
+        let silent = iscsi_node(&[]);
         let error = silent.set_up(&pod("u-1", portals)).expect_err("no portal listens");
         let start = format!(
             "MountVolume.WaitForAttach failed for volume \"v\" : iscsi: no portal leads to unit 7 of {TARGET}: "
@@ -145,7 +128,7 @@ fn one_portal_suffices_and_without_any_all_are_named() {
 
 #[test]
 fn a_device_that_does_not_appear_is_given_up() {
-    let fixture = Fixture::new(&["192.0.2.1:3260"]);
+    let fixture = iscsi_node(&["192.0.2.1:3260"]);
     let error = fixture.set_up(&pod("u-1", json!({"lun": 8}))).expect_err("another unit");
     let expected = "portal 192.0.2.1:3260: no device of unit 8 in /dev/disk/by-path within 10 s";
     assert!(error.ends_with(expected), "{error}");
@@ -157,7 +140,7 @@ fn a_device_that_does_not_appear_is_given_up() {
 #[test]
 fn a_session_that_another_disk_needs_stays() {
     in_private_mounts(|| {
-        let fixture = Fixture::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
+        let fixture = iscsi_node(&["192.0.2.1:3260", "192.0.2.2:3260"]);
         fixture.set_up(&pod("u-1", json!({"portals": ["192.0.2.2"]}))).expect("mounted");
         // Another volume of the same target, whose first portal is this one's second.
         fixture.set_up(&pod("u-2", json!({"targetPortal": "192.0.2.2"}))).expect("mounted");
@@ -188,7 +171,7 @@ fn a_session_that_another_disk_needs_stays() {
 #[test]
 fn a_disk_with_several_paths_is_mounted_through_their_map_which_is_removed_first() {
     in_private_mounts(|| {
-        let fixture = Fixture::new(&["192.0.2.1:3260", "192.0.2.2:3260"]);
+        let fixture = iscsi_node(&["192.0.2.1:3260", "192.0.2.2:3260"]);
         for portal in ["192.0.2.1:3260", "192.0.2.2:3260"] {
             let path = format!("dev/disk/by-path/ip-{portal}-iscsi-{TARGET}-lun-7");
             let path = fixture.test.root.path().join(path);
@@ -199,7 +182,7 @@ fn a_disk_with_several_paths_is_mounted_through_their_map_which_is_removed_first
         fixture.test.write("sys/block/dm-0/dm/uuid", "mpath-1\n");
         fixture.test.write("sys/block/sda/holders/dm-0", "");
         fixture.set_up(&pod("u-1", json!({"portals": ["192.0.2.2"]}))).expect("mounted");
-        let (map, place) = (fixture.test.root.path().join("dev/dm-0"), fixture.place("default", "192.0.2.1:3260"));
+        let (map, place) = (fixture.test.root.path().join("dev/dm-0"), fixture.place_at("default", "192.0.2.1:3260"));
         let mount = format!("mount -t ext4 -o defaults -- {} {}", map.display(), place.display());
         assert_eq!(fixture.programs.take().last(), Some(&mount));
         fixture.tear_down(&fixture.volumes, "u-1");
@@ -215,7 +198,7 @@ fn a_disk_with_several_paths_is_mounted_through_their_map_which_is_removed_first
 #[test]
 fn a_session_that_is_there_is_used() {
     in_private_mounts(|| {
-        let fixture = Fixture::new(&["192.0.2.1:3260"]);
+        let fixture = iscsi_node(&["192.0.2.1:3260"]);
         fixture.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(7, "sda")]);
         fixture.test.write(&format!("dev/disk/by-path/ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"), &"x".repeat(1 << 17));
         fixture.set_up(&pod("u-1", json!({}))).expect("mounted");
@@ -229,7 +212,7 @@ fn a_session_that_is_there_is_used() {
 #[test]
 fn chap_is_read_from_the_secret() {
     in_private_mounts(|| {
-        let fixture = Fixture::new(&["192.0.2.1:3260"]);
+        let fixture = iscsi_node(&["192.0.2.1:3260"]);
         let chap = json!({"chapAuthDiscovery": true, "chapAuthSession": true, "secretRef": {"name": "chap"}});
         let error = fixture.set_up(&pod("u-1", chap.clone())).expect_err("no secret");
         assert_eq!(error, "MountVolume.WaitForAttach failed for volume \"v\" : secrets \"chap\" not found");
@@ -261,7 +244,7 @@ fn chap_is_read_from_the_secret() {
             "node.session.auth.password_in -v ssap",
         ];
         assert_eq!(settings, expected);
-        let record = fixture.place("default", "192.0.2.1:3260");
+        let record = fixture.place_at("default", "192.0.2.1:3260");
         crate::filesystem::unmount(&record).expect("unmounted");
         assert!(!fs::read_to_string(record.join("iscsi.json")).expect("a record").contains("pass"));
         fixture.tear_down(&fixture.volumes, "u-1");
@@ -272,7 +255,7 @@ fn chap_is_read_from_the_secret() {
 #[test]
 fn a_volume_waits_until_the_control_plane_has_attached_it() {
     in_private_mounts(|| {
-        let fixture = Fixture::with(&["192.0.2.1:3260"], true, true);
+        let fixture = iscsi_node_with(&["192.0.2.1:3260"], true, true);
         let name = format!("kubernetes.io/iscsi/192.0.2.1:{TARGET}:7");
         let error = fixture.set_up(&pod("u-1", json!({}))).expect_err("not attached");
         let end = "was not attached to this node within 123s: it is not in status.volumesInUse of the Node yet";
@@ -316,36 +299,15 @@ fn a_raw_device_is_mapped_and_detached_after_its_pod() {
     }
     in_private_mounts(|| {
         // losetup(8) is the real one.
-        let fixture = Fixture::with(&["192.0.2.1:3260"], false, false);
+        let fixture = iscsi_node_with(&["192.0.2.1:3260"], false, false);
         let disk = LoopDevice::on(&fixture.root.path().join("disk"), 1 << 20);
         let path = fixture.test.root.path().join(format!("dev/disk/by-path/ip-192.0.2.1:3260-iscsi-{TARGET}-lun-7"));
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
         std::os::unix::fs::symlink(&disk.0, &path).expect("a link");
         fixture.test.session(0, TARGET, ("192.0.2.1", "3260"), &[(7, "sda")]);
-        let reply = |path: &str, object: Value| {
-            fixture.replies.lock().expect("unpoisoned").insert(format!("/api/v1/{path}"), object);
-        };
-        let source = json!({"targetPortal": "192.0.2.1", "iqn": TARGET, "lun": 7});
-        let claim = json!({"metadata": {"uid": "c-1"}, "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}});
-        reply("namespaces/ns/persistentvolumeclaims/data", claim);
-        reply(
-            "persistentvolumes/v",
-            json!({"metadata": {"name": "v"},
-            "spec": {"iscsi": source, "volumeMode": "Block", "claimRef": {"uid": "c-1"}}}),
-        );
-        let mut pod = pod("u-1", json!({}));
-        let spec = pod.spec.as_mut().expect("a spec");
-        spec.volumes = serde_json::from_value(json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]))
-            .expect("a volume");
-        spec.containers[0].volume_mounts = None;
-        spec.containers[0].volume_devices =
-            serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("a device");
-        fixture.volumes.make_pod_dirs_here("u-1");
-        fixture.set_up(&pod).expect("mapped");
-        let (link, read_only) = fixture.volumes.device(&PodVolumes::of(&pod), "v").expect("a device");
-        assert_eq!(link, fixture.root.path().join("pods/u-1/volumeDevices/kubernetes.io~iscsi/v"));
-        assert_eq!((fs::read_link(&link).expect("a link"), read_only), (path, false));
-        let places = fixture.root.path().join("plugins/kubernetes.io/iscsi/volumeDevices/iface-default");
+        let pod = fixture.raw_pod(json!({"targetPortal": "192.0.2.1", "iqn": TARGET, "lun": 7}));
+        let link = fixture.map(&pod, &path);
+        let places = fixture.place("volumeDevices/iface-default");
         let place = places.join(format!("192.0.2.1:3260-{TARGET}-lun-7"));
         assert!(
             filesystem::is_mount_point(&place.join("u-1")).expect("it is there") && place.join("iscsi.json").exists()
@@ -366,7 +328,7 @@ fn a_raw_device_is_mapped_and_detached_after_its_pod() {
 
 #[test]
 fn hostile_volumes_run_no_program_and_leave_nothing() {
-    let fixture = Fixture::new(&["192.0.2.1:3260"]);
+    let fixture = iscsi_node(&["192.0.2.1:3260"]);
     for change in [
         json!({"iqn": ""}),
         json!({"iqn": "-o"}),

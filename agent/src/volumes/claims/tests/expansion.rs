@@ -55,6 +55,7 @@ fn expand(fixture: &Fixture, path: &Path, read_only: bool, is_new: bool) -> Resu
     let volume = ClaimedVolume {
         objects: fixture.volumes.objects.clone(),
         recorder: fixture.volumes.recorder.clone(),
+        flex_volumes: fixture.volumes.node.flex_volumes.clone(),
         pod,
         claim: "data".to_owned(),
         used: Arc::new(BoundVolume { read_only, ..BoundVolume::plain("pv", source) }),

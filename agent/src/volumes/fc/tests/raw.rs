@@ -1,12 +1,10 @@
 //! Devices of the machine: raw ones, and what has one in use.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-
-use serde_json::Value;
 
 use super::*;
 use crate::filesystem;
-use crate::volumes::PodVolumes;
 use crate::volumes::testing::LoopDevice;
 
 #[test]
@@ -16,31 +14,13 @@ fn a_raw_device_is_mapped_and_removed_after_its_pod() {
     }
     in_private_mounts(|| {
         // losetup(8) is the real one.
-        let fixture = Fixture::with(false, false);
+        let fixture = fc_node_with(false, false);
         let disk = LoopDevice::on(&fixture.root.path().join("disk"), 1 << 20);
         let name = disk.0.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
         fixture.test.disk(&name, "240:0");
         fixture.test.link("dev/disk/by-id/scsi-3600a", &disk.0.to_string_lossy());
-        let reply = |path: &str, object: Value| {
-            fixture.replies.lock().expect("unpoisoned").insert(format!("/api/v1/{path}"), object);
-        };
-        let claim = json!({"metadata": {"uid": "c-1"}, "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}});
-        reply("namespaces/ns/persistentvolumeclaims/data", claim);
-        let volume = json!({"metadata": {"name": "v"},
-            "spec": {"fc": {"wwids": ["3600a"]}, "volumeMode": "Block", "claimRef": {"uid": "c-1"}}});
-        reply("persistentvolumes/v", volume);
-        let mut pod = pod("u-1", json!({}));
-        let spec = pod.spec.as_mut().expect("a spec");
-        spec.volumes = serde_json::from_value(json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]))
-            .expect("a volume");
-        spec.containers[0].volume_mounts = None;
-        spec.containers[0].volume_devices =
-            serde_json::from_value(json!([{"name": "v", "devicePath": "/dev/x"}])).expect("a device");
-        fixture.volumes.make_pod_dirs_here("u-1");
-        fixture.set_up(&pod).expect("mapped");
-        let (link, read_only) = fixture.volumes.device(&PodVolumes::of(&pod), "v").expect("a device");
-        assert_eq!(link, fixture.root.path().join("pods/u-1/volumeDevices/kubernetes.io~fc/v"));
-        assert_eq!((fs::read_link(&link).expect("a link"), read_only), (disk.0.clone(), false));
+        let pod = fixture.raw_pod(json!({"wwids": ["3600a"]}));
+        let link = fixture.map(&pod, &disk.0);
         let place = fixture.place("volumeDevices/3600a");
         assert!(filesystem::is_mount_point(&place.join("u-1")).expect("it is there"));
         fixture.set_up(&pod).expect("it is there");
@@ -65,7 +45,7 @@ fn a_disk_that_the_kernel_or_a_raw_device_has_in_use_stays() {
         return keblet_skip::skip("needs loop devices");
     }
     in_private_mounts(|| {
-        let fixture = Fixture::new();
+        let fixture = fc_node();
         let disk = LoopDevice::on(&fixture.root.path().join("disk"), 1 << 20);
         let name = disk.0.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
         let number = fs::metadata(&disk.0).expect("a device").rdev();

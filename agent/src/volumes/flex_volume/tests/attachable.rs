@@ -9,7 +9,7 @@ const ATTACHED: &str = r#"echo '{"status": "Success", "device": "/dev/flex"}'"#;
 const IN_USE: &str = "example.com/d/v";
 
 /// Everything but the mounts for pods, which are left to the agent.
-const ATTACHING: [(&str, &str); 6] = [
+pub(super) const ATTACHING: [(&str, &str); 6] = [
     ("init", SUCCESS),
     ("attach", ATTACHED),
     ("waitforattach", ATTACHED),

@@ -1,23 +1,18 @@
 //! A node with one driver, a shell script that does what a test says, and its pods.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
 use std::fs;
+use std::ops::Deref;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 use serde_json::json;
-use tokio::sync::watch;
 
 use crate::volumes::Volumes;
-use crate::volumes::VolumesInUse;
-use crate::volumes::testing::Replies;
-use crate::volumes::testing::objects;
+use crate::volumes::testing::TestNode;
+use crate::volumes::testing::with_source;
 
 pub(super) const DRIVER: &str = "example.com/d";
 
@@ -36,13 +31,14 @@ pub(super) const MOUNTS: &str = r#"echo '{"status": "Success", "capabilities": {
 pub(super) const MOUNT: &str = r#"mount -t tmpfs flex "$2" && echo '{"status": "Success"}'"#;
 pub(super) const UNMOUNT: &str = r#"umount "$2" && echo '{"status": "Success"}'"#;
 
-pub(super) struct Fixture {
-    pub(super) root: tempfile::TempDir,
-    pub(super) replies: Replies,
-    pub(super) node: watch::Sender<Option<Arc<Node>>>,
-    pub(super) in_use: watch::Receiver<VolumesInUse>,
-    pub(super) volumes: Volumes,
-    pub(super) runtime: tokio::runtime::Runtime,
+pub(super) struct Fixture(TestNode);
+
+impl Deref for Fixture {
+    type Target = TestNode;
+
+    fn deref(&self) -> &TestNode {
+        &self.0
+    }
 }
 
 impl Fixture {
@@ -52,15 +48,8 @@ impl Fixture {
     }
 
     pub(super) fn with(script: &[(&str, &str)], by_control_plane: bool, is_paused: bool) -> Self {
-        let root = tempfile::tempdir().expect("a folder");
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        let runtime = builder.enable_all().start_paused(is_paused).build().expect("a runtime");
-        let (replies, sender) = (Replies::default(), watch::Sender::new(None));
-        let in_use = sender.subscribe();
-        let (objects, node) = runtime.block_on(async { objects(&replies) });
-        let volumes = Volumes::new(root.path()).with_attachments(sender, by_control_plane);
-        let volumes = volumes.with_flex_volumes(&root.path().join("flex"), "n1").with_objects(objects, BTreeMap::new());
-        let fixture = Self { root, replies, node, in_use, volumes, runtime };
+        let with_driver = |volumes: Volumes, root: &Path| volumes.with_flex_volumes(&root.join("flex"), "n1");
+        let fixture = Self(TestNode::new(by_control_plane, is_paused, with_driver));
         fixture.install();
         script.iter().for_each(|(command, does)| fixture.does(command, does));
         fixture
@@ -111,25 +100,7 @@ impl Fixture {
 
     pub(super) fn set_up_by(&self, volumes: &Volumes, pod: &Pod) -> Result<(), String> {
         volumes.make_pod_dirs_here(pod.metadata.uid.as_deref().expect("a UID"));
-        let done = self.runtime.block_on(volumes.set_up(pod, None));
-        done.map_err(|mut failed| failed.remove(0).to_string())
-    }
-
-    pub(super) fn tear_down(&self, volumes: &Volumes, uid: &str) -> Result<(), String> {
-        self.runtime.block_on(volumes.tear_down(uid)).map_err(|error| error.to_string())
-    }
-
-    /// Releases what is unused.
-    pub(super) fn release(&self, volumes: &Volumes) -> usize {
-        let unused = self.runtime.block_on(volumes.unused()).expect("a list");
-        for place in &unused {
-            self.runtime.block_on(volumes.release_unused(place)).expect("released");
-        }
-        unused.len()
-    }
-
-    pub(super) fn in_use(&self) -> BTreeSet<String> {
-        self.in_use.borrow().clone().expect("reported")
+        self.0.set_up_by(volumes, pod)
     }
 
     /// Where the volume of this name is mounted for a pod.
@@ -156,22 +127,7 @@ pub(super) fn arguments(call: &str) -> &str {
 
 /// A pod with a volume `v`, whose source has these fields besides the driver.
 pub(super) fn pod(uid: &str, change: Value) -> Pod {
-    let mut source = json!({"driver": DRIVER});
-    source.as_object_mut().expect("an object").extend(change.as_object().expect("an object").clone());
-    with_volume(uid, json!({"name": "v", "flexVolume": source}))
-}
-
-/// A pod that mounts this volume `v`.
-pub(super) fn with_volume(uid: &str, volume: Value) -> Pod {
-    serde_json::from_value(json!({
-        "metadata": {"name": uid, "namespace": "ns", "uid": uid},
-        "spec": {
-            "securityContext": {"fsGroup": 77},
-            "volumes": [volume],
-            "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
-        },
-    }))
-    .expect("a pod")
+    with_source(uid, "flexVolume", json!({"driver": DRIVER}), &change)
 }
 
 /// The group of a file.

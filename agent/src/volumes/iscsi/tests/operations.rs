@@ -1,9 +1,6 @@
 //! What metrics count of a disk.
 
-use k8s_openapi::api::core::v1::Pod;
-
 use super::*;
-use crate::metrics::Metrics;
 use crate::volumes::plugin::SET_UP_TIMEOUT;
 use crate::volumes::tests::operation;
 use crate::volumes::tests::samples;
@@ -11,9 +8,8 @@ use crate::volumes::tests::samples;
 #[test]
 fn the_steps_of_a_mount_and_the_release_of_a_disk_are_counted() {
     in_private_mounts(|| {
-        let mut fixture = Fixture::with(&["192.0.2.1:3260"], true, true);
-        let metrics = Metrics::new();
-        fixture.volumes = fixture.volumes.with_metrics(metrics.clone());
+        let mut fixture = iscsi_node_with(&["192.0.2.1:3260"], true, true);
+        let metrics = fixture.count_operations();
         let counted = || samples(&metrics, "storage_operation");
         fixture.set_up(&pod("u-1", json!({}))).expect_err("not attached");
         let failed = ["verify_controller_attached_volume", "volume_mount"];
@@ -44,11 +40,10 @@ fn the_steps_of_a_mount_and_the_release_of_a_disk_are_counted() {
 #[test]
 fn nothing_is_counted_of_a_control_plane_that_attaches_no_volumes() {
     in_private_mounts(|| {
-        let mut fixture = Fixture::new(&["192.0.2.1:3260"]);
-        let metrics = Metrics::new();
-        fixture.volumes = fixture.volumes.with_metrics(metrics.clone());
+        let mut fixture = iscsi_node(&["192.0.2.1:3260"]);
+        let metrics = fixture.count_operations();
         fixture.set_up(&pod("u-1", json!({}))).expect("mounted");
-        let place = fixture.place("default", "192.0.2.1:3260");
+        let place = fixture.place_at("default", "192.0.2.1:3260");
         let release = || {
             let released = async { tokio::time::timeout(SET_UP_TIMEOUT, fixture.volumes.release_unused(&place)).await };
             fixture.runtime.block_on(released).expect("nothing is waited for")
@@ -67,24 +62,9 @@ fn nothing_is_counted_of_a_control_plane_that_attaches_no_volumes() {
 
 #[test]
 fn the_map_and_the_release_of_a_raw_device_are_counted() {
-    let mut fixture = Fixture::new(&[]);
-    let metrics = Metrics::new();
-    fixture.volumes = fixture.volumes.with_metrics(metrics.clone());
-    let claim = json!({"metadata": {"uid": "c-1"}, "spec": {"volumeName": "v"}, "status": {"phase": "Bound"}});
-    let source = json!({"targetPortal": "192.0.2.1", "iqn": TARGET, "lun": 7});
-    let volume = json!({"metadata": {"name": "v"},
-        "spec": {"iscsi": source, "volumeMode": "Block", "claimRef": {"uid": "c-1"}}});
-    for (path, object) in [("namespaces/ns/persistentvolumeclaims/data", claim), ("persistentvolumes/v", volume)] {
-        fixture.replies.lock().expect("unpoisoned").insert(format!("/api/v1/{path}"), object);
-    }
-    let pod: Pod = serde_json::from_value(json!({
-        "metadata": {"name": "u-1", "namespace": "ns", "uid": "u-1"},
-        "spec": {
-            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}],
-            "containers": [{"name": "c", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]}],
-        },
-    }))
-    .expect("a pod");
+    let mut fixture = iscsi_node(&[]);
+    let metrics = fixture.count_operations();
+    let pod = fixture.raw_pod(json!({"targetPortal": "192.0.2.1", "iqn": TARGET, "lun": 7}));
     fixture.set_up(&pod).expect_err("no portal listens");
     fixture.tear_down(&fixture.volumes, "u-1");
     assert_eq!(fixture.release(&fixture.volumes), 1, "what was begun is undone");
