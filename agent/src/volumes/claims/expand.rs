@@ -96,7 +96,7 @@ impl ClaimedVolume {
             let patched = self.objects.patch_claim_status(self.namespace(), &self.claim, &patch).await;
             claim = patched.map_err(cannot_update)?;
         }
-        if let Err(error) = self.resize(expansion, programs).await {
+        if let Err(error) = Box::pin(self.resize(expansion, programs)).await {
             if expansion.is_recorded && !matches!(error, VolumeError::GivenUp) {
                 self.record_failure(&claim, expansion, &error).await;
             }
@@ -125,7 +125,7 @@ impl ClaimedVolume {
             return Ok(());
         }
         match &self.used.source {
-            Source::Local(source) => self.resize_local(source, programs).await,
+            Source::Local(source) => Box::pin(self.resize_local(source, programs)).await,
             Source::Flex(source) => {
                 let wanted = FlexExpansion {
                     uid: uid_of(&self.pod),
@@ -135,7 +135,8 @@ impl ClaimedVolume {
                     to: expansion.bytes(),
                     from: expansion.from,
                 };
-                self.flex_volumes.expand(wanted).await
+                // Boxed, as the next ones: the calls of a driver are a large future, which others would hold as well.
+                Box::pin(self.flex_volumes.expand(wanted)).await
             }
             _ => Ok(()),
         }

@@ -269,7 +269,7 @@ impl Claims {
         };
         // For one pod after another: the first one expands it for all. A teardown does not wait for that, except for a driver
         // of FlexVolumes, nor for the API server: the device is not released before it has ended.
-        let work = self.globals.carry_out(&place, async move { volume.expand(&HostPrograms).await });
+        let work = self.globals.carry_out(&place, async move { Box::pin(volume.expand(&HostPrograms)).await });
         let work = target.unless_over(work);
         let plugin = used.source.plugin().unwrap_or(LOCAL);
         let done = match is_new {
@@ -431,7 +431,7 @@ impl VolumePlugin for Claims {
             }
             let is_due = if is_new { used.is_larger } else { target.is_refresh };
             if is_due && self.is_expandable(&used) {
-                self.expand(target, &used, is_new).await?;
+                Box::pin(self.expand(target, &used, is_new)).await?;
             }
             Ok(Ready::default())
         })

@@ -134,7 +134,7 @@ impl FlexVolumes {
             node_name: self.node_name.clone(),
             attached: is_attached.then(|| device_of(wanted.objects, &name)),
         };
-        let device = mounting.attach().await?;
+        let device = Box::pin(mounting.attach()).await?;
         self.keep_device(&mounting.place, &device);
         Ok(device)
     }
