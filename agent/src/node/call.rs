@@ -1,11 +1,11 @@
 //! Calls to the API server: deadlines, error classes, back-off.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::config::NodeConfig;
 use crate::apiserver::ApiServer;
 use crate::model::Backoff;
+use crate::model::LoggedReasons;
 
 /// The connections to the API server.
 pub trait Connections: Send + Sync {
@@ -66,7 +66,7 @@ impl CallError {
 /// Logs failed calls: of each purpose once for every change of the error, as one that is forbidden is repeated at every
 /// heartbeat. That the API server is unreachable or rejects the credentials is logged once by the API client.
 #[derive(Debug, Default)]
-pub(super) struct FailureLog(BTreeMap<&'static str, String>);
+pub(super) struct FailureLog(LoggedReasons);
 
 impl FailureLog {
     /// A call failed; `what` names its purpose.
@@ -82,15 +82,12 @@ impl FailureLog {
         if matches!(error.code(), None | Some(401)) {
             return false;
         }
-        let text = error.to_string();
-        let is_new = self.0.get(what) != Some(&text);
-        self.0.insert(what, text);
-        is_new
+        self.0.is_new(what, &error.to_string())
     }
 
     /// A call with this purpose succeeded: its next failure is logged.
     pub(super) fn succeeded(&mut self, what: &'static str) {
-        self.0.remove(what);
+        self.0.succeeded(what);
     }
 }
 
