@@ -139,6 +139,16 @@ pub(crate) fn build(name: &str, selection: &[&str]) -> Result<()> {
     step(name, || system::quiet(&mut command))
 }
 
+/// As [`build`], beside other work: at the lowest priority, which leaves the processors to that work, and without output.
+///
+/// # Errors
+/// The build fails; the error has the end of cargo's output.
+pub(crate) fn build_beside(selection: &[&str]) -> Result<()> {
+    let mut command = Command::new("nice");
+    command.args(["-n", "19"]).arg(paths::cargo()).args(["build", "--quiet"]).args(selection);
+    system::quiet(command.current_dir(paths::repository()))
+}
+
 /// Environment variables through which a command finds the runtime.
 pub(crate) fn environment(containerd: &PrivateContainerd) -> Vec<(&'static str, OsString)> {
     vec![

@@ -53,6 +53,9 @@ fn maintainer(text: &str) -> Result<String, String> {
 }
 
 /// Builds the package and prints its path.
+///
+/// # Errors
+/// The agent cannot be built or read, or the package cannot be written.
 pub(crate) fn deb(arguments: &Arguments) -> Result<()> {
     let binary = match &arguments.binary {
         Some(binary) => binary.clone(),

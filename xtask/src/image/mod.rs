@@ -51,6 +51,9 @@ fn name_and_tag(text: &str) -> Result<String, String> {
 }
 
 /// Packs the image and prints the path of the archive.
+///
+/// # Errors
+/// The agent cannot be built or read, a library is not found, or the archive cannot be written.
 pub(crate) fn image(arguments: &Arguments) -> Result<()> {
     let binary = match &arguments.binary {
         Some(binary) => binary.clone(),

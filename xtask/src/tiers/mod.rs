@@ -3,10 +3,12 @@
 //! ```text
 //! tree      layers, paths in documents, licences
 //! workspace unit tests and the simulated tier: anywhere
-//! runtime   tests marked #[ignore]: a private containerd 1.7, then its scenarios on containerd 2 with a release build: root
 //! kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
+//! runtime   tests marked #[ignore], on a private containerd 1.7: root
 //! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
-//! vm        tests of the runtime and kernel tiers with cgroup v2, in the machine of `cargo xtask vm`: root, Debian
+//! release   the scenarios of the runtime tier on containerd 2, with a release build: root
+//! vm        tests of the runtime and kernel tiers with cgroup v2 and a release build, in the machine of `cargo xtask vm`:
+//!           root, Debian
 //! ```
 //! Reports which tier could not run and why; with `CI=true` that is a failure. A tier that cannot be prepared, such as for want
 //! of a download, is a failure and keeps no other one from running; without the packages of its machine, vm is not run. The
@@ -14,13 +16,14 @@
 
 mod host_guard;
 pub(crate) mod machine;
+mod release;
 pub(crate) mod tally;
 
 use std::ffi::OsString;
 use std::io::BufRead as _;
 use std::io::BufReader;
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::Command;
 use std::process::ExitCode;
 use std::process::Stdio;
@@ -45,6 +48,7 @@ use crate::run;
 use crate::setup;
 use crate::vm;
 use host_guard::HostGuard;
+use release::ReleaseBuild;
 use tally::Tally;
 
 /// Options of the command.
@@ -64,32 +68,37 @@ enum Tier {
     Tree,
     /// Unit tests and the simulated tier.
     Workspace,
-    /// Tests on a real container runtime.
-    Runtime,
     /// Tests that load BPF programs.
     Kernel,
+    /// Tests on a real container runtime.
+    Runtime,
     /// Tests against a real control plane.
     Cluster,
+    /// Scenarios of the runtime tier on containerd 2, with a release build.
+    Release,
     /// Tests in a virtual machine with cgroup v2 and PSI.
     Vm,
 }
 
 impl Tier {
-    const ALL: [Self; 6] = [Self::Tree, Self::Workspace, Self::Runtime, Self::Kernel, Self::Cluster, Self::Vm];
+    /// In the order in which they run: tests of BPF programs are timed, so that they precede the release build.
+    const ALL: [Self; 7] =
+        [Self::Tree, Self::Workspace, Self::Kernel, Self::Runtime, Self::Cluster, Self::Release, Self::Vm];
 
     /// Whether it uses the cache and the programs of the workspace.
     fn needs_cache(self) -> bool {
-        matches!(self, Self::Runtime | Self::Kernel | Self::Vm | Self::Cluster)
+        !matches!(self, Self::Tree | Self::Workspace)
     }
 
     fn name(self) -> &'static str {
         match self {
             Self::Tree => "tree",
             Self::Workspace => "workspace",
-            Self::Runtime => "runtime",
             Self::Kernel => "kernel",
-            Self::Vm => "vm",
+            Self::Runtime => "runtime",
             Self::Cluster => "cluster",
+            Self::Release => "release",
+            Self::Vm => "vm",
         }
     }
 
@@ -97,7 +106,7 @@ impl Tier {
     fn lacks(self) -> Option<String> {
         match self {
             Self::Tree | Self::Workspace => None,
-            Self::Runtime => machine::lacks_for_runtime(),
+            Self::Runtime | Self::Release => machine::lacks_for_runtime(),
             Self::Kernel => machine::lacks_for_kernel(),
             Self::Vm => vm::lacks(),
             Self::Cluster => machine::lacks_for_runtime().or_else(peers::lacks),
@@ -126,7 +135,7 @@ pub(crate) fn test(arguments: &Arguments) -> ExitCode {
     if tiers.contains(&Tier::Workspace) && !machine::has_program("go") {
         missing.push("comparison with the published CRI: `go` is not installed".to_owned());
     }
-    let mut prepared = None;
+    let (mut prepared, mut release) = (None, ReleaseBuild::default());
     let outcomes = run_all(&tiers, |tier| {
         let cache = if tier.needs_cache() {
             let prepared = prepared.get_or_insert_with(|| prepare().map_err(|error| format!("{error:#}")));
@@ -134,7 +143,11 @@ pub(crate) fn test(arguments: &Arguments) -> ExitCode {
         } else {
             None
         };
-        let tally = perform(tier, arguments, cache, &mut missing)?;
+        // The tests of this tier and of the next one mostly wait.
+        if tier == Tier::Runtime && tiers.contains(&Tier::Release) {
+            release.begin();
+        }
+        let tally = perform(tier, arguments, cache, &mut release, &mut missing)?;
         if tally.as_ref() == Some(&Tally::default()) {
             missing.push(format!("{}: it has no tests", tier.name()));
         }
@@ -163,25 +176,22 @@ fn perform(
     tier: Tier,
     arguments: &Arguments,
     cache: Option<&Cache>,
+    release: &mut ReleaseBuild,
     missing: &mut Vec<String>,
 ) -> Result<Option<Tally>> {
     let tally = match tier {
         Tier::Tree => tree(),
         Tier::Workspace => workspace(arguments.fresh_seeds)?,
-        Tier::Runtime => {
-            let lack = machine::lacks_for_systemd();
-            let tally = runtime(cache, lack.is_none())?;
-            missing.extend(lack.map(|lack| format!("the agent as a service of systemd: {lack}")));
-            tally
-        }
         Tier::Kernel => cargo_test(&["--workspace"], &["--ignored", "bpf", "--test-threads", "1"], cache, &[])?,
+        Tier::Runtime => runtime(cache, &on_runtime(missing))?,
         Tier::Cluster => cluster(cache)?,
+        Tier::Release => scenarios(cache, &release.agent()?, &on_runtime(missing))?,
         Tier::Vm => {
             if let Err(error) = cache.map_or(Ok(()), setup::prepare_machine) {
                 missing.push(format!("vm: {error:#}"));
                 return Ok(None);
             }
-            in_machines(cache)?
+            in_machines(cache, release)?
         }
     };
     Ok(Some(tally))
@@ -207,36 +217,36 @@ fn workspace(fresh_seeds: Option<u32>) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Each test has a runtime of its own, and mostly waits.
-fn runtime(cache: Option<&Cache>, with_systemd: bool) -> Result<Tally> {
-    let mut own = vec!["--ignored", "--test-threads", "3", "--skip", "bpf", "--skip", "cluster_", "--skip", "vm_"];
-    if !with_systemd {
-        own.extend(["--skip", "systemd_"]);
+/// Arguments for the runner of tests on a private containerd: each test has its own, and mostly waits. Tests that the machine
+/// cannot run are added to `missing`.
+fn on_runtime(missing: &mut Vec<String>) -> Vec<&'static str> {
+    let mut options = vec!["--ignored", "--test-threads", "4", "--skip", "bpf", "--skip", "cluster_", "--skip", "vm_"];
+    if let Some(lack) = machine::lacks_for_systemd() {
+        options.extend(["--skip", "systemd_"]);
+        let lack = format!("the agent as a service of systemd: {lack}");
+        if !missing.contains(&lack) {
+            missing.push(lack);
+        }
     }
+    options
+}
+
+fn runtime(cache: Option<&Cache>, arguments: &[&str]) -> Result<Tally> {
     if let Some(cache) = cache {
         setup::prepare_registry(cache)?;
     }
-    let mut tally = cargo_test(&["--workspace"], &own, cache, &[])?;
-    println!("\n== runtime: scenarios on containerd 2 with a release build");
-    tally.add(scenarios(cache, &own));
-    Ok(tally)
+    cargo_test(&["--workspace"], arguments, cache, &[])
 }
 
-fn scenarios(cache: Option<&Cache>, arguments: &[&str]) -> Result<Tally> {
+/// All packages are selected, as for the runtime tier: with the features that one package alone enables, agent and test
+/// program would be built again.
+fn scenarios(cache: Option<&Cache>, agent: &Path, arguments: &[&str]) -> Result<Tally> {
     if let Some(cache) = cache {
+        setup::prepare_registry(cache)?;
         setup::prepare_containerd_2(cache)?;
     }
-    let agent = build_release()?;
-    let selection = ["--package", "keblet-tests", "--test", "scenarios"];
-    let variables = [(CONTAINERD_VARIABLE, "2".into()), ("KEBLET_BIN", agent.into_os_string())];
-    cargo_test(&selection, arguments, cache, &variables)
-}
-
-/// Builds the agent as it is deployed.
-fn build_release() -> Result<PathBuf> {
-    let selection = ["--release", "--package", "keblet", "--bin", "keblet"];
-    run::build("building keblet for release (minutes, after a change)", &selection)?;
-    Ok(paths::target().join("release/keblet"))
+    let variables = [(CONTAINERD_VARIABLE, "2".into()), ("KEBLET_BIN", OsString::from(agent))];
+    cargo_test(&["--workspace", "--test", "scenarios"], arguments, cache, &variables)
 }
 
 /// The tests limit by themselves how many use a control plane at a time; the others can run in parallel. One deploys the
@@ -250,11 +260,11 @@ fn cluster(cache: Option<&Cache>) -> Result<Tally> {
     cargo_test(&["--workspace"], &["--ignored", "cluster_", "--test-threads", "24"], cache, &variables)
 }
 
-/// Last of all tiers, as signals are handled from here on.
-fn in_machines(cache: Option<&Cache>) -> Result<Tally> {
+/// Last of all tiers, as signals are handled from here on. With a release build: an unoptimized agent is slow in emulation.
+fn in_machines(cache: Option<&Cache>, release: &mut ReleaseBuild) -> Result<Tally> {
     let commands = ["--package", "xtask", "--test", "virtual_machine"];
     let mut tally = cargo_test(&commands, &["--ignored", "--test-threads", "1"], cache, &[])?;
-    tally.add(Interrupt::install().and_then(|interrupt| vm::suite::all(&interrupt)));
+    tally.add(release.agent().and_then(|agent| vm::suite::all(&agent, &Interrupt::install()?)));
     Ok(tally)
 }
 

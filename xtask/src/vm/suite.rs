@@ -27,8 +27,6 @@ use crate::run;
 use crate::setup;
 use crate::tiers::tally::Tally;
 
-/// The package of all tests.
-const PACKAGE: &str = "keblet-tests";
 /// Runs each program with its arguments, which are separated by a line; fails if one fails. Programs are as large as
 /// their debug information, of which nothing is read unless a test panics.
 const ALL: &str = "code=0; for program do $program || code=1; done; exit $code";
@@ -140,21 +138,22 @@ pub(super) fn run(sets: &[Set], interrupt: &Interrupt) -> Result<ExitCode> {
     prepare()?;
     run::build_programs()?;
     let sets = if sets.is_empty() { &Set::ALL } else { sets };
-    let tally = perform(sets, interrupt)?;
+    let tally = perform(sets, None, interrupt)?;
     println!("{} passed, {} failed", tally.passed, tally.failed);
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the sets of the tier, each in a machine of its own; the cache and the programs are there. A machine that does not
-/// boot counts as a failed test, and the next set runs.
+/// Runs the sets of the tier with this agent, each in a machine of its own; the cache and the programs are there. A machine
+/// that does not boot counts as a failed test, and the next set runs.
 ///
 /// # Errors
 /// The tests do not compile, or a signal ended them.
-pub(crate) fn all(interrupt: &Interrupt) -> Result<Tally> {
-    perform(&Set::OF_TIER, interrupt)
+pub(crate) fn all(agent: &Path, interrupt: &Interrupt) -> Result<Tally> {
+    perform(&Set::OF_TIER, Some(agent), interrupt)
 }
 
-fn perform(sets: &[Set], interrupt: &Interrupt) -> Result<Tally> {
+/// With the agent of the last development build if `agent` names no other.
+fn perform(sets: &[Set], agent: Option<&Path>, interrupt: &Interrupt) -> Result<Tally> {
     let cache = Cache::locate();
     if sets.iter().flat_map(|set| set.programs()).any(|program| program.containerd_2) {
         setup::prepare_containerd_2(&cache)?;
@@ -167,6 +166,8 @@ fn perform(sets: &[Set], interrupt: &Interrupt) -> Result<Tally> {
         let mut machine = Machine::new(&cache);
         machine.systemd = *set == Set::Systemd;
         machine.environment.extend(environment(*set));
+        // The last value of a variable counts.
+        machine.environment.extend(agent.map(|agent| ("KEBLET_BIN".to_owned(), agent.into())));
         let mut command: Vec<OsString> = ["sh", "-c", ALL, "sh"].map(OsString::from).into();
         for program in set.programs() {
             let path = built.get(program.target).with_context(|| format!("cargo built no test {}", program.target))?;
@@ -234,10 +235,11 @@ fn environment(set: Set) -> Vec<(String, OsString)> {
     variables
 }
 
-/// Builds test programs; returns their paths by the name of their target.
+/// Builds test programs; returns their paths by the name of their target. All packages are selected, as for the other tiers:
+/// with the features that one package alone enables, they would be built again.
 fn build(targets: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
     let mut command = Command::new(paths::cargo());
-    command.args(["test", "--no-run", "--quiet", "--message-format", "json", "--package", PACKAGE]);
+    command.args(["test", "--no-run", "--quiet", "--message-format", "json", "--workspace"]);
     for target in targets {
         command.args(["--test", target]);
     }
