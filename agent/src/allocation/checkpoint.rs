@@ -4,7 +4,6 @@
 //! `{"data":"<text>","checksum":n}`: the text is JSON of its own, the checksum FNV-1a of it with a prefix.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
@@ -22,7 +21,7 @@ use crate::model::resources::PodResources;
 use crate::model::resources::Quantities;
 
 /// More than any node writes: some 100 bytes for each container.
-const LARGEST: u64 = 64 << 20;
+const LARGEST: usize = 64 << 20;
 
 /// Resources of pods, by UID. Copies share them: one is made under a lock, and written without it.
 pub(super) type Entries = BTreeMap<PodUid, Arc<PodResources>>;
@@ -130,14 +129,10 @@ fn decode(content: &[u8]) -> Result<(Entries, u64), String> {
 /// The file cannot be read, or its content or checksum is wrong.
 pub(super) fn read(path: &Path) -> Result<(Entries, Option<u64>), CheckpointError> {
     let failed = |reason: String| CheckpointError { path: path.to_owned(), reason };
-    match fs::metadata(path) {
+    let content = match filesystem::read_bounded(path, LARGEST) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Entries::new(), None)),
-        Ok(metadata) if metadata.len() > LARGEST => {
-            return Err(failed(format!("the file has {} bytes, more than {LARGEST}", metadata.len())));
-        }
-        _ => {}
-    }
-    let content = fs::read(path).map_err(|error| failed(error.to_string()))?;
+        read => read.map_err(|error| failed(error.to_string()))?,
+    };
     let (entries, checksum) = decode(&content).map_err(failed)?;
     Ok((entries, Some(checksum)))
 }
@@ -150,11 +145,14 @@ pub(super) fn write(path: &Path, content: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
     use serde_json::json;
 
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
 
     fn requirements(value: serde_json::Value) -> ResourceRequirements {
         serde_json::from_value(value).expect("resources")
@@ -204,6 +202,31 @@ mod tests {
             assert!(error.starts_with(&format!("could not restore state from checkpoint: {reason}")), "{error}");
             let end = format!("checkpoint file {path:?} before restarting Kubelet");
             assert!(error.ends_with(&end), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_checkpoint_is_none() {
+        let c1 = requirements(json!({ "requests": { "cpu": "100m" }, "claims": [{ "name": "n" }] }));
+        let resources = PodResources { containers: [("c1".to_owned(), c1.clone())].into(), pod: Some(c1) };
+        let (content, _) = encode(&[("u1".into(), Arc::new(resources))].into()).expect("JSON");
+        for length in 0..content.len() {
+            decode(&content.as_bytes()[..length]).expect_err("truncated");
+        }
+        decode(content.as_bytes()).expect("all of it");
+    }
+
+    #[test]
+    fn what_lies_in_place_of_a_checkpoint_is_named_and_stays() {
+        for found in InPlace::ALL {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("allocated_pods_state");
+            found.put(&path).expect("made");
+            let of_record = path.clone();
+            let opened = in_time(move || read(&of_record)).expect("no other process is waited for");
+            let error = opened.expect_err("no checkpoint").to_string();
+            assert!(error.contains(&format!("checkpoint file {path:?}")), "{found:?}: {error}");
+            assert!(found.is_at(&path), "{found:?}");
         }
     }
 

@@ -21,6 +21,7 @@ use super::exec::Plugin;
 use super::kubeconfig;
 use super::kubeconfig::Credentials;
 use super::kubeconfig::KubeconfigError;
+use crate::filesystem;
 use crate::metrics::Metrics;
 
 /// A token file is read again when what was read is older than this.
@@ -204,7 +205,8 @@ impl TokenFile {
     /// Reads the file.
     async fn fresh(&self) -> Result<HeaderValue, CredentialError> {
         let file = &self.file;
-        let text = tokio::fs::read_to_string(file).await;
+        let path = file.clone();
+        let text = filesystem::blocking(move || kubeconfig::text(&path)).await;
         let text = text.map_err(|source| CredentialError::File { file: file.clone(), source })?;
         if !self.is_kubeconfig {
             let token = Some(text.trim()).filter(|token| !token.is_empty());

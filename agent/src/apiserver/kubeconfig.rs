@@ -1,7 +1,6 @@
 //! Resolves the current context of a kubeconfig. Reads the file itself; files that it refers to are read where they are
 //! used, because they may change while the agent runs.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
@@ -19,6 +18,10 @@ use secrecy::ExposeSecret as _;
 use secrecy::SecretString;
 
 use super::impersonation;
+use crate::filesystem;
+
+/// Longest kubeconfig, certificate or key that is read, bytes.
+const MAX_FILE: usize = 4 << 20;
 
 /// Access to one API server. Holds secrets; `Debug` does not show them.
 #[derive(Clone, Debug)]
@@ -64,11 +67,11 @@ impl Pem {
     /// Reads the text. Blocks.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The file cannot be read, or is neither a regular one nor a pipe.
     pub fn read(&self) -> io::Result<SecretString> {
         match self {
             Self::Inline(text) => Ok(text.clone()),
-            Self::File(path) => fs::read_to_string(path).map(SecretString::from),
+            Self::File(path) => text(path).map(SecretString::from),
         }
     }
 
@@ -155,8 +158,18 @@ pub enum KubeconfigError {
 /// # Errors
 /// The file cannot be read or parsed, or a field is invalid; the error names both.
 pub fn load(file: &Path) -> Result<Access, KubeconfigError> {
-    let text = fs::read_to_string(file).map_err(|source| KubeconfigError::Read { file: file.to_owned(), source })?;
+    let text = text(file).map_err(|source| KubeconfigError::Read { file: file.to_owned(), source })?;
     parse(file, &text)
+}
+
+/// The text of a regular file or a pipe. Blocks, for a pipe at most 10 s.
+///
+/// # Errors
+/// It cannot be read, is another kind of file, is too long, or no text.
+pub(super) fn text(file: &Path) -> io::Result<String> {
+    let content = filesystem::read_named(file, MAX_FILE)?;
+    // The error of the conversion would hold the content.
+    String::from_utf8(content).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not valid UTF-8"))
 }
 
 /// As [`load`], with the text of the file.

@@ -1,4 +1,6 @@
 use super::*;
+use crate::filesystem::testing::InPlace;
+use crate::filesystem::testing::in_time;
 
 const FILE: &str = "/etc/kubernetes/kubelet.conf";
 
@@ -131,4 +133,19 @@ fn secrets_are_not_shown() {
     let access = read("server: a", "token: sesame, client-certificate-data: aGFsbG8=, client-key-data: aGFsbG8=");
     let shown = format!("{access:?}");
     assert!(!shown.contains("sesame") && !shown.contains("hallo"), "{shown}");
+}
+
+#[test]
+fn what_lies_in_place_of_a_file_is_named_and_not_waited_for() {
+    for found in [InPlace::Garbage, InPlace::Huge, InPlace::Folder, InPlace::Loop] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubelet.conf");
+        found.put(&path).unwrap();
+        let of_thread = path.clone();
+        let loaded = in_time(move || (load(&of_thread).map(drop), Pem::File(of_thread).read().map(drop)));
+        let (kubeconfig, pem) = loaded.expect("it ends");
+        let error = kubeconfig.unwrap_err().to_string();
+        assert!(error.contains(path.to_str().unwrap()), "{found:?}: {error}");
+        pem.unwrap_err();
+    }
 }

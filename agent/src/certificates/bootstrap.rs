@@ -1,6 +1,7 @@
 //! TLS bootstrap: the first client certificate of a node, requested with the credentials of a bootstrap kubeconfig.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -145,7 +146,7 @@ async fn stored_key(store: Store, kept: PathBuf) -> Result<FirstKey, BootstrapEr
 fn finish(store: &Store, pair: &Pair, kept: &Path, now: SystemTime) -> Result<(), BootstrapError> {
     store.replace(pair, now)?;
     if let Err(error) = fs::remove_file(kept)
-        && error.kind() != std::io::ErrorKind::NotFound
+        && error.kind() != ErrorKind::NotFound
     {
         tracing::warn!(file = %kept.display(), "cannot remove the key kept until success: {error}");
     }
@@ -173,8 +174,17 @@ fn first_key(store: &Store, kept: &Path) -> Result<FirstKey, BootstrapError> {
     {
         return Ok(first);
     }
-    if let Some(first) = fs::read_to_string(kept).ok().and_then(|text| FirstKey::parse(text.into())) {
-        return Ok(first);
+    match store::text(kept) {
+        Ok(text) => {
+            if let Some(first) = FirstKey::parse(text.into()) {
+                return Ok(first);
+            }
+            // A kubelet that loses power leaves a part of it, and would not start again.
+            let file = kept.display();
+            tracing::warn!(%file, "the key that was kept for the first certificate is unusable; replacing it");
+        }
+        Err(StoreError::File { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
     }
     let key = KeyPair::generate().map_err(|source| BootstrapError::Key { path: kept.to_owned(), source })?;
     if let Some(folder) = kept.parent() {
@@ -264,6 +274,8 @@ mod tests {
 
     use super::super::template::Purpose;
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
 
     #[test]
     fn the_name_is_derived_from_key_and_node() {
@@ -383,26 +395,40 @@ mod tests {
         present
     }
 
-    /// A disk that hangs must stop no other task. Here a pipe takes the place of a file.
-    #[tokio::test]
-    async fn files_are_read_beside_other_tasks() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let kept = folder.path().join("kubelet-client.key.tmp");
-        nix::unistd::mkfifo(&kept, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
-        let (other_task, has_run) = std::sync::mpsc::channel();
-        let writer = std::thread::spawn(move || {
-            let in_time = has_run.recv_timeout(Duration::from_secs(30)).is_ok();
-            std::fs::write(&kept, KEY_OF_A_KUBELET).expect("written");
-            in_time
+    /// A disk that hangs must stop no other task. Here the one thread for file calls is busy.
+    #[test]
+    fn files_are_read_beside_other_tasks() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
+        runtime.expect("a runtime").block_on(async {
+            let folder = tempfile::tempdir().expect("a folder");
+            std::fs::write(folder.path().join("kubelet-client.key.tmp"), KEY_OF_A_KUBELET).expect("written");
+            let present = issued("n", &KeyPair::from_pem(KEY_OF_A_KUBELET).expect("a key"));
+            let requests = Arc::default();
+            let client = server_with(&present, &requests);
+            let store = Store::new(folder.path(), Purpose::Client, None);
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || released.recv());
+            let mut requesting = std::pin::pin!(bootstrap(&client, "n", &store, folder.path(), SystemTime::UNIX_EPOCH));
+            let early = tokio::time::timeout(Duration::from_millis(50), &mut requesting).await;
+            assert!(early.is_err() && requests.load(Ordering::SeqCst) == 0, "it has the key already");
+            drop(release);
+            busy.await.expect("ended").expect_err("nothing was sent");
+            requesting.await.expect("a certificate");
         });
-        let present = issued("n", &KeyPair::from_pem(KEY_OF_A_KUBELET).expect("a key"));
-        let client = server_with(&present, &Arc::default());
-        let store = Store::new(folder.path(), Purpose::Client, None);
-        let requesting = bootstrap(&client, "n", &store, folder.path(), SystemTime::UNIX_EPOCH);
-        let other = async { other_task.send(()).expect("the writer waits") };
-        let (outcome, ()) = tokio::join!(requesting, other);
-        assert!(writer.join().expect("it has written"), "another task has waited for the file");
-        outcome.expect("a certificate");
+    }
+
+    #[test]
+    fn what_lies_in_place_of_the_kept_key_is_named_and_stays() {
+        for found in [InPlace::Huge, InPlace::Folder, InPlace::Pipe, InPlace::Loop] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let (store, kept) = (Store::new(folder.path(), Purpose::Client, None), folder.path().join("key.tmp"));
+            found.put(&kept).expect("made");
+            let of_thread = kept.clone();
+            let key = in_time(move || first_key(&store, &of_thread).map(drop)).expect("no other process is waited for");
+            let error = key.expect_err("no key").to_string();
+            assert!(error.starts_with(&format!("cannot read {}: ", kept.display())), "{error}");
+            assert!(found.is_at(&kept), "{found:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

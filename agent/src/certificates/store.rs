@@ -29,6 +29,12 @@ pub enum StoreError {
         /// The system's error.
         source: io::Error,
     },
+    /// Something else is in place of a link: it may be the only copy of a pair.
+    #[error("expected {path:?} to be a symlink but it is a file")]
+    NoLink {
+        /// Where the link should be.
+        path: PathBuf,
+    },
     /// A file exists but holds no valid pair.
     #[error("{}: {source}", path.display())]
     Pair {
@@ -38,6 +44,9 @@ pub enum StoreError {
         source: PairError,
     },
 }
+
+/// Longest file that is read, bytes.
+const MAX_FILE: usize = 1 << 20;
 
 /// The pairs of one purpose.
 #[derive(Clone, Debug)]
@@ -81,10 +90,10 @@ impl Store {
     /// The initial pair; finishes an interrupted replacement. Blocks.
     ///
     /// # Errors
-    /// A pair exists but cannot be used.
+    /// A pair exists but cannot be used; something else than a link is where an interrupted replacement leaves one.
     pub fn load(&self) -> Stored<Option<Pair>> {
         let (current, updated) = (self.current_path(), self.updated_path());
-        if !exists(&current)? && fs::symlink_metadata(&updated).is_ok() {
+        if !exists(&current)? && is_link(&updated)? {
             fs::rename(&updated, &current).map_err(failed("finish the replacement by", &updated))?;
         }
         self.files()?.map(|(certificate, key)| read(&certificate, &key)).transpose()
@@ -115,14 +124,22 @@ impl Store {
     /// Makes `pair` the current one. Blocks.
     ///
     /// # Errors
-    /// It cannot be written; the previous pair stays current.
+    /// It cannot be written, or something else than a link is in place of one; the previous pair stays current.
     pub fn replace(&self, pair: &Pair, now: SystemTime) -> Stored<()> {
         let folder = &self.folder;
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(failed("create", folder))?;
-        let file = folder.join(format!("{}-{}.pem", self.purpose.prefix(), stamp(now)));
-        write_private(&file, pair.text().expose_secret())?;
         let (current, updated) = (self.current_path(), self.updated_path());
-        remove_if_there(&updated)?;
+        // First: each attempt would leave a file.
+        is_link(&current)?;
+        let is_left = is_link(&updated)?;
+        let file = folder.join(format!("{}-{}.pem", self.purpose.prefix(), stamp(now)));
+        // One name for all, so that the next pair replaces what a killed agent has left: it holds a key.
+        let partial = format!("{}.pem.new", self.purpose.prefix());
+        let written = filesystem::replace(&file, &partial, pair.text().expose_secret().as_bytes(), 0o600);
+        written.map_err(failed("write", &file))?;
+        if is_left {
+            fs::remove_file(&updated).map_err(failed("remove", &updated))?;
+        }
         symlink(&file, &updated).map_err(failed("create the link", &updated))?;
         fs::rename(&updated, &current).map_err(failed("replace", &current))?;
         let synced = fs::File::open(folder).and_then(|folder| folder.sync_all());
@@ -140,10 +157,16 @@ pub(super) fn write_private(path: &Path, text: &str) -> Stored<()> {
     filesystem::replace(path, &partial, text.as_bytes(), 0o600).map_err(failed("write", path))
 }
 
-fn remove_if_there(path: &Path) -> Stored<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
-        _ => Ok(()),
+/// True for a link, false if there is nothing.
+///
+/// # Errors
+/// It is something else, which is left alone as upstream; the folder cannot be accessed.
+fn is_link(path: &Path) -> Stored<bool> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failed("access", path)(error)),
+        Ok(found) if found.is_symlink() => Ok(true),
+        Ok(_) => Err(StoreError::NoLink { path: path.to_owned() }),
     }
 }
 
@@ -153,9 +176,17 @@ fn exists(path: &Path) -> Stored<bool> {
 }
 
 fn read(certificate: &Path, key: &Path) -> Stored<Pair> {
-    let chain = fs::read_to_string(certificate).map_err(failed("read", certificate))?;
-    let secret = fs::read_to_string(key).map_err(failed("read", key))?;
+    let (chain, secret) = (text(certificate)?, text(key)?);
     Pair::parse(&chain, &secret).map_err(|source| StoreError::Pair { path: certificate.to_owned(), source })
+}
+
+/// The text of a file. What is not UTF-8 is replaced: it may stand between the blocks of PEM, and never in one. Blocks.
+///
+/// # Errors
+/// It cannot be read, is no regular file, or too long.
+pub(super) fn text(path: &Path) -> Stored<String> {
+    let content = filesystem::read_bounded(path, MAX_FILE).map_err(failed("read", path))?;
+    Ok(String::from_utf8_lossy(&content).into_owned())
 }
 
 /// `YYYY-MM-DD-HH-MM-SS`, UTC.
@@ -170,6 +201,8 @@ mod tests {
 
     use super::super::testing::pair;
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
 
     fn at(second: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + second)
@@ -189,6 +222,7 @@ mod tests {
         let store = store(&folder.path().join("pki"));
         assert_eq!(name(&store), "");
         store.replace(&pair("first", 0, 100), at(0)).expect("written");
+        fs::write(folder.path().join("pki/kubelet-client.pem.new"), "of a killed agent").expect("written");
         store.replace(&pair("second", 0, 100), at(1)).expect("written");
         assert_eq!(name(&store), "second");
         let target = fs::read_link(store.current_path()).expect("a link");
@@ -259,5 +293,64 @@ mod tests {
         fs::write(store.current_path(), "nonsense").expect("written");
         let error = store.load().expect_err("no pair").to_string();
         assert!(error.contains("kubelet-client-current.pem"), "{error}");
+    }
+
+    #[test]
+    fn what_lies_in_place_of_the_link_is_named_and_stays() {
+        for found in InPlace::ALL {
+            let folder = tempfile::tempdir().expect("a folder");
+            let store = store(folder.path());
+            let path = store.current_path();
+            found.put(&path).expect("made");
+            let of_thread = store.clone();
+            let loaded = in_time(move || of_thread.load()).expect("no other process is waited for");
+            let error = loaded.expect_err("no pair").to_string();
+            assert!(error.contains("kubelet-client-current.pem"), "{found:?}: {error}");
+            if found == InPlace::Loop {
+                continue;
+            }
+            let error = store.replace(&pair("n", 0, 100), at(0)).expect_err("it may be the only copy").to_string();
+            assert_eq!(error, format!("expected {path:?} to be a symlink but it is a file"));
+            assert!(found.is_at(&path), "{found:?}");
+            assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "no pair is written");
+        }
+    }
+
+    #[test]
+    fn a_file_in_place_of_an_interrupted_replacement_is_named_and_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = store(folder.path());
+        let path = store.updated_path();
+        InPlace::Garbage.put(&path).expect("made");
+        let expected = format!("expected {path:?} to be a symlink but it is a file");
+        assert_eq!(store.load().expect_err("it is no link").to_string(), expected);
+        let replaced = store.replace(&pair("n", 0, 100), at(0));
+        assert_eq!(replaced.expect_err("it would be lost").to_string(), expected);
+        assert!(InPlace::Garbage.is_at(&path) && !store.current_path().is_symlink());
+    }
+
+    /// A kubelet writes the pair, makes the second link, removes the first one and renames the second. It may be killed
+    /// after each step, as this agent, which removes none: the next agent finds a pair, and can replace it.
+    #[test]
+    fn a_replacement_that_was_interrupted_anywhere_leaves_a_pair() {
+        for steps in 0..=3 {
+            let folder = tempfile::tempdir().expect("a folder");
+            let store = store(folder.path());
+            store.replace(&pair("first", 0, 100), at(0)).expect("written");
+            let second = folder.path().join("kubelet-client-2023-11-14-22-13-21.pem");
+            if steps > 0 {
+                write_private(&second, pair("second", 0, 100).text().expose_secret()).expect("written");
+            }
+            if steps > 1 {
+                symlink(&second, store.updated_path()).expect("a link");
+            }
+            if steps > 2 {
+                fs::remove_file(store.current_path()).expect("removed");
+            }
+            assert_eq!(name(&store), if steps > 2 { "second" } else { "first" }, "after {steps} steps");
+            store.replace(&pair("third", 0, 100), at(2)).expect("replaced");
+            assert_eq!(name(&store), "third", "after {steps} steps");
+            assert!(!store.updated_path().is_symlink());
+        }
     }
 }

@@ -20,6 +20,7 @@ use serde::Serialize;
 use super::message::REASON;
 use super::writer::Pending;
 use super::writer::Writer;
+use crate::filesystem;
 use crate::model::Clock;
 use crate::model::PodUid;
 use crate::status::TerminationReason;
@@ -30,6 +31,8 @@ const NAME: &str = "evictions.json";
 /// How long after its decision an agent may create containers of the pod, in nanoseconds.
 const LATE_STARTS: i64 = 30_000_000_000;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// Longest file that is read, bytes; the agent writes some hundred for each pod that is being ended.
+const MAX_FILE: usize = 16 << 20;
 
 /// Why a pod is ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -182,7 +185,8 @@ impl Journal {
     pub fn open(root: &Path) -> Self {
         let path = root.join(NAME);
         let inherited = read(&path).unwrap_or_else(|error| {
-            tracing::warn!(file = %path.display(), %error, "cannot read the record of unfinished evictions");
+            let file = path.display();
+            tracing::warn!(%file, %error, "cannot read the record of unfinished evictions; the next one replaces it");
             Vec::new()
         });
         let boot_id = fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
@@ -260,7 +264,7 @@ impl Journal {
 
     /// Removes inherited entries of another boot, and those whose grace period and `period` have passed; `now` is in
     /// nanoseconds since the Unix epoch.
-    pub(super) async fn forget_stale(&self, now: i64, period: Duration) {
+    pub(super) async fn remove_stale(&self, now: i64, period: Duration) {
         let stale = {
             let inherited = &mut self.lock().inherited;
             let before = inherited.len();
@@ -274,12 +278,12 @@ impl Journal {
     }
 
     /// Removes all inherited entries, and returns them.
-    pub(super) async fn forget_inherited(&self) -> Vec<EvictionRecord> {
-        let forgotten = std::mem::take(&mut self.lock().inherited);
-        if !forgotten.is_empty() {
+    pub(super) async fn take_inherited(&self) -> Vec<EvictionRecord> {
+        let inherited = std::mem::take(&mut self.lock().inherited);
+        if !inherited.is_empty() {
             self.write().await;
         }
-        forgotten
+        inherited
     }
 
     /// Has the file written. A disk without space, or one that blocks, costs the record, not the eviction.
@@ -293,7 +297,7 @@ impl Journal {
 
 /// A missing file has no entries.
 fn read(path: &Path) -> io::Result<Vec<EvictionRecord>> {
-    match fs::read(path) {
+    match filesystem::read_bounded(path, MAX_FILE) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
@@ -305,6 +309,8 @@ mod tests {
     use std::os::unix::fs::OpenOptionsExt as _;
 
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
 
     fn entry(uid: &str) -> EvictionRecord {
         let (uid, message, boot_id) = (uid.to_owned(), "low".to_owned(), "boot".to_owned());
@@ -339,6 +345,17 @@ mod tests {
         assert!(renewed.is_outlived(&[50 * SECOND], 90 * SECOND), "the agent that decided does not start it so late");
     }
 
+    #[test]
+    fn what_lies_in_place_of_the_file_has_no_entries_and_stays() {
+        for found in InPlace::ALL {
+            let dir = tempfile::tempdir().unwrap();
+            let (root, file) = (dir.path().to_owned(), dir.path().join(NAME));
+            found.put(&file).unwrap();
+            let journal = in_time(move || Journal::open(&root)).expect("no other process is waited for");
+            assert!(journal.inherited().is_empty() && found.is_at(&file), "{found:?}");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn stale_entries_are_removed_from_the_file() {
         let dir = tempfile::tempdir().unwrap();
@@ -350,7 +367,7 @@ mod tests {
         let journal = Journal::open(dir.path());
         assert_eq!(journal.inherited().len(), 3, "an earlier version has written one of them");
         assert_eq!(journal.inherited()[0].termination_reason().reason, "Evicted");
-        journal.forget_stale(21 * SECOND, Duration::from_secs(10)).await;
+        journal.remove_stale(21 * SECOND, Duration::from_secs(10)).await;
         assert_eq!(Journal::open(dir.path()).inherited(), [mine]);
     }
 
@@ -390,7 +407,7 @@ mod tests {
         assert_eq!((next.inherited(), next.own()), (Vec::new(), vec![entry("c"), entry("a")]));
         let last = Journal::open(dir.path());
         last.add(entry("d")).await;
-        assert_eq!(last.forget_inherited().await, [entry("a"), entry("c")]);
+        assert_eq!(last.take_inherited().await, [entry("a"), entry("c")]);
         assert_eq!(Journal::open(dir.path()).inherited(), [entry("d")]);
         fs::write(dir.path().join(NAME), "{").unwrap();
         assert!(Journal::open(dir.path()).inherited().is_empty(), "a broken file");

@@ -12,6 +12,8 @@ mod propagation;
 mod removal;
 mod replacement;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 use std::io;
@@ -19,6 +21,7 @@ use std::io;
 pub use bounded::holds_exactly;
 pub use bounded::open_regular;
 pub use bounded::read_bounded;
+pub use bounded::read_named;
 pub use bounded::read_opened;
 pub use bounded::reopen_regular;
 pub use mount_table::MountTable;

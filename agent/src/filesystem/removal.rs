@@ -125,7 +125,7 @@ impl Removal<'_> {
             for (name, kind) in batch {
                 moved |= self.remove(dir, &name, kind, depth)?;
             }
-            // Moved directories are in the root now: at depth 0 the next listing would meet them for ever.
+            // Moved directories are in the root now: at depth 0 each further listing would find them again.
             if moved && depth == 0 {
                 return Ok(true);
             }

@@ -40,12 +40,15 @@ fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::symlink;
 
     use keblet_skip::mounts::in_private_mounts;
     use nix::mount::MsFlags;
     use nix::mount::mount;
 
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
     use crate::filesystem::unmount;
 
     const PARTIAL: &str = ".record.partial";
@@ -83,6 +86,42 @@ mod tests {
             assert_eq!(names(dir.path()), ["record"]);
             unmount(dir.path()).expect("unmounted");
         });
+    }
+
+    #[test]
+    fn a_read_only_file_system_keeps_the_old_content() {
+        in_private_mounts(|| {
+            let dir = tempfile::tempdir().expect("a folder");
+            mount(Some("tmpfs"), dir.path(), Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+            let path = dir.path().join("record");
+            replace(&path, PARTIAL, b"old", 0o600).expect("written");
+            let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+            mount(None::<&str>, dir.path(), None::<&str>, read_only, None::<&str>).expect("read-only");
+            let error = replace(&path, PARTIAL, b"new", 0o600).expect_err("read-only");
+            assert_eq!(error.kind(), io::ErrorKind::ReadOnlyFilesystem);
+            assert_eq!(fs::read_to_string(&path).expect("text"), "old");
+            unmount(dir.path()).expect("unmounted");
+        });
+    }
+
+    #[test]
+    fn nothing_is_written_through_what_lies_in_place_of_either_file() {
+        for is_partial in [false, true] {
+            let dir = tempfile::tempdir().expect("a folder");
+            let (path, other) = (dir.path().join("record"), dir.path().join("other"));
+            let taken = if is_partial { dir.path().join(PARTIAL) } else { path.clone() };
+            fs::write(&other, "of another program").expect("written");
+            for found in [None, Some(InPlace::Pipe), Some(InPlace::Loop)] {
+                let _ = fs::remove_file(&taken);
+                found.map_or_else(|| symlink(&other, &taken), |found| found.put(&taken)).expect("made");
+                let of_record = path.clone();
+                let replaced = in_time(move || replace(&of_record, PARTIAL, b"new", 0o600));
+                replaced.expect("no other process is waited for").expect("replaced");
+                assert!(!path.is_symlink() && fs::read(&path).expect("a file") == b"new", "{found:?}");
+            }
+            assert_eq!(fs::read_to_string(&other).expect("text"), "of another program");
+            assert!(!dir.path().join(PARTIAL).exists());
+        }
     }
 
     #[test]

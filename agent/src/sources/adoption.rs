@@ -9,7 +9,6 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::path::PathBuf;
@@ -26,6 +25,8 @@ use crate::model::container_hash;
 
 const NAME: &str = "adopted_static_pods.json";
 const PARTIAL: &str = "adopted_static_pods.partial";
+/// Longest record that is read, bytes; the agent writes some hundred for each static pod.
+const MAX_FILE: usize = 4 << 20;
 
 /// A sandbox of a static pod that the runtime reports, whichever agent created it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,10 +188,11 @@ fn decide<'a>(
 /// A missing or unreadable record is an empty one. Pods are adopted again by sandboxes that another kubelet has created; one
 /// whose sandbox this agent has created since gets a new UID, and is replaced.
 fn read(path: &Path) -> BTreeMap<String, String> {
-    let read = fs::read(path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+    let read = filesystem::read_bounded(path, MAX_FILE).and_then(|text| Ok(serde_json::from_slice(&text)?));
     read.unwrap_or_else(|error| {
         if error.kind() != io::ErrorKind::NotFound {
-            tracing::warn!(file = %path.display(), %error, "the record of adopted static pods is unreadable");
+            let file = path.display();
+            tracing::warn!(%file, %error, "the record of adopted static pods is unreadable; the next one replaces it");
         }
         BTreeMap::new()
     })
@@ -202,6 +204,7 @@ fn write(path: &Path, adopted: &BTreeMap<String, String>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::Duration;
 
     use serde_json::json;
@@ -209,6 +212,8 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
     use crate::sources::file::FileSource;
     use crate::sources::test_watcher::manifest;
 
@@ -283,6 +288,18 @@ mod tests {
         assert_eq!(Adoptions::new(Vec::new(), dir.path()).uid_of(&pod("1"), "ours", Some(30)), None);
         fs::write(dir.path().join(NAME), "{").unwrap();
         assert_eq!(Adoptions::new(sandboxes(), dir.path()).uid_of(&pod("1"), "ours", Some(30)), None);
+    }
+
+    #[test]
+    fn what_lies_in_place_of_the_record_is_not_waited_for_and_stays() {
+        for found in InPlace::ALL {
+            let dir = tempfile::tempdir().unwrap();
+            let (root, record) = (dir.path().to_owned(), dir.path().join(NAME));
+            found.put(&record).unwrap();
+            let adoptions = in_time(move || Adoptions::new(Vec::new(), &root)).expect("it is not waited for");
+            assert_eq!(adoptions.uid_of(&pod("1"), "ours", None), None);
+            assert!(found.is_at(&record), "{found:?}");
+        }
     }
 
     /// The node was given back to a kubelet, and taken over again before the runtime has removed the dead sandbox.

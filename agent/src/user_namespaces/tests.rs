@@ -5,6 +5,8 @@ use super::node_range::exists;
 use super::node_range::parse;
 use super::node_range::subordinate_ids;
 use super::*;
+use crate::filesystem::testing::InPlace;
+use crate::filesystem::testing::in_time;
 
 const L: u32 = 65_536;
 
@@ -225,6 +227,29 @@ fn a_file_that_cannot_be_read_prevents_the_start() {
     assert_eq!(opened.recorded(), Vec::<String>::new());
 }
 
+#[test]
+fn what_lies_in_place_of_a_file_prevents_the_start_and_stays() {
+    for found in InPlace::ALL {
+        let (dir, dirs) = disk(&["u"]);
+        let path = file(&dir, "u");
+        found.put(&path).expect("made");
+        let opened = in_time(move || UserNamespaces::open(dirs, range(2))).expect("no other process is waited for");
+        let error = opened.expect_err("refused").to_string();
+        assert!(error.starts_with("record pod mappings for existing pod \"u\": "), "{found:?}: {error}");
+        assert!(found.is_at(&path), "{found:?}");
+    }
+}
+
+/// Without power, less may be on the disk than was written.
+#[test]
+fn a_part_of_a_file_prevents_the_start() {
+    let whole = checkpoint(2 * L, L);
+    for length in 1..whole.len() {
+        let error = start_error(&whole[..length]);
+        assert!(error.contains("invalid user namespace mappings file: "), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn the_file_takes_precedence_over_the_cached_range() {
     let (dir, dirs) = disk(&["a", "b"]);
@@ -263,6 +288,20 @@ async fn failures_of_the_disk_free_no_range() {
     fs::remove_dir_all(file(&dir, "a")).expect("removed");
     namespaces.release("a").await.expect("released");
     namespaces.of_pod("b").await.expect("a range");
+}
+
+/// The agent was killed before the file had its name: the runtime has not received the range.
+#[tokio::test]
+async fn a_range_whose_record_was_not_finished_is_free() {
+    let (dir, dirs) = disk(&["a", "b"]);
+    let left = dir.path().join("pods/a/.userns.tmp");
+    fs::write(&left, checkpoint(L, L)).expect("written");
+    let namespaces = UserNamespaces::open(dirs, range(1)).expect("opened");
+    namespaces.of_pod("b").await.expect("the only range");
+    assert!(is_full(namespaces.of_pod("a").await));
+    namespaces.release("b").await.expect("released");
+    namespaces.of_pod("a").await.expect("the only range");
+    assert!(!left.exists(), "the next record replaces it");
 }
 
 #[tokio::test]

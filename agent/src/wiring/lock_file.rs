@@ -55,8 +55,9 @@ pub(super) fn watch_contention(
 
 async fn lock(path: PathBuf) -> std::io::Result<File> {
     filesystem::blocking(move || {
-        // Opening the file is enough to hold the lock, or to end an agent with --exit-on-lock-contention.
-        let file = File::options().create(true).append(true).mode(0o600).open(&path)?;
+        // Opening the file is enough to hold the lock, or to end an agent with --exit-on-lock-contention. A pipe that is
+        // opened for writing alone would wait for a reader.
+        let file = File::options().create(true).read(true).append(true).mode(0o600).open(&path)?;
         if file.try_lock().is_err() {
             tracing::info!(file = %path.display(), "waiting for the lock file");
             file.lock()?;
@@ -103,6 +104,16 @@ mod tests {
         assert!(tokio::time::timeout(Duration::from_millis(50), &mut second).await.is_err(), "two agents hold it");
         drop(first);
         assert!(second.await.expect("a lock").is_some());
+    }
+
+    #[tokio::test]
+    async fn a_pipe_can_be_locked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("lock");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+        let settings = settings(&path, false);
+        let held = tokio::time::timeout(Duration::from_secs(30), hold(&settings)).await;
+        assert!(held.expect("no reader is waited for").expect("a lock").is_some());
     }
 
     #[tokio::test]

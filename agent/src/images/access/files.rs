@@ -202,6 +202,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
 
     #[test]
     fn files_are_private_and_named_after_their_key() {
@@ -275,6 +277,21 @@ mod tests {
         assert!(broken.exists());
         let error = files.get::<PulledRecord>("id").expect_err("broken");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn what_lies_in_place_of_a_file_is_an_error_and_stays() {
+        for found in InPlace::ALL {
+            let dir = tempfile::tempdir().expect("a folder");
+            let folder = dir.path().join("image_manager/pulled");
+            make(&folder).expect("made");
+            let path = folder.join(name("id"));
+            found.put(&path).expect("made");
+            let root = dir.path().to_owned();
+            let read = in_time(move || Files::open(&root).map(|files| files.get::<PulledRecord>("id")));
+            read.expect("no other process is waited for").expect("opened").expect_err("no record");
+            assert!(found.is_at(&path), "{found:?}");
+        }
     }
 
     #[test]

@@ -224,8 +224,7 @@ impl AccessRecords {
     async fn record(&self, image: &str, image_ref: &str, source: &CredentialSource, pulled: bool) -> bool {
         let (name, id, source) = (without_tag(image).to_owned(), image_ref.to_owned(), source.clone());
         let written = self.change(self.lock().await, move |files| {
-            // A file that cannot be read is replaced: no pod could use the image without a pull otherwise.
-            let mut record = files.get(&id).unwrap_or_default().unwrap_or_else(|| PulledRecord::new(&id));
+            let mut record = readable(files, &name, &id).unwrap_or_else(|| PulledRecord::new(&id));
             // The time of a pull is recorded even if nothing else changes: garbage collection may have listed the images
             // before it, and removes what is older than its list.
             let changed = record.add(&name, &source) || pulled;
@@ -374,16 +373,21 @@ impl AccessRecords {
 
 /// Writes a record without credentials, if the image has none that can be read. Blocks.
 fn record_unknown(files: &Files, name: &str, image_ref: &str) -> io::Result<()> {
-    let known = files.get::<PulledRecord>(image_ref).unwrap_or_else(|error| {
-        tracing::warn!(image = name, image_ref, %error, "replacing an unreadable record of which pods may use an image");
-        None
-    });
-    if known.is_some() {
+    if readable(files, name, image_ref).is_some() {
         return Ok(());
     }
     let mut record = PulledRecord::new(image_ref);
     record.updated(SystemTime::now());
     files.write(&record)
+}
+
+/// The record of an image that was pulled. One that cannot be read is replaced, as upstream: no pod could use the image
+/// without a pull otherwise. Blocks.
+fn readable(files: &Files, name: &str, image_ref: &str) -> Option<PulledRecord> {
+    files.get(image_ref).unwrap_or_else(|error| {
+        tracing::warn!(image = name, image_ref, %error, "replacing an unreadable record of which pods may use an image");
+        None
+    })
 }
 
 /// Updates the metrics of files.

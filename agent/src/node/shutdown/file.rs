@@ -10,7 +10,6 @@ use std::time::SystemTime;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Deserialize;
 use serde::Serialize;
-use tokio::fs;
 use tokio::sync::Mutex;
 
 use crate::filesystem;
@@ -18,6 +17,8 @@ use crate::node::time;
 
 const NAME: &str = "graceful_node_shutdown_state";
 const PARTIAL: &str = "graceful_node_shutdown_state.partial";
+/// Longest file that is read, bytes; it has two times.
+const MAX_FILE: usize = 1 << 16;
 
 /// How long a read or a write is waited for. One that takes longer goes on.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -61,11 +62,15 @@ impl StateFile {
         Self { path: root_dir.join(NAME), writing: Arc::default() }
     }
 
-    /// The stored times; none if the file is missing or invalid, or its disk hangs.
+    /// The stored times; none if the file is missing or, which is logged, invalid, or if its disk hangs.
     pub(super) async fn read(&self) -> Times {
-        let text = tokio::time::timeout(LIMIT, fs::read(&self.path)).await;
-        let text = text.ok().and_then(Result::ok).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_default()
+        let path = self.path.clone();
+        let reading = filesystem::blocking(move || read(&path));
+        let times = tokio::time::timeout(LIMIT, reading).await.unwrap_or_else(|_| Err(late("read")));
+        times.unwrap_or_else(|error| {
+            tracing::warn!(file = %self.path.display(), %error, "cannot read the times of the last shutdown");
+            Times::default()
+        })
     }
 
     /// Replaces the file, and waits until it is on the disk, since the machine is shutting down; for a moment only: a disk
@@ -80,16 +85,30 @@ impl StateFile {
             };
             filesystem::blocking(write).await
         };
-        let late = || Err(io::Error::new(io::ErrorKind::TimedOut, format!("not written within {LIMIT:?}")));
-        if let Err(error) = tokio::time::timeout(LIMIT, written).await.unwrap_or_else(|_| late()) {
+        let written = tokio::time::timeout(LIMIT, written).await.unwrap_or_else(|_| Err(late("written")));
+        if let Err(error) = written {
             tracing::warn!(file = %self.path.display(), %error, "cannot store the times of the shutdown");
         }
     }
 }
 
+/// The stored times; none if the file is missing. Blocks.
+fn read(path: &Path) -> io::Result<Times> {
+    match filesystem::read_bounded(path, MAX_FILE) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Times::default()),
+        text => Ok(serde_json::from_slice(&text?)?),
+    }
+}
+
+fn late(done: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("not {done} within {LIMIT:?}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
 
     #[test]
     fn the_zero_time_of_a_kubelet_has_not_happened() {
@@ -98,5 +117,35 @@ mod tests {
         assert_eq!(unix(&format!(r#"{{"startTime":"{start}","endTime":"{never}"}}"#)), (1_700_000_000.0, 0.0));
         assert_eq!(unix(&format!(r#"{{"startTime":"{never}","endTime":"{never}"}}"#)), (0.0, 0.0));
         assert_eq!(unix("{}"), (0.0, 0.0));
+    }
+
+    /// A kubelet takes `null` for the zero time.
+    #[tokio::test]
+    async fn times_are_written_in_the_kubelets_form_and_read_again() {
+        let root = tempfile::tempdir().expect("a folder");
+        let file = StateFile::new(root.path());
+        assert_eq!(file.read().await, Times::default(), "missing");
+        let began = Times::began(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+        file.write(&began).await;
+        let text = std::fs::read_to_string(root.path().join(NAME)).expect("text");
+        assert_eq!(text, r#"{"startTime":"2023-11-14T22:13:20Z","endTime":null}"#);
+        assert_eq!(file.read().await, began);
+        for length in 0..text.len() {
+            std::fs::write(root.path().join(NAME), &text[..length]).expect("written");
+            assert_eq!(file.read().await, Times::default(), "a part of it");
+        }
+    }
+
+    #[test]
+    fn what_lies_in_place_of_the_file_is_an_error_and_stays() {
+        for found in InPlace::ALL {
+            let root = tempfile::tempdir().expect("a folder");
+            let path = root.path().join(NAME);
+            found.put(&path).expect("made");
+            let of_thread = path.clone();
+            let times = in_time(move || read(&of_thread)).expect("no other process is waited for");
+            times.expect_err("no times");
+            assert!(found.is_at(&path), "{found:?}");
+        }
     }
 }

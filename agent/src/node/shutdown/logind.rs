@@ -1,23 +1,26 @@
 //! logind over D-Bus: the inhibitor lock that delays a shutdown, and the signal `PrepareForShutdown`.
 
+use std::fs;
 use std::os::fd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::StreamExt as _;
-use tokio::fs;
 use zbus::Connection;
 use zbus::OwnedFd;
 use zbus::OwnedVariant;
 use zbus::Proxy;
 
+use crate::filesystem;
 use crate::model::Backoff;
 
 const SERVICE: &str = "org.freedesktop.login1";
 const OBJECT: &str = "/org/freedesktop/login1";
 const MANAGER: &str = "org.freedesktop.login1.Manager";
 const DROP_IN: &str = "etc/systemd/logind.conf.d/99-kubelet.conf";
+/// What is written before it is renamed: logind reads only names that end in `.conf`.
+const PARTIAL: &str = ".99-kubelet.conf.partial";
 /// Reads of the delay after logind was reloaded.
 const CHECKS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 100 });
@@ -133,18 +136,20 @@ impl Logind {
     async fn configure(&self, needed: Duration) -> Result<(), LogindError> {
         use std::os::unix::fs::PermissionsExt as _;
         let file = self.root.join(DROP_IN);
-        let write = async || {
-            if let Some(folder) = file.parent() {
-                fs::create_dir_all(folder).await?;
+        let text = format!(
+            "# Written by the node agent: its shutdownGracePeriod needs this delay.\n[Login]\nInhibitDelayMaxSec={}\n",
+            needed.as_secs()
+        );
+        let path = file.clone();
+        let write = move || {
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
             }
-            let text = format!(
-                "# Written by the node agent: its shutdownGracePeriod needs this delay.\n[Login]\nInhibitDelayMaxSec={}\n",
-                needed.as_secs()
-            );
-            fs::write(&file, text).await?;
-            fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).await
+            // On a full disk the earlier delay stays.
+            filesystem::replace(&path, PARTIAL, text.as_bytes(), 0o644)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o644))
         };
-        write().await.map_err(|error| LogindError::DropIn { file: file.clone(), error })
+        filesystem::blocking(write).await.map_err(|error| LogindError::DropIn { file, error })
     }
 
     /// Reloads logind through systemd.

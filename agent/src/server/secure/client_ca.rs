@@ -18,8 +18,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::CertificateError;
 use super::files::FileWatch;
+use crate::filesystem;
 
 const FIELD: &str = "authentication.x509.clientCAFile";
+/// Longest file that is read, bytes: thousands of authorities.
+const MAX_FILE: usize = 4 << 20;
 
 /// The authorities, reloaded by [`ClientCa::follow`].
 #[derive(Debug)]
@@ -111,8 +114,8 @@ impl ClientCa {
 }
 
 fn read(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Bundle, CertificateError> {
-    let text =
-        std::fs::read(path).map_err(|cause| CertificateError::Read { field: FIELD, path: path.to_owned(), cause })?;
+    let text = filesystem::read_named(path, MAX_FILE);
+    let text = text.map_err(|cause| CertificateError::Read { field: FIELD, path: path.to_owned(), cause })?;
     let content = |problem: String| CertificateError::Content { field: FIELD, path: path.to_owned(), problem };
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {

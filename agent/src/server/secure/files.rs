@@ -24,7 +24,7 @@ const SETTLE_TIME: Duration = Duration::from_millis(50);
 pub(super) struct FileWatch {
     paths: Vec<PathBuf>,
     events: Option<EventStream<Vec<u8>>>,
-    /// A change may come without an event: a directory is missing, or the files could not be read for want of descriptors.
+    /// A change may come without an event: a directory is missing, or the files could not be read for lack of descriptors.
     is_partial: bool,
 }
 
@@ -63,26 +63,29 @@ impl FileWatch {
 
     async fn arm(&mut self) {
         let paths = self.paths.clone();
-        let resolve = move || -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
-            paths.iter().flat_map(|path| folders(path)).partition(|folder| folder.is_dir())
+        let arm = move || {
+            let (folders, missing): (BTreeSet<PathBuf>, BTreeSet<PathBuf>) =
+                paths.iter().flat_map(|path| folders(path)).partition(|folder| folder.is_dir());
+            let watched = (!folders.is_empty()).then(|| watch(&folders));
+            (watched, !missing.is_empty())
         };
-        let (folders, missing) = tokio::task::spawn_blocking(resolve).await.unwrap_or_default();
+        let (watched, lacks_some) = tokio::task::spawn_blocking(arm).await.unwrap_or((None, true));
         let was_polling = self.events.is_none();
-        self.events = match watch(&folders) {
-            Ok(events) if !folders.is_empty() => Some(events),
-            Ok(_) => None,
+        self.events = match watched.transpose() {
+            Ok(events) => events,
             Err(error) => {
                 tracing::debug!(%error, "inotify");
                 None
             }
         };
-        self.is_partial = self.events.is_none() || !missing.is_empty();
+        self.is_partial = self.events.is_none() || lacks_some;
         if self.events.is_none() && !was_polling {
             tracing::warn!(paths = ?self.paths, "cannot watch the files, reading them every minute");
         }
     }
 }
 
+/// Blocks: the way to a folder is looked up.
 fn watch(folders: &BTreeSet<PathBuf>) -> io::Result<EventStream<Vec<u8>>> {
     let inotify = Inotify::init()?;
     let mask = WatchMask::CLOSE_WRITE

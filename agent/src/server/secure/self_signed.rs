@@ -24,7 +24,10 @@ use rustls::sign::CertifiedKey;
 
 use super::error::CertificateError;
 use super::serving;
+use crate::filesystem;
 
+/// The flag that names the folder.
+const FOLDER: &str = "--cert-dir";
 /// Validity of the pair.
 const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The validity begins this long ago, for clocks that are slow.
@@ -35,7 +38,7 @@ const SLACK: Duration = Duration::from_secs(3600);
 pub(super) enum SelfSigned {
     /// Certificate and key, in files.
     Kept(PathBuf, PathBuf),
-    /// Not stored for want of disk space; the next start generates another pair.
+    /// Not stored for lack of disk space; the next start generates another pair.
     Unkept(CertifiedKey),
 }
 
@@ -43,13 +46,13 @@ pub(super) enum SelfSigned {
 /// must stay accessible to find out why it is full. Blocks: generates keys, reads and writes files.
 ///
 /// # Errors
-/// Only certificate or key exists, or the pair cannot be generated or written.
+/// Only certificate or key exists, or the pair cannot be accessed, generated or written.
 pub(super) fn pair(folder: &Path, host: &str, now: SystemTime) -> Result<SelfSigned, CertificateError> {
     let (certificate, key) = (folder.join("kubelet.crt"), folder.join("kubelet.key"));
-    if key.exists() && !certificate.exists() {
+    if exists(&key)? && !exists(&certificate)? {
         complete(folder, &certificate, &key)?;
     }
-    match (certificate.exists(), key.exists()) {
+    match (exists(&certificate)?, exists(&key)?) {
         (true, true) => return Ok(SelfSigned::Kept(certificate, key)),
         (true, false) => return Err(CertificateError::Half { present: certificate, missing: key }),
         (false, true) => return Err(CertificateError::Half { present: key, missing: certificate }),
@@ -73,6 +76,11 @@ pub(super) fn pair(folder: &Path, host: &str, now: SystemTime) -> Result<SelfSig
     }
 }
 
+/// What cannot be accessed may be a pair: another one would replace it.
+fn exists(path: &Path) -> Result<bool, CertificateError> {
+    path.try_exists().map_err(|cause| CertificateError::Read { field: FOLDER, path: path.to_owned(), cause })
+}
+
 fn is_full(cause: &io::Error) -> bool {
     matches!(cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -81,7 +89,8 @@ fn is_full(cause: &io::Error) -> bool {
 /// key is left to the administrator.
 fn complete(folder: &Path, certificate: &Path, key: &Path) -> Result<(), CertificateError> {
     let written = partial_path(certificate);
-    let (Ok(chain), Ok(private)) = (fs::read(&written), fs::read(key)) else { return Ok(()) };
+    let read = |path: &Path| filesystem::read_bounded(path, serving::MAX_FILE);
+    let (Ok(chain), Ok(private)) = (read(&written), read(key)) else { return Ok(()) };
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     if serving::pair((&written, &chain), (key, &private), &provider).is_err() {
         return Ok(());
@@ -180,6 +189,8 @@ mod tests {
     use x509_parser::prelude::X509Certificate;
 
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
 
     #[test]
     fn contents_of_the_pair() {
@@ -247,6 +258,24 @@ mod tests {
         let error = pair(folder.path(), "n1", now).expect_err("the key of another certificate");
         assert!(matches!(error, CertificateError::Half { .. }), "{error}");
         assert!(!certificate.exists());
+    }
+
+    #[test]
+    fn what_lies_in_place_of_a_file_is_named_and_stays() {
+        for found in InPlace::ALL {
+            for name in ["kubelet.crt", "kubelet.key", "kubelet.crt.partial"] {
+                let folder = tempfile::tempdir().expect("a folder");
+                let path = folder.path().join(name);
+                found.put(&path).expect("made");
+                if name == "kubelet.crt.partial" {
+                    fs::write(folder.path().join("kubelet.key"), "x").expect("written");
+                }
+                let of_thread = folder.path().to_owned();
+                let made = in_time(move || pair(&of_thread, "n1", SystemTime::now()).map(drop));
+                made.expect("no other process is waited for").expect_err("half a pair");
+                assert!(found.is_at(&path), "{name} {found:?}");
+            }
+        }
     }
 
     #[test]

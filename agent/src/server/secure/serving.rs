@@ -15,9 +15,12 @@ use tokio_util::sync::CancellationToken;
 use super::error::CertificateError;
 use super::files::FileWatch;
 use super::tls::Serving;
+use crate::filesystem;
 
 const CERTIFICATE: &str = "tlsCertFile";
 const KEY: &str = "tlsPrivateKeyFile";
+/// Longest file that is read, bytes.
+pub(super) const MAX_FILE: usize = 1 << 20;
 
 /// Where the serving certificate comes from.
 #[derive(Clone, Debug)]
@@ -113,7 +116,8 @@ impl ServingFiles {
 /// Reads a pair of files.
 fn read(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
     let text = |field: &'static str, path: &Path| {
-        std::fs::read(path).map_err(|cause| CertificateError::Read { field, path: path.to_owned(), cause })
+        let read = filesystem::read_named(path, MAX_FILE);
+        read.map_err(|cause| CertificateError::Read { field, path: path.to_owned(), cause })
     };
     let (chain, private) = (text(CERTIFICATE, certificate)?, text(KEY, key)?);
     pair((certificate, &chain), (key, &private), provider)
@@ -155,6 +159,8 @@ mod tests {
     use super::super::testing::Authority;
     use super::super::testing::Pair;
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
 
     fn provider() -> Arc<CryptoProvider> {
         Arc::new(rustls::crypto::aws_lc_rs::default_provider())
@@ -197,6 +203,14 @@ mod tests {
         assert!(files.load().err().expect("refused").starts_with("tlsCertFile: "));
         fs::remove_file(files.certificate()).expect("removed");
         assert!(files.load().err().expect("refused").starts_with("tlsCertFile: cannot read "));
+        for found in [InPlace::Huge, InPlace::Folder] {
+            let _ = fs::remove_file(files.certificate());
+            found.put(&files.certificate()).expect("made");
+            let (certificate, key) = (files.certificate(), files.key());
+            let loaded = in_time(move || read(&certificate, &key, &provider()).map(drop));
+            let error = loaded.expect("it ends").expect_err("refused").to_string();
+            assert!(error.starts_with("tlsCertFile: cannot read "), "{found:?}: {error}");
+        }
     }
 
     #[tokio::test]
