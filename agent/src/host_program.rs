@@ -15,6 +15,7 @@ use tokio::io::AsyncRead;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use tokio::sync::OnceCell;
+use tokio_util::task::AbortOnDropHandle;
 
 /// How long a program may take unless a call says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -36,14 +37,14 @@ pub struct Call {
     secrets: Vec<SecretString>,
     timeout: Duration,
     /// The process is not killed when the future of the call is dropped.
-    is_finished: bool,
+    runs_to_end: bool,
 }
 
 impl Call {
     /// A call of `program`, a name or a path, that may take a minute.
     pub fn new(program: impl Into<Cow<'static, str>>, arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let (program, arguments) = (program.into(), arguments.into_iter().map(Into::into).collect());
-        Self { program, suffix: String::new(), arguments, secrets: Vec::new(), timeout: TIMEOUT, is_finished: false }
+        Self { program, suffix: String::new(), arguments, secrets: Vec::new(), timeout: TIMEOUT, runs_to_end: false }
     }
 
     /// Runs a variant of the program, as `mkfs.ext4`. The suffix is known to have no slash.
@@ -59,17 +60,17 @@ impl Call {
         self
     }
 
-    /// May take so long.
+    /// Sets the time after which the program is killed.
     pub fn within(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Goes on if the caller gives up, with its output read to the end: it must not be interrupted. It is waited for however
-    /// long it takes: nothing else may be done with a device that it works on. When the agent ends, it goes on as long as it
-    /// writes nothing.
+    /// The program must not be interrupted: it has no timeout, since nothing else may be done with a device that it works on.
+    /// It runs on, and its output is read to the end, if the future of the call is dropped. When the agent ends, it runs on as
+    /// long as it writes nothing.
     pub fn finished(mut self) -> Self {
-        self.is_finished = true;
+        self.runs_to_end = true;
         self
     }
 
@@ -196,9 +197,9 @@ impl Programs for HostPrograms {
             command.args(&call.arguments).args(call.secrets.iter().map(ExposeSecret::expose_secret));
             // Output is read.
             command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            command.kill_on_drop(!call.is_finished);
+            command.kill_on_drop(!call.runs_to_end);
             let running = run_to_end(command);
-            let ended = match call.is_finished {
+            let ended = match call.runs_to_end {
                 // In a task that outlives the caller: SIGPIPE kills a program that writes to a closed pipe.
                 true => Ok(tokio::spawn(running).await.unwrap_or_else(|error| Err(io::Error::other(error)))),
                 false => tokio::time::timeout(call.timeout, running).await,
@@ -224,7 +225,10 @@ impl Programs for HostPrograms {
 /// # Errors
 /// It cannot be started, or its output cannot be read.
 async fn run_to_end(mut command: Command) -> io::Result<Ended> {
-    let mut child = command.spawn()?;
+    // Waits until the program is read from its disk. If the call is dropped meanwhile, the program is killed at once then; if
+    // that was waiting for a thread, it is not started.
+    let started = AbortOnDropHandle::new(tokio::task::spawn_blocking(move || command.spawn())).await;
+    let mut child = started.map_err(io::Error::other)??;
     let (output, errors) = (beginning(child.stdout.take()), beginning(child.stderr.take()));
     let (status, output, errors) = try_join3(child.wait(), output, errors).await?;
     Ok(Ended { code: status.code(), status: status.to_string(), output, errors })
@@ -318,6 +322,26 @@ mod tests {
         assert_eq!(error, "sh -c echo no >&2; exit 3 failed: exit status: 3: no");
         let text = succeed(&HostPrograms, &Call::new("printf", ["%s|", "-n", "a b"])).await.expect("success");
         assert_eq!(text, "-n|a b|", "each argument is one, whatever is in it");
+    }
+
+    #[test]
+    fn the_agent_goes_on_while_a_program_is_read_from_its_disk() {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        // One thread for work that may block, which is busy.
+        let runtime = builder.enable_all().max_blocking_threads(1).build().expect("a runtime");
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().expect("a folder");
+            let made = dir.path().join("made");
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || released.recv());
+            let call = Call::new("touch", [made.to_string_lossy()]);
+            let mut running = HostPrograms.run(&call);
+            let early = tokio::time::timeout(Duration::from_millis(100), &mut running).await;
+            assert!(early.is_err() && !made.exists(), "it is started on such a thread");
+            drop(release);
+            busy.await.expect("ended").expect_err("nothing was sent");
+            assert!(running.await.expect("it runs").is_success() && made.exists());
+        });
     }
 
     #[tokio::test]

@@ -123,7 +123,7 @@ impl Plugin {
         if self.config.interactive_mode == Some(ExecInteractiveMode::Always) {
             return Err(failed("interactiveMode is Always, but the agent has no terminal".to_owned()));
         }
-        let child = self.command(&command).spawn().map_err(|error| {
+        let child = start(self.command(&command)).await.map_err(|error| {
             self.metrics.rest_client.plugin_ran("plugin_not_found_error", 1);
             let hint = self.config.install_hint.as_deref().unwrap_or_default();
             failed(format!("cannot be run: {error}. {hint}").trim_end().to_owned())
@@ -169,6 +169,11 @@ impl Plugin {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         command
     }
+}
+
+/// Starts a plugin on a thread that may block: this waits until the program is read from its disk.
+async fn start(mut command: Command) -> io::Result<Child> {
+    tokio::task::spawn_blocking(move || command.spawn()).await.map_err(io::Error::other)?
 }
 
 /// Waits for the end of a plugin. An output that is too long is an error; of standard error the beginning is kept.

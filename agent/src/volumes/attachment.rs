@@ -53,17 +53,26 @@ impl Attachment {
         self.of_plugins().insert(plugin, names);
     }
 
-    /// Replaces the volumes of a plugin that are in use, and publishes those of all.
-    pub(super) fn report(&self, plugin: &'static str, names: BTreeSet<String>) {
+    /// Replaces the volumes of a plugin that are in use by those that are listed now, and publishes those of all. Blocking.
+    ///
+    /// # Errors
+    /// That of the list: what is published stays.
+    pub(super) fn report(
+        &self,
+        plugin: &'static str,
+        list: impl FnOnce() -> Result<BTreeSet<String>, VolumeError>,
+    ) -> Result<(), VolumeError> {
+        // With the lock: what is published last is the latest. A list from before it would lack what another pod has come to
+        // use since, or have what was released.
         let mut all = self.of_plugins();
-        all.insert(plugin, names);
+        all.insert(plugin, list()?);
         let names: BTreeSet<String> = all.values().flatten().cloned().collect();
-        // With the lock: what is published last is the latest.
         self.in_use.send_if_modified(|known| {
             let is_new = known.as_ref() != Some(&names);
             *known = Some(names);
             is_new
         });
+        Ok(())
     }
 
     /// True if the control plane attaches volumes, and not the agent.
@@ -133,13 +142,29 @@ mod tests {
         let sender = watch::Sender::new(None);
         let mut reported = sender.subscribe();
         let attachment = Attachment::new(sender, true);
-        attachment.report("p", BTreeSet::new());
+        attachment.report("p", || Ok(BTreeSet::new())).expect("listed");
         assert!(reported.has_changed().expect("open"), "it is known that there are none");
         reported.mark_unchanged();
-        attachment.report("p", BTreeSet::new());
+        attachment.report("p", || Ok(BTreeSet::new())).expect("listed");
         assert!(!reported.has_changed().expect("open"));
-        attachment.report("p", ["p/v".to_owned()].into());
+        attachment.report("p", || Ok(["p/v".to_owned()].into())).expect("listed");
         assert!(reported.has_changed().expect("open"));
+        reported.mark_unchanged();
+        attachment.report("p", || Err(VolumeError::GivenUp)).expect_err("not listed");
+        assert!(!reported.has_changed().expect("open"));
+    }
+
+    /// Of two reports at the same time, the one that is published last must not have the older list.
+    #[test]
+    fn volumes_are_listed_and_published_in_one_step() {
+        let attachment = Attachment::new(watch::Sender::new(None), true);
+        let is_alone = || attachment.of_plugins.try_lock().is_err();
+        let list = || {
+            assert!(is_alone(), "another report could be published in between");
+            Ok(BTreeSet::new())
+        };
+        attachment.report("p", list).expect("listed");
+        assert!(!is_alone());
     }
 
     #[test]
@@ -149,9 +174,9 @@ mod tests {
         let attachment = Attachment::new(sender, true);
         attachment.record("q", ["q/v".to_owned()].into());
         assert!(reported.borrow().is_none(), "those of the other plugin are not known");
-        attachment.report("p", ["p/v".to_owned()].into());
+        attachment.report("p", || Ok(["p/v".to_owned()].into())).expect("listed");
         assert_eq!(*reported.borrow(), Some(["p/v".to_owned(), "q/v".to_owned()].into()));
-        attachment.report("q", BTreeSet::new());
+        attachment.report("q", || Ok(BTreeSet::new())).expect("listed");
         assert_eq!(*reported.borrow(), Some(["p/v".to_owned()].into()));
     }
 

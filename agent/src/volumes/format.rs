@@ -157,7 +157,7 @@ impl DeviceMount<'_> {
         }
         options.push("defaults".to_owned());
         let source = self.device.to_string_lossy();
-        MountCall { kind: Some(self.kind()), source: &source, target: self.target, options }.run(programs).await
+        MountCall { kind: Some(self.kind()), source: &source, target: self.target, options }.run_scoped(programs).await
     }
 }
 

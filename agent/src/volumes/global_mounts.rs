@@ -40,18 +40,25 @@ use crate::filesystem::MountTable;
 pub(super) struct GlobalMounts {
     dirs: PodDirs,
     users: Arc<Mutex<HashMap<String, BTreeSet<PathBuf>>>>,
+    /// Where [`Self::carry_out`] works.
+    working: Arc<Mutex<HashSet<PathBuf>>>,
     locks: Locks,
     released: Arc<Notify>,
 }
 
 impl GlobalMounts {
     pub(super) fn new(dirs: PodDirs) -> Self {
-        Self { dirs, users: Arc::default(), locks: Locks::default(), released: Arc::default() }
+        let (working, locks, released) = (Arc::default(), Locks::default(), Arc::default());
+        Self { dirs, users: Arc::default(), working, locks, released }
     }
 
     fn users(&self) -> MutexGuard<'_, HashMap<String, BTreeSet<PathBuf>>> {
         // Changed one entry at a time: a panic elsewhere leaves it usable.
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn working(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.working.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The pod is about to use the mount.
@@ -64,14 +71,17 @@ impl GlobalMounts {
         self.users().remove(uid);
     }
 
-    /// Places that pods of this agent use or are about to use.
+    /// Places that pods of this agent use or are about to use, and those where [`Self::carry_out`] works: it may be attaching
+    /// a device for a pod that is over, and has no directory of its own yet.
     pub(super) fn registered(&self) -> HashSet<PathBuf> {
-        self.users().values().flatten().cloned().collect()
+        let mut all = self.working().clone();
+        all.extend(self.users().values().flatten().cloned());
+        all
     }
 
-    /// True if some pod of this agent uses the mount, or is about to.
+    /// True if it is one of [`Self::registered`].
     pub(super) fn is_registered(&self, place: &Path) -> bool {
-        self.users().values().any(|places| places.contains(place))
+        self.working().contains(place) || self.users().values().any(|places| places.contains(place))
     }
 
     /// True if some pod has the file system that is mounted at this place. Blocking.
@@ -96,7 +106,8 @@ impl GlobalMounts {
         self.locks.of(&place.to_string_lossy()).try_lock_owned().ok()
     }
 
-    /// Does work at this place that must not be interrupted: it goes on if the caller gives up.
+    /// Does work at this place that must not be interrupted: it goes on if the caller gives up, and the place is in use until
+    /// it ends.
     ///
     /// # Errors
     /// Those of `work`; it, or what was begun before, takes too long.
@@ -109,9 +120,10 @@ impl GlobalMounts {
         let held = timeout_at(deadline, self.lock(place)).await;
         let held = held.map_err(|_| VolumeError::GoesOn(SET_UP_TIMEOUT))?;
         let (own, of) = (self.clone(), place.to_owned());
+        let working = Working::begin(&self.working, place, held);
         let running = tokio::spawn(async move {
             let done = work.await;
-            drop(held);
+            drop(working);
             if !own.is_registered(&of) {
                 // The pod has gone meanwhile.
                 own.announce();
@@ -155,6 +167,28 @@ impl GlobalMounts {
     /// Waits for the next [`Self::announce`], unless there was one since the last time.
     pub(super) async fn announced(&self) {
         self.released.notified().await;
+    }
+}
+
+/// Work at a place, which ends when this is dropped.
+struct Working {
+    all: Arc<Mutex<HashSet<PathBuf>>>,
+    place: PathBuf,
+    /// The lock of the place.
+    _held: OwnedMutexGuard<()>,
+}
+
+impl Working {
+    fn begin(all: &Arc<Mutex<HashSet<PathBuf>>>, place: &Path, held: OwnedMutexGuard<()>) -> Self {
+        all.lock().unwrap_or_else(PoisonError::into_inner).insert(place.to_owned());
+        Self { all: all.clone(), place: place.to_owned(), _held: held }
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        // With the lock, which is released after this: the entry of the next work stays.
+        self.all.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.place);
     }
 }
 
@@ -267,10 +301,12 @@ mod tests {
         let next = mounts.carry_out(place, async { Ok(()) }).await.expect_err("the first goes on").to_string();
         assert_eq!(next, error);
         mounts.forget("u");
+        assert!(mounts.is_registered(place) && mounts.registered().contains(place), "the device may be attached yet");
         let release = tokio::time::timeout(SET_UP_TIMEOUT, crate::volumes::claims::release(&mounts, place));
         assert!(!release.await.expect("it is not waited for").expect("nothing is done"));
         ended.notify_one();
         mounts.announced().await;
+        assert!(!mounts.is_registered(place) && mounts.registered().is_empty());
         mounts.carry_out(place, async { Ok(()) }).await.expect("it has ended");
         let failing = async { Err::<(), _>(VolumeError::InUse("p")) };
         assert!(matches!(mounts.carry_out(place, failing).await, Err(VolumeError::InUse(_))));

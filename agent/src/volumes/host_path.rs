@@ -146,11 +146,17 @@ pub(super) fn type_of(target: &Path) -> Result<&'static str, String> {
     }
 }
 
+/// Makes a file unless the path leads to something. As upstream, where a link leads that has no target yet.
 fn make_file(path: &Path) -> Result<(), VolumeError> {
-    match fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        result => result.map(drop).on("create", path),
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        // What it is, or why that is not known, is determined by the caller.
+        _ => return Ok(()),
     }
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o644);
+    // What another process puts there meanwhile keeps its content; the other end of a pipe is not waited for.
+    options.custom_flags(libc::O_NONBLOCK).open(path).map(drop).on("create", path)
 }
 
 #[cfg(test)]
@@ -177,5 +183,21 @@ mod tests {
             check(dir.to_str().expect("text"), "DirectoryOrCreate").expect("it is there");
             assert_eq!(mode(&dir), 0o700, "what is there stays as it is");
         });
+    }
+
+    #[test]
+    fn a_file_is_made_where_a_link_leads_and_what_is_there_stays() {
+        let root = tempfile::tempdir().expect("a folder");
+        let (link, target) = (root.path().join("link"), root.path().join("target"));
+        let path = link.to_str().expect("text");
+        std::os::unix::fs::symlink("target", &link).expect("a link");
+        check(path, "FileOrCreate").expect("made");
+        fs::write(&target, "kept").expect("a file");
+        check(path, "FileOrCreate").expect("it is there");
+        assert!(link.is_symlink() && fs::read_to_string(&target).expect("text") == "kept");
+        fs::remove_file(&target).expect("removed");
+        std::os::unix::fs::symlink("target", &target).expect("a link to itself");
+        let error = check(path, "FileOrCreate").expect_err("it leads to nothing").to_string();
+        assert!(error.contains("is not a file, unable to determine its type: stat"), "{error}");
     }
 }

@@ -38,8 +38,7 @@ impl MountCall<'_> {
         Call::new(MOUNT, arguments).within(TIMEOUT)
     }
 
-    /// As [`Self::call`], in a scope of its own. A file system in user space is served by a process that mount(8) leaves
-    /// behind: in the cgroup of the agent's service it could end with the service.
+    /// As [`Self::call`], in a scope of its own.
     fn scoped_call(&self) -> Call {
         let call = self.call();
         let description = format!("--description=Kubernetes transient mount for {}", self.target.display());
@@ -53,16 +52,30 @@ impl MountCall<'_> {
     /// # Errors
     /// There is no such program, it fails, or it does not end within two minutes.
     pub(super) async fn run(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
-        // No process serves a bind mount.
-        let is_scoped = self.kind.is_some() && programs.has_scopes().await;
-        let (command, call) = if is_scoped { (SCOPED, self.scoped_call()) } else { (MOUNT, self.call()) };
-        let ended = programs.run(&call).await?;
-        if ended.is_success() {
-            return Ok(());
-        }
-        let (output, arguments) = (ended.quoted().into(), call.arguments().join(" ").into());
-        Err(VolumeError::MountProgram { status: ended.status, command, arguments, output })
+        run_to_end(MOUNT, &self.call(), programs).await
     }
+
+    /// As [`Self::run`], in a scope of its own if systemd runs programs in scopes. A file system in user space is served by a
+    /// process that mount(8) leaves behind: in the cgroup of the agent's service it could end with the service. As upstream,
+    /// for what is mounted from a device: the kernel serves exports of NFS, and nothing serves a bind mount.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(super) async fn run_scoped(&self, programs: &dyn Programs) -> Result<(), VolumeError> {
+        match programs.has_scopes().await {
+            true => run_to_end(SCOPED, &self.scoped_call(), programs).await,
+            false => self.run(programs).await,
+        }
+    }
+}
+
+async fn run_to_end(command: &'static str, call: &Call, programs: &dyn Programs) -> Result<(), VolumeError> {
+    let ended = programs.run(call).await?;
+    if ended.is_success() {
+        return Ok(());
+    }
+    let (output, arguments) = (ended.quoted().into(), call.arguments().join(" ").into());
+    Err(VolumeError::MountProgram { status: ended.status, command, arguments, output })
 }
 
 #[cfg(test)]
@@ -95,14 +108,16 @@ mod tests {
     #[tokio::test]
     async fn a_file_system_is_mounted_in_a_scope_of_its_own_if_there_are_scopes() {
         let programs = ScriptedPrograms::new(|_| Some((32, "mount: refused\n".to_owned()))).with_scopes();
-        let error = call("s:/e").run(&programs).await.expect_err("it fails").to_string();
-        let arguments =
-            "--description=Kubernetes transient mount for /t --scope -- mount -t nfs -o ro,nfsvers=4 -- s:/e /t";
+        let of_device = MountCall { kind: Some("ext4"), options: vec!["ro".to_owned()], ..call("/dev/x") };
+        let error = of_device.run_scoped(&programs).await.expect_err("it fails").to_string();
+        let arguments = "--description=Kubernetes transient mount for /t --scope -- mount -t ext4 -o ro -- /dev/x /t";
         assert_eq!(programs.take(), [format!("systemd-run {arguments}")]);
         let shown = format!("Mounting command: systemd-run\nMounting arguments: {arguments}\n");
         assert!(error.contains(&shown), "{error}");
-        let bind = MountCall { kind: None, ..call("/s") };
-        bind.run(&programs).await.expect_err("it fails");
-        assert_eq!(programs.take(), ["mount -o ro,nfsvers=4 -- /s /t"]);
+        call("s:/e").run(&programs).await.expect_err("it fails");
+        assert_eq!(programs.take(), ["mount -t nfs -o ro,nfsvers=4 -- s:/e /t"], "the kernel serves an export");
+        let without = ScriptedPrograms::new(|_| None);
+        of_device.run_scoped(&without).await.expect("mounted");
+        assert_eq!(without.take(), ["mount -t ext4 -o ro -- /dev/x /t"]);
     }
 }

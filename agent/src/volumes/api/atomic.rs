@@ -76,6 +76,9 @@ pub(super) enum WriteStep {
 }
 
 /// Brings the content of the directory `dir` to `payload`.
+///
+/// # Errors
+/// The step that failed. Readers see the old or the new version, as a whole.
 pub(crate) fn write(dir: &Path, payload: &Payload, owners: Owners) -> Result<Written, VolumeError> {
     write_stepwise(dir, payload, owners, |_| Ok(()))
 }
@@ -220,11 +223,13 @@ fn own(file: impl AsFd, user: Option<u32>, group: Option<u32>) -> io::Result<()>
 fn own_root(root: &OwnedFd, owners: Owners) {
     let Some(group) = owners.group else { return };
     let result = fstat(root).and_then(|held| {
-        if held.st_gid == group {
+        let mode = held.st_mode & 0o7777;
+        // Root's group has the directory from the start.
+        if (held.st_gid, mode) == (group, owners.dir_mode(mode)) {
             return Ok(());
         }
         fchown(root, None, Some(Gid::from_raw(group)))?;
-        fchmod(root, Mode::from_bits_truncate(owners.dir_mode(held.st_mode & 0o7777)))
+        fchmod(root, Mode::from_bits_truncate(owners.dir_mode(mode)))
     });
     if let Err(error) = result {
         tracing::warn!(group, %error, "cannot apply fsGroup to a volume");

@@ -63,13 +63,18 @@ pub enum InvalidPath {
 }
 
 impl Payload {
-    /// Puts a file at `path`, replacing one that is there. Fails if the path is invalid, or all files together exceed
-    /// [`MAX_BYTES`].
+    /// Puts a file at `path`, replacing one that is there.
+    ///
+    /// # Errors
+    /// The path is invalid, or all files together exceed [`MAX_BYTES`].
     pub(crate) fn put(&mut self, path: &str, file: File) -> Result<(), VolumeError> {
         self.insert(normalized(path)?, file)
     }
 
-    /// Puts in all files of another payload. Fails if all files together exceed [`MAX_BYTES`].
+    /// Puts in all files of another payload.
+    ///
+    /// # Errors
+    /// All files together exceed [`MAX_BYTES`].
     pub(crate) fn merge(&mut self, other: Self) -> Result<(), VolumeError> {
         other.files.into_iter().try_for_each(|(path, file)| self.insert(path, file))
     }
@@ -103,7 +108,10 @@ impl Payload {
         self.files.keys().map(|path| path.split('/').next().unwrap_or(path)).collect()
     }
 
-    /// Fails if a file is where another one needs a directory.
+    /// Checks that no file is where another one needs a directory.
+    ///
+    /// # Errors
+    /// The path that is both.
     pub(crate) fn check(&self) -> Result<(), InvalidPath> {
         for path in self.files.keys() {
             let mut parents = path.match_indices('/').map(|(at, _)| &path[..at]);

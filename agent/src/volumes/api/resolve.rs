@@ -53,6 +53,9 @@ pub(crate) struct Resolver<'a> {
 
 impl Resolver<'_> {
     /// The content of a volume of one of this module's kinds.
+    ///
+    /// # Errors
+    /// An object is missing or cannot be read, or a field of the source is invalid.
     pub(crate) async fn resolve(&self, volume: &Volume) -> Result<Resolved, VolumeError> {
         let payload = if let Some(source) = &volume.config_map {
             let items = source.items.as_deref().unwrap_or_default();

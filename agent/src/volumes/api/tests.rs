@@ -149,6 +149,17 @@ fn a_file_with_an_owner_belongs_to_it_with_its_link() {
     assert_eq!((held("token"), held("plain")), ((7, 7, 0o600), (0, 0, 0o640)));
 }
 
+/// As the group of root, for which it was made.
+#[test]
+fn a_directory_that_belongs_to_the_group_gets_its_bits() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let held = || fs::metadata(dir.path()).expect("it exists");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).expect("set");
+    let owners = Owners { user: None, group: Some(held().gid()) };
+    write(dir.path(), &payload(&[("a", "1")]), owners).expect("written");
+    assert_eq!(held().mode() & 0o7777, 0o2750);
+}
+
 /// Ends a write after `stop` steps; true if it came to its end before.
 fn interrupted(dir: &Path, files: &[(&str, &str)], stop: usize) -> (bool, Vec<WriteStep>) {
     let mut steps = Vec::new();

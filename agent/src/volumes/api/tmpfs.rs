@@ -42,7 +42,10 @@ pub(super) fn prepare(dir: &Path, memory: Option<Option<i64>>) -> Result<(), Vol
     }
 }
 
-/// Mounts a tmpfs of at most so many bytes, which is not swapped where the kernel can do without.
+/// Mounts a tmpfs of at most `size` bytes, whose pages are not swapped where the kernel supports that.
+///
+/// # Errors
+/// That of mount(2).
 pub(crate) fn mount_memory(dir: &Path, size: Option<i64>) -> nix::Result<()> {
     let size = size.filter(|size| *size > 0).map(|size| format!("size={size}"));
     if NOSWAP.load(Relaxed) {
@@ -66,6 +69,9 @@ fn has_swap(table: &str) -> bool {
 }
 
 /// Tries whether tmpfs supports `noswap`, in a directory beside `dir`, which is removed afterwards.
+///
+/// # Errors
+/// The directory cannot be created or removed, or the tmpfs cannot be mounted or unmounted for another reason.
 pub(crate) fn can_avoid_swap(dir: &Path) -> Result<bool, VolumeError> {
     let trial = dir.with_file_name("noswap");
     make_dirs(&trial)?;

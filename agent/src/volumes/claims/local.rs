@@ -82,7 +82,8 @@ impl LocalMount {
         if device {
             source = place(of.dirs, &self.name);
             globals.register(of.uid, &source);
-            self.mount_device(globals, &source).await.map_err(failed("MountDevice"))?;
+            // A teardown does not wait for it: nothing of it is the pod's yet, and the device is released after it.
+            of.unless_over(self.mount_device(globals, &source)).await.map_err(failed("MountDevice"))?;
         }
         // One pod after another, as upstream: the next one finds the mount of the first, whose group the files keep.
         let lock = async {
@@ -175,7 +176,8 @@ impl LocalMount {
             }
             mounted
         };
-        globals.carry_out(place, work).await
+        // Boxed, as a large future, which each of those around it would hold.
+        globals.carry_out(place, Box::pin(work)).await
     }
 }
 

@@ -148,7 +148,7 @@ impl Disks {
         // With the lock: a release may have found the place unused before this pod was registered, and unmounts it yet.
         let at = place.to_owned();
         let is_there = self.globals.carry_out(place, async move { bind_mount::is_there(&at).await });
-        if is_there.await.map_err(failed("MountDevice"))? {
+        if wanted.target.unless_over(is_there).await.map_err(failed("MountDevice"))? {
             return Ok(());
         }
         let chap = self.admit(wanted).await.map_err(failed("WaitForAttach"))?;
@@ -168,7 +168,9 @@ impl Disks {
             let mount = DeviceMount { device: &device, target: &at, kind: &kind, read_only, options: &options };
             mount.run(&*tools.programs).await.map_err(failed("MountDevice"))
         };
-        let done = self.globals.carry_out(place, work).await;
+        // A teardown does not wait for it: nothing of it is the pod's yet, and the disk is released after it.
+        // Boxed, as a large future, which each of those around it would hold.
+        let done = wanted.target.unless_over(self.globals.carry_out(place, Box::pin(work))).await;
         done.map_err(
             |error| if matches!(error, VolumeError::Step { .. }) { error } else { failed("MountDevice")(error) },
         )
@@ -194,7 +196,8 @@ impl Disks {
                 let chap = self.admit(wanted).await.map_err(failed("WaitForAttach"))?;
                 let (tools, at) = (self.tools.clone(), place.clone());
                 let work = async move { disk.attach(&tools, &chap, &at).await };
-                self.globals.carry_out(&place, work).await.map_err(failed("WaitForAttach"))?
+                let attached = wanted.target.unless_over(self.globals.carry_out(&place, Box::pin(work))).await;
+                attached.map_err(failed("WaitForAttach"))?
             }
         };
         let is_new = map.map(&device).await.map_err(failed("MapPodDevice"))?;

@@ -19,6 +19,14 @@ impl Disks {
     /// # Errors
     /// The places cannot be listed.
     pub(in crate::volumes) fn report_in_use(&self) -> Result<(), VolumeError> {
+        self.attachment.report("disks", || self.in_use())
+    }
+
+    /// Names of those disks in the status of the Node. Blocking.
+    ///
+    /// # Errors
+    /// The places cannot be listed.
+    fn in_use(&self) -> Result<BTreeSet<String>, VolumeError> {
         let on_disk = self.places()?;
         let mut known = self.known();
         let all: BTreeSet<PathBuf> = on_disk.into_iter().chain(self.globals.registered()).collect();
@@ -28,8 +36,7 @@ impl Disks {
             Some(known) => vec![known.name.clone()],
             None => kind.names_of_place(place),
         });
-        self.attachment.report("disks", names.collect());
-        Ok(())
+        Ok(names.collect())
     }
 
     /// Places of all disks. Blocking.

@@ -88,6 +88,19 @@ fn hosts_are_scanned_for_a_disk_that_is_not_there() {
         assert_eq!(fixture.release(&fixture.volumes), 2, "what was begun is undone");
         assert!(fixture.in_use().is_empty() && !fixture.place("50060e801049cfd1-lun-7").exists());
 
+        // A pod that is over does not wait for it.
+        fixture.runtime.block_on(async {
+            let of_pod = pod("u-4", json!({}));
+            let set_up = tokio::time::timeout(Duration::from_secs(1), fixture.volumes.set_up(&of_pod, None));
+            set_up.await.expect_err("it is looked for");
+            let began = tokio::time::Instant::now();
+            fixture.volumes.tear_down("u-4").await.expect("nothing is mounted");
+            assert_eq!(began.elapsed().as_secs(), 0);
+            fixture.volumes.until_unused().await;
+            fixture.volumes.until_unused().await;
+        });
+        assert_eq!(fixture.release(&fixture.volumes), 1, "when the search has ended");
+
         // It appears while it is waited for.
         let (test, set_up) = (fixture.test.clone(), pod("u-3", json!({})));
         fixture.runtime.block_on(async {

@@ -161,7 +161,7 @@ impl FlexVolumes {
         // With the lock: a release may have found the place unused before this pod was registered, and unmounts it yet.
         let at = place.clone();
         let is_there = self.globals.carry_out(&place, async move { bind_mount::is_there(&at).await });
-        if is_there.await.map_err(failed("MountDevice"))? {
+        if wanted.target.unless_over(is_there).await.map_err(failed("MountDevice"))? {
             return Ok(());
         }
         let mounting = Mounting {
@@ -187,7 +187,9 @@ impl FlexVolumes {
             own.keep_device(&mounting.place, &device);
             mounting.mount(&device, &*programs).await.map_err(failed("MountDevice"))
         };
-        let done = self.globals.carry_out(&place, work).await;
+        // A teardown does not wait for it: nothing of it is the pod's yet, and the volume is released after it.
+        // Boxed, as a large future, which each of those around it would hold.
+        let done = wanted.target.unless_over(self.globals.carry_out(&place, Box::pin(work))).await;
         done.map_err(
             |error| if matches!(error, VolumeError::Step { .. }) { error } else { failed("MountDevice")(error) },
         )
@@ -255,8 +257,7 @@ impl FlexVolumes {
     }
 
     fn report_in_use(&self) -> Result<(), VolumeError> {
-        self.attachment.report(NAME, self.in_use()?);
-        Ok(())
+        self.attachment.report(NAME, || self.in_use())
     }
 
     /// True if it is the place of a FlexVolume.
@@ -287,11 +288,21 @@ impl FlexVolumes {
             for path in entries(&dir)? {
                 match path.ends_with(MOUNTS) {
                     true => found.extend(entries(&path)?),
-                    false => unread.push(path),
+                    false if self.is_of_drivers(&path) => unread.push(path),
+                    false => {}
                 }
             }
         }
         Ok(found)
+    }
+
+    /// True if drivers may have their directories below this one. Not below a link, which may lead to itself, nor below what
+    /// a driver has mounted for itself, which may have any number of files and a server that does not answer. Blocking.
+    fn is_of_drivers(&self, dir: &Path) -> bool {
+        let below = dir.strip_prefix(self.dirs.plugin(NAME)).ok().and_then(Path::to_str);
+        let is_mounted = || filesystem::is_mount_point(dir).is_ok_and(|is| is);
+        // In this order: whether a mount is a link, its server would have to answer.
+        below.is_some_and(driver::is_name) && !is_mounted() && !dir.is_symlink()
     }
 
     /// Places of volumes that no pod uses. Blocking.

@@ -39,12 +39,14 @@ impl FlexVolumes {
     /// the device, if there is one. The lock of the volume's place is held.
     ///
     /// # Errors
-    /// The driver, or the program that expands the file system, fails; the pod has the volume no longer.
+    /// The driver, or the program that expands the file system, fails; the pod has the volume no longer, or it is being
+    /// unmounted.
     pub(in crate::volumes) async fn expand(&self, wanted: FlexExpansion<'_>) -> Result<(), VolumeError> {
         let driver = self.drivers.find(&wanted.source.driver).await?;
         let dir = self.mount_path(wanted.uid, driver.name, wanted.volume)?;
-        // With the lock: a teardown may have had it unmounted, and does not meanwhile.
-        let _alone = self.globals.lock(&dir).await;
+        // With the lock: a teardown may have had it unmounted, and does not meanwhile. It is not waited for: while its driver
+        // hangs, other pods could not use the volume, whose place is locked.
+        let Some(_alone) = self.globals.try_lock(&dir) else { return Err(VolumeError::GivenUp) };
         let at = dir.clone();
         if !blocking(move || is_listed(&at)).await? {
             return Err(VolumeError::GivenUp);

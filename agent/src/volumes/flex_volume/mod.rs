@@ -145,7 +145,8 @@ impl FlexVolumes {
         if known.is_some_and(|name| actual.is_set_up(uid, &(name, wanted.volume.to_owned()))) {
             return Ok(());
         }
-        let driver = self.drivers.find(&wanted.source.driver).await.map_err(failed("SetUp"))?;
+        let found = wanted.target.unless_over(Box::pin(self.drivers.find(&wanted.source.driver))).await;
+        let driver = found.map_err(failed("SetUp"))?;
         let dir = self.mount_path(uid, driver.name, wanted.volume).map_err(failed("SetUp"))?;
         if driver.capabilities.attach {
             self.mount_device(&driver, wanted).await?;

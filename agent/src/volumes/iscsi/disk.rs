@@ -306,6 +306,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::filesystem::testing::InPlace;
+    use crate::filesystem::testing::in_time;
 
     fn iscsi_source(change: impl FnOnce(&mut IscsiSource)) -> IscsiSource {
         let (target_portal, iqn) = ("192.0.2.1".to_owned(), "iqn.2001-04.com.example:a".to_owned());
@@ -482,6 +484,11 @@ mod tests {
             let read = DiskRecord::read(&place).expect("the names of the place");
             assert_eq!((read.portals.len(), read.target), (1, record.target.clone()), "{text}");
         }
+        fs::remove_file(place.join("iscsi.json")).expect("removed");
+        InPlace::Pipe.put(&place.join("iscsi.json")).expect("a pipe");
+        let of_thread = place.clone();
+        let read = in_time(move || DiskRecord::read(&of_thread)).expect("no other process is waited for");
+        assert_eq!(read.expect("the names of the place").target, record.target);
         fs::write(place.join("other"), "").expect("written");
         assert!(DiskRecord::remove(&place).is_err() && place.join("other").exists());
         fs::remove_file(place.join("other")).expect("removed");

@@ -137,6 +137,20 @@ fn a_device_that_does_not_appear_is_given_up() {
     assert!(fixture.programs.take().iter().any(|call| call.ends_with("--logout")));
 }
 
+/// The agent is killed after the login, before the disk is mounted.
+#[test]
+fn another_agent_ends_a_session_whose_disk_was_not_mounted() {
+    let fixture = iscsi_node(&["192.0.2.1:3260"]);
+    fixture.set_up(&pod("u-1", json!({"lun": 8}))).expect_err("there is no device of this unit");
+    assert!(fixture.programs.take().iter().any(|call| call.ends_with("--login")));
+    let next = fixture.next();
+    next.reconstruct().expect("read");
+    assert_eq!(fixture.release(&next), 1, "the record was written before the login");
+    let calls = calls_at("192.0.2.1:3260", &fixture.programs.take());
+    assert_eq!(calls, ["--logout", "-o delete"].map(|end| format!("-T {TARGET} -I default {end}")));
+    assert!(!fixture.place("iface-default").exists());
+}
+
 #[test]
 fn a_session_that_another_disk_needs_stays() {
     in_private_mounts(|| {

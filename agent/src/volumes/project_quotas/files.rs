@@ -133,7 +133,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 }
 
 /// A new file beside the one that it is to replace. Removed when dropped, unless it has taken its place: from then on the
-/// name is that of another's, who has locked the new file.
+/// name is that of another process, which has locked the new file.
 struct Replacement<'a> {
     partial: PathBuf,
     path: &'a Path,

@@ -138,7 +138,7 @@ pub(super) fn read(path: &Path, directory: &Path, tokens: bool) -> Result<Read, 
     }
     let (mut providers, mut names, mut hasher) = (Vec::new(), BTreeSet::new(), sha2::Sha256::new());
     for file in files(path)? {
-        let content = filesystem::read_bounded(&file, MAX_FILE)
+        let content = filesystem::read_named(&file, MAX_FILE)
             .map_err(|source| ProviderConfigError::Access { path: file.clone(), source })?;
         hasher.update((content.len() as u64).to_be_bytes());
         hasher.update(&content);

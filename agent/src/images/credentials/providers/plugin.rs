@@ -17,6 +17,7 @@ use tokio::process::Command;
 
 use super::config::ProviderConfig;
 use crate::config::duration::GoDuration;
+use crate::filesystem;
 
 /// A plugin that takes longer is killed.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -127,7 +128,8 @@ async fn exec(config: &ProviderConfig, program: &Path, request: &[u8]) -> Result
     let mut command = Command::new(program);
     command.args(&config.args).envs(config.env.iter().map(|pair| (&pair.name, &pair.value)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let mut child = command.spawn().map_err(|error| error.to_string())?;
+    // Waits until the program is read from its disk.
+    let mut child = filesystem::blocking(move || command.spawn()).await.map_err(|error| error.to_string())?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let ask = async {
         if let Some(mut stdin) = stdin {

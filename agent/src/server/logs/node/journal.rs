@@ -23,6 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::files::open_below;
 use super::query::Options;
+use crate::filesystem;
 
 /// Time limit of a response.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
@@ -54,7 +55,7 @@ pub(super) async fn logs(
     let mut all: Vec<Pieces> = Vec::new();
     if !in_journal.is_empty() {
         let names: Vec<&str> = in_journal.iter().map(String::as_str).collect();
-        all.push(journal(places, &options, &names, end));
+        all.push(journal(places, &options, &names, end).await);
     }
     if !in_files.is_empty() {
         all.push(files(places, &options, in_files).await);
@@ -67,13 +68,11 @@ pub(super) async fn logs(
 /// # Errors
 /// There is no journalctl, or its output cannot be read.
 async fn units(journalctl: &Path) -> io::Result<String> {
-    let mut child = Command::new(journalctl)
-        .args(["--field", "_SYSTEMD_UNIT"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()?;
+    let mut command = Command::new(journalctl);
+    command.args(["--field", "_SYSTEMD_UNIT"]).kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    // Waits until the program is read from its disk.
+    let mut child = filesystem::blocking(move || command.spawn()).await?;
     let mut listed = Vec::new();
     if let Some(output) = child.stdout.take() {
         output.take(LONGEST_LIST).read_to_end(&mut listed).await?;
@@ -82,8 +81,9 @@ async fn units(journalctl: &Path) -> io::Result<String> {
 }
 
 /// The output of journalctl, stdout and stderr, up to `end`.
-fn journal(places: &LogSources, options: &Options, services: &[&str], end: Instant) -> Pieces {
-    match spawn(&places.journalctl, options.arguments(services)) {
+async fn journal(places: &LogSources, options: &Options, services: &[&str], end: Instant) -> Pieces {
+    let (program, arguments) = (places.journalctl.clone(), options.arguments(services));
+    match filesystem::blocking(move || spawn(&program, arguments)).await {
         Ok((child, output)) => pieces(output, Some(killed_at(end, child))).boxed(),
         Err(error) => {
             tracing::warn!(%error, journalctl = %places.journalctl.display(), "cannot run journalctl");
@@ -93,6 +93,7 @@ fn journal(places: &LogSources, options: &Options, services: &[&str], end: Insta
     }
 }
 
+/// Starts a program; its output, stdout and stderr. Waits until it is read from its disk: blocks.
 fn spawn(program: &Path, arguments: Vec<String>) -> io::Result<(Child, Receiver)> {
     let (read, write) = io::pipe()?;
     let errors = write.try_clone()?;
@@ -251,10 +252,10 @@ mod tests {
     async fn a_journal_that_cannot_be_read_is_reported_on_a_line_of_its_own() {
         let places = LogSources { journalctl: "/no/such/journalctl".into(), folder: "/no/such/folder".into() };
         let end = Instant::now() + TIME_LIMIT;
-        let pieces: Vec<Bytes> = journal(&places, &Options::default(), &["known"], end).collect().await;
+        let pieces: Vec<Bytes> = journal(&places, &Options::default(), &["known"], end).await.collect().await;
         assert_eq!(pieces, ["\nerror: journal output not available\n"]);
         let earlier = Options { boot: Some(-1), ..Options::default() };
-        assert_eq!(journal(&places, &earlier, &["known"], end).count().await, 0);
+        assert_eq!(journal(&places, &earlier, &["known"], end).await.count().await, 0);
     }
 
     #[tokio::test]

@@ -63,6 +63,33 @@ fn a_pod_that_waits_for_a_local_volume_fails_or_ends() {
     });
 }
 
+/// It may be formatted for another pod, which takes long.
+#[test]
+fn a_pod_that_waits_for_a_local_device_ends() {
+    if !Path::new("/dev/loop-control").exists() {
+        return keblet_skip::skip("needs loop devices");
+    }
+    in_private_mounts(|| {
+        let fixture = Fixture::new();
+        let device = LoopDevice::on(&fixture.root.path().join("disk"), 1 << 20);
+        fixture.binds(json!({"local": {"path": device.0}}));
+        fixture.volumes.make_pod_dirs_here("u-1");
+        let place = fixture.root.path().join("plugins/kubernetes.io/local-volume/mounts/pv");
+        let held = fixture.runtime.block_on(fixture.volumes.node.globals.lock(&place));
+        fixture.runtime.block_on(async {
+            tokio::time::pause();
+            let one = pod("u-1", None, false);
+            let waits = timeout(Duration::from_secs(60), fixture.volumes.set_up(&one, None)).await;
+            waits.expect_err("it waits for the device");
+            let began = tokio::time::Instant::now();
+            fixture.volumes.tear_down("u-1").await.expect("it is not waited for");
+            assert_eq!(began.elapsed().as_secs(), 0);
+        });
+        drop(held);
+        assert!(!place.exists() && !fixture.mount_path("u-1", "local-volume").exists());
+    });
+}
+
 /// As upstream: the pod may have no permission to read the files.
 #[test]
 fn another_group_of_a_pod_that_only_reads_is_reported() {

@@ -1,6 +1,9 @@
 //! Volumes of a driver that attaches them.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use keblet_skip::mounts::tmpfs;
 
 use super::*;
 use crate::volumes::testing::node;
@@ -122,6 +125,72 @@ fn a_failed_step_is_named_and_what_was_attached_is_detached() {
     fixture.calls();
     assert_eq!(fixture.release(&fixture.volumes), 1);
     assert_eq!(fixture.calls(), ["detach v n1"]);
+}
+
+/// As upstream: a pod can be deleted while its volume is formatted, and until that ends no other node gets the volume.
+#[test]
+fn a_teardown_does_not_wait_for_a_device_that_is_being_mounted() {
+    in_private_mounts(|| {
+        let fixture = Fixture::new(&ATTACHING);
+        let waits = "echo begun > \"$dir/begun\"; while [ -d \"$dir\" ] && [ ! -e \"$dir/go\" ]; do sleep 0.01; done";
+        fixture.does("mountdevice", &format!("{waits}; {MOUNT}"));
+        let (one, begun) = (pod("u-1", json!({})), fixture.folder().join("begun"));
+        fixture.volumes.make_pod_dirs_here("u-1");
+        let limit = Duration::from_secs(60);
+        fixture.runtime.block_on(async {
+            let mut set_up = Box::pin(fixture.volumes.set_up(&one, None));
+            let called = async {
+                while !begun.exists() {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            let called = async {
+                tokio::select! {
+                    done = &mut set_up => panic!("{done:?}"),
+                    () = called => {}
+                }
+            };
+            tokio::time::timeout(limit, called).await.expect("the driver is called");
+            drop(set_up);
+            let torn_down = tokio::time::timeout(limit, fixture.volumes.tear_down("u-1")).await;
+            torn_down.expect("it is not waited for").expect("the pod has nothing of it");
+            // That of the teardown.
+            fixture.volumes.until_unused().await;
+        });
+        fixture.release(&fixture.volumes);
+        assert!(fixture.volumes.is_torn_down("u-1") && !fixture.commands().contains(&"detach".to_owned()));
+        assert_eq!(fixture.in_use(), [IN_USE.to_owned()].into());
+
+        fs::write(fixture.folder().join("go"), "").expect("a file");
+        fixture.runtime.block_on(async {
+            tokio::time::timeout(limit, fixture.volumes.until_unused()).await.expect("its end is announced");
+        });
+        assert!(is_mount_point(&fixture.place()).expect("it is there"));
+        assert_eq!(fixture.release(&fixture.volumes), 1);
+        assert_eq!(fixture.commands(), ["unmountdevice", "detach"]);
+        assert!(fixture.in_use().is_empty());
+    });
+}
+
+/// Else what one driver keeps there would have no disk of the node released.
+#[test]
+fn only_directories_of_drivers_are_searched_for_volumes() {
+    in_private_mounts(|| {
+        let fixture = Fixture::new(&ATTACHING);
+        fixture.set_up(&pod("u-1", json!({}))).expect("mounted");
+        let of_driver = fixture.root.path().join("plugins/kubernetes.io/flexvolume/example.com/d");
+        std::os::unix::fs::symlink(".", of_driver.join("loop")).expect("a link");
+        tmpfs(&of_driver.join("state"));
+        fs::create_dir_all(of_driver.join("state/mounts/v")).expect("folders");
+        fs::create_dir_all(of_driver.join("a~b/mounts/v")).expect("folders");
+        fs::write(of_driver.join("file"), "").expect("a file");
+        fixture.next().reconstruct().expect("read");
+        assert_eq!(fixture.release(&fixture.volumes), 0, "the pod has its volume, and there is no other");
+        fixture.tear_down(&fixture.volumes, "u-1").expect("unmounted");
+        assert_eq!(fixture.release(&fixture.volumes), 1);
+        assert!(fixture.in_use().is_empty());
+        crate::filesystem::unmount(&of_driver.join("state")).expect("unmounted");
+    });
 }
 
 /// It would get the files of the other one.

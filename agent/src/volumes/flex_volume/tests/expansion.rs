@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -165,10 +166,17 @@ fn what_the_driver_does_not_expand_the_agent_does() {
         let expand = |uid: &str| {
             let objects = &fixture.volumes.objects;
             let wanted = FlexExpansion { uid, volume: "pv", source: &source, objects, to: 2 << 30, from: 1 << 30 };
-            fixture.runtime.block_on(flex_volumes.expand(wanted)).map_err(|error| error.to_string())
+            let expanding = Box::pin(flex_volumes.expand(wanted));
+            let done = async { tokio::time::timeout(Duration::from_secs(60), expanding).await };
+            fixture.runtime.block_on(done).expect("nothing is waited for").map_err(|error| error.to_string())
         };
         assert_eq!(expand("u-2"), Err("the volumes of the pod are to be torn down".to_owned()));
         assert_eq!((fixture.commands(), programs.take()), (Vec::new(), Vec::new()), "the pod has no volume");
+        // As while a driver unmounts it, which may never end.
+        let unmounting = fixture.runtime.block_on(flex_volumes.globals.lock(&fixture.target("u-1", "pv")));
+        assert_eq!(expand("u-1"), Err("the volumes of the pod are to be torn down".to_owned()));
+        assert_eq!((fixture.commands(), programs.take()), (Vec::new(), Vec::new()), "it is not waited for");
+        drop(unmounting);
         assert_eq!(expand("u-1"), Ok(()));
         assert_eq!(fixture.commands(), ["expandfs"]);
         let calls = programs.take();
