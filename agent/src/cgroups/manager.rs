@@ -16,6 +16,7 @@ use super::CgroupName;
 use super::CgroupValues;
 use super::Driver;
 use super::Layout;
+use super::LimitWrites;
 use super::PodRequests;
 use super::QosPolicy;
 use super::arithmetic;
@@ -60,6 +61,7 @@ pub struct Cgroups {
     pub(super) qos: Arc<Mutex<LoggedReasons>>,
     /// Which pods need not be limited again.
     limited: LimitedPods,
+    pub(super) limit_writes: LimitWrites,
     pub(super) suspensions: Suspensions,
     pub(super) metrics: Option<Arc<Metrics>>,
 }
@@ -88,6 +90,7 @@ impl Cgroups {
             policy: QosPolicy::default(),
             qos: Arc::default(),
             limited: LimitedPods::default(),
+            limit_writes: LimitWrites::default(),
             suspensions: Suspensions::default(),
             metrics: None,
         }
@@ -96,6 +99,11 @@ impl Cgroups {
     /// Counts operations in these metrics.
     pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         Self { metrics: Some(metrics), ..self }
+    }
+
+    /// Counts writes of limits here; earlier clones do not.
+    pub fn with_limit_writes(self, limit_writes: LimitWrites) -> Self {
+        Self { limit_writes, ..self }
     }
 
     /// Keeps the QoS classes at what these requests and this policy give. Without them the classes are left alone.
@@ -335,17 +343,26 @@ impl Cgroups {
         let began = Instant::now();
         let done = work.await;
         if let Some(metrics) = &self.metrics {
-            metrics.runtime.cgroup(operation, began.elapsed());
+            metrics.cgroups.operation(operation, began.elapsed());
         }
         done
     }
 
     pub(super) async fn write(&self, name: &CgroupName, values: &CgroupValues) -> Result<(), CgroupError> {
         if let Some(systemd) = &self.systemd {
-            systemd.set(&name.unit(), values, self.layout.is_v2()).await?;
+            let set = systemd.set(&name.unit(), values, self.layout.is_v2()).await;
+            // Also after a failure: systemd may have written some of them.
+            self.limit_writes.add();
+            set?;
         }
-        let values = self.rounded(values);
-        self.blocking(&name.path(self.driver), move |layout, path| limits::write(layout, path, &values)).await
+        let (values, limit_writes) = (self.rounded(values), self.limit_writes.clone());
+        let write = move |layout: &Layout, path: &str| {
+            let written = limits::write(layout, path, &values);
+            // Also after a failure: other values of the cgroup may have been written.
+            limit_writes.add();
+            written
+        };
+        self.blocking(&name.path(self.driver), write).await
     }
 
     /// systemd keeps quotas in whole percents of a CPU; the file gets the same value.

@@ -10,6 +10,7 @@
 //!                                                         ├─▶ freezer  suspends a pod, through `cgroups-rs`
 //!                                                         ├─▶ limits   values, likewise
 //!                                                         ├─▶ limited  pods whose cgroups have got theirs
+//!                                                         ├─▶ memory_high  soft limits that are raised
 //!                                                         └─▶ systemd  slices, over D-Bus
 //! ```
 //!
@@ -25,9 +26,11 @@ mod freezer;
 mod hierarchies;
 mod hierarchy;
 mod layout;
+mod limit_writes;
 mod limited;
 mod limits;
 mod manager;
+pub mod memory_high;
 mod mountinfo;
 mod name;
 mod qos;
@@ -50,6 +53,7 @@ pub use hierarchy::Hierarchy;
 pub use hierarchy::HierarchyError;
 pub use hierarchy::HierarchyKind;
 pub use layout::Layout;
+pub use limit_writes::LimitWrites;
 pub use manager::Cgroups;
 pub use name::CgroupName;
 pub use name::CgroupNameError;

@@ -82,7 +82,7 @@ impl Cgroups {
         let mut logged = self.qos.lock().await;
         let requested = requests.requested();
         if let Some(metrics) = self.metrics.as_ref().filter(|_| self.policy.protects_memory) {
-            metrics.runtime.protected_memory(requested.guaranteed_memory, requested.burstable_memory);
+            metrics.cgroups.protected_memory(requested.guaranteed_memory, requested.burstable_memory);
         }
         let wanted = values(&requested, &self.policy);
         let names = CLASSES.map(|class| self.root.class(class));

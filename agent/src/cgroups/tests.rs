@@ -286,6 +286,25 @@ async fn writes_the_limits_of_a_pod_on_v2() {
 }
 
 #[tokio::test]
+async fn each_write_of_limits_is_counted_also_one_that_fails_in_part() {
+    let fixture = V2Fixture::make();
+    files::create(&fixture.layout(), "/kubepods/podu-1").expect("folders");
+    fixture.settle("/kubepods/podu-1");
+    let writes = LimitWrites::default();
+    let cgroups = Cgroups::new(fixture.layout(), Driver::Cgroupfs, CgroupName::default()).expect("cgroupfs");
+    let cgroups = cgroups.with_limit_writes(writes.clone());
+    cgroups.pod_changes(QosClass::Guaranteed, "u-1", &values()).await.expect("read");
+    assert_eq!(writes.count(), 0, "values were only read");
+    cgroups.update_pod(QosClass::Guaranteed, "u-1", &values()).await.expect("values");
+    assert_eq!(writes.count(), 1);
+    let refused = fixture.0.path().join("kubepods/podu-1/pids.max");
+    std::fs::remove_file(&refused).expect("a file");
+    std::fs::create_dir(&refused).expect("a folder that cannot be written");
+    cgroups.update_pod(QosClass::Guaranteed, "u-1", &values()).await.expect_err("refused");
+    assert_eq!(writes.count(), 2);
+}
+
+#[tokio::test]
 async fn only_differing_values_are_written_on_v2() {
     let fixture = V2Fixture::make();
     files::create(&fixture.layout(), "/kubepods").expect("folders");

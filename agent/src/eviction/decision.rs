@@ -85,7 +85,7 @@ pub(super) fn victim(
     (Some(Victim { pod, grace, suspend, notice }), spared)
 }
 
-/// A pod that is evicted at once for want of memory takes no more of it while the runtime stops it, if its processes are
+/// A pod that is evicted at once for lack of memory takes no more of it while the runtime stops it, if its processes are
 /// suspended. A preStop hook needs all of its short grace period, and the processes that it connects to. The processes of a
 /// RuntimeClass may be those of a sandbox, which has to answer the runtime.
 pub(super) fn suspends(pod: &Pod) -> bool {

@@ -36,6 +36,7 @@ use super::readings::is_of_containers;
 use super::recount::Recounts;
 use super::relief::Relief;
 use super::resume::RESUME_PERIOD;
+use crate::config::eviction::Signal;
 use crate::config::eviction::Threshold;
 use crate::config::pressure::PressurePolicy;
 use crate::metrics::Metrics;
@@ -49,6 +50,7 @@ use crate::model::spec;
 use crate::pressure::PolicyDecision;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
+use crate::stats::PodUsage;
 use crate::workers::act::runtime_kill_limit;
 use crate::workers::state::Phase;
 
@@ -133,7 +135,7 @@ impl<O: Observe> Manager<O> {
     /// time; if it does not answer, each pass queries it again.
     pub async fn prepare(parts: Parts<O>) -> Self {
         let mut manager = Self::new(parts);
-        manager.parts.journal.forget_stale(manager.started_at, RESUME_PERIOD).await;
+        manager.parts.journal.remove_stale(manager.started_at, RESUME_PERIOD).await;
         // Ends no pod: that is waited for, and the sync loop does not run yet.
         manager.resume(&[]).await;
         manager
@@ -216,7 +218,7 @@ impl<O: Observe> Manager<O> {
             return Duration::ZERO;
         }
         self.evicted.retain(|uid| active.iter().any(|pod| pod_ref(pod).uid == *uid));
-        self.forget_reported().await;
+        self.remove_reported().await;
         let candidates: Vec<Pod> = active.into_iter().filter(|pod| !self.evicted.contains(&pod_ref(pod).uid)).collect();
         if self.enforce_limits(&candidates, readings.disks.unwrap_or_default(), cause).await {
             return Duration::ZERO;
@@ -228,7 +230,7 @@ impl<O: Observe> Manager<O> {
         if !thresholds.iter().filter(of_disk).any(|threshold| is_met(threshold, &readings, true)) {
             self.relief.forget();
         }
-        if !step.due.is_empty() && self.relieve(&step, &thresholds, readings.clone(), candidates.clone(), cause).await {
+        if !step.due.is_empty() && self.relieve(&step, &thresholds, &readings, candidates.clone(), cause).await {
             return Duration::ZERO;
         }
         if self.follow_policies(&candidates, &readings, cause).await {
@@ -268,43 +270,22 @@ impl<O: Observe> Manager<O> {
         &mut self,
         step: &ThresholdStates,
         thresholds: &[Threshold],
-        readings: Readings,
+        readings: &Readings,
         pods: Vec<Pod>,
         cause: Cause,
     ) -> bool {
         let signal = step.due[0].signal;
-        let resource = Resource::of(signal);
-        self.is_news |= self.announce(resource);
-        let (pods, usage) = if resource.is_of_disk() {
-            let reclaim = Reclaim::of(signal, readings.disks.unwrap_or_default());
-            let relieved = self.relieve_disk(signal, reclaim, thresholds, pods).await;
-            let Some(measured) = relieved else { return false };
-            measured
-        } else if pods.iter().all(|pod| spec::is_critical(pod)) {
-            // Notifications of the kernel may come often while nothing can be done.
-            (pods, Ok(HashMap::new()))
-        } else {
-            let usage = self.parts.observe.usage(&pods, false).await;
-            (pods, usage)
+        self.is_news |= self.announce(Resource::of(signal));
+        let Some((pods, usage)) = self.usage_after_reclaim(signal, thresholds, readings, pods).await else {
+            return false;
         };
-        let usage = match usage {
-            Ok(usage) => usage,
-            Err(error) => {
-                self.unmeasured.failed(0.0);
-                if self.unmeasured.failures() == 1 {
-                    tracing::warn!(error, "no pod is evicted: usage cannot be measured; trying again soon");
-                }
-                return false;
-            }
-        };
-        self.unmeasured.succeeded();
         for threshold in &step.due {
             if let Some(reading) = readings.signals.get(&threshold.signal) {
                 self.parts.metrics.eviction.stats_age(threshold.signal.as_str(), reading.at.elapsed());
             }
         }
         let is_news = std::mem::take(&mut self.is_news);
-        let (victim, spared) = victim(&step.due, &readings, pods, &usage, self.parts.policy.max_pod_grace);
+        let (victim, spared) = victim(&step.due, readings, pods, &usage, self.parts.policy.max_pod_grace);
         if is_news && !spared.is_empty() {
             let names: Vec<String> = spared.iter().map(|pod| pod_ref(pod).full_name()).collect();
             tracing::warn!(signal = signal.as_str(), pods = names.join(" "), "critical pods are not evicted");
@@ -317,6 +298,40 @@ impl<O: Observe> Manager<O> {
         };
         self.evict(victim, signal.as_str(), true, cause).await;
         true
+    }
+
+    /// Usage of the pods that can be ranked for `signal`; for a disk it is measured after what no pod needs was removed. `None`
+    /// if no pod is to be evicted now: enough was removed, a step is still waited for, or usage cannot be measured.
+    async fn usage_after_reclaim(
+        &mut self,
+        signal: Signal,
+        thresholds: &[Threshold],
+        readings: &Readings,
+        pods: Vec<Pod>,
+    ) -> Option<(Vec<Pod>, HashMap<PodUid, PodUsage>)> {
+        let (pods, usage) = if Resource::of(signal).is_of_disk() {
+            let reclaim = Reclaim::of(signal, readings.disks.unwrap_or_default());
+            self.relieve_disk(signal, reclaim, thresholds, pods).await?
+        } else if pods.iter().all(|pod| spec::is_critical(pod)) {
+            // Notifications of the kernel may come often while nothing can be done.
+            (pods, Ok(HashMap::new()))
+        } else {
+            let usage = self.parts.observe.usage(&pods, false).await;
+            (pods, usage)
+        };
+        match usage {
+            Ok(usage) => {
+                self.unmeasured.succeeded();
+                Some((pods, usage))
+            }
+            Err(error) => {
+                self.unmeasured.failed(0.0);
+                if self.unmeasured.failures() == 1 {
+                    tracing::warn!(error, "no pod is evicted: usage cannot be measured; trying again soon");
+                }
+                None
+            }
+        }
     }
 
     /// Records that a resource is short. Returns false if it was recorded a moment ago.
@@ -349,7 +364,7 @@ impl<O: Observe> Manager<O> {
         let parts = &self.parts;
         parts.metrics.eviction.decided(cause.name, cause.at.elapsed());
         parts.metrics.eviction.evicted(signal);
-        parts.recorder.pod_event_annotated(&pod, "", EventType::Warning, REASON, &message, annotations);
+        parts.recorder.pod_event_annotated(&pod, EventType::Warning, REASON, &message, annotations);
         let (uid, boot_id) = (pod_ref(&pod).uid.to_string(), parts.journal.boot_id().to_owned());
         let (decided_at, renewed_at) = (parts.clock.wall_nanos(), 0);
         let reason = Reason::Evicted;
@@ -363,7 +378,7 @@ impl<O: Observe> Manager<O> {
     }
 
     /// Terminates pods that are recorded, all at once, and waits until nothing is left of them. A record stays until the end of
-    /// its pod is reported. A runtime may be stalled by the same want of memory or process ids: it starts a program for each
+    /// its pod is reported. A runtime may be stalled by the same lack of memory or process ids: it starts a program for each
     /// signal. What it has not killed in time of a pod that is evicted at once is killed through the pod's cgroup.
     pub(super) async fn end(&mut self, recorded: &[(Pod, EvictionRecord)]) {
         let (begin, mut held) = (Instant::now(), Vec::new());

@@ -21,6 +21,8 @@ use super::readings::Reading;
 use super::readings::Readings;
 use crate::cgroups::Cgroups;
 use crate::cgroups::Layout;
+use crate::cgroups::memory_high::Raise;
+use crate::cgroups::memory_high::Raised;
 use crate::cgroups::usage::CgroupPlace;
 use crate::cgroups::usage::MemoryUsage;
 use crate::config::eviction::Signal;
@@ -40,9 +42,6 @@ use crate::pressure::NodeSample;
 use crate::pressure::PodPlace;
 use crate::pressure::PodSample;
 use crate::pressure::PressureReader;
-use crate::pressure::high;
-use crate::pressure::high::Raise;
-use crate::pressure::high::Raised;
 use crate::runtime::Runtime;
 use crate::runtime::RuntimeError;
 use crate::stats::Folder;
@@ -77,48 +76,34 @@ pub trait Observe: Send + 'static {
 
     /// Sizes of the pod's volumes that are counted by walking them, each counted now and without a pause, which may take
     /// minutes. One that cannot be counted is absent.
-    fn recount(&mut self, _pod: &Pod) -> BoxFuture<'static, Sizes> {
-        Box::pin(async { Sizes::new() })
-    }
+    fn recount(&mut self, pod: &Pod) -> BoxFuture<'static, Sizes>;
 
     /// Removes from the node what no pod needs. A runtime that hangs is waited for.
     fn reclaim(&mut self, what: Reclaim) -> BoxFuture<'static, ()>;
 
     /// Bytes of memory that are charged to the pod's cgroup; `None` once it was removed.
-    fn held(&mut self, _pod: &Pod) -> impl Future<Output = Option<u64>> + Send {
-        async { None }
-    }
+    fn held(&mut self, pod: &Pod) -> impl Future<Output = Option<u64>> + Send;
 
     /// Suspends all processes in the pod's cgroup for a while, where the node can. Does not wait for it.
-    fn suspend(&mut self, _pod: &Pod, _duration: Duration) {}
+    fn suspend(&mut self, pod: &Pod, duration: Duration);
 
     /// Kills all processes in the pod's cgroup, if there are any left.
-    fn kill(&mut self, _pod: &Pod) -> impl Future<Output = ()> + Send {
-        async {}
-    }
+    fn kill(&mut self, pod: &Pod) -> impl Future<Output = ()> + Send;
 
     /// When the containers of the pod were created that the runtime has, in nanoseconds since the Unix epoch.
     ///
     /// # Errors
     /// The runtime does not answer.
-    fn created(&mut self, _uid: &PodUid) -> impl Future<Output = Result<Vec<i64>, String>> + Send {
-        async { Ok(Vec::new()) }
-    }
+    fn created(&mut self, uid: &PodUid) -> impl Future<Output = Result<Vec<i64>, String>> + Send;
 
     /// Why tasks of the node wait; `available`: bytes of memory that are left. `None` if it cannot be read.
-    fn pressure(&mut self, _available: Option<u64>) -> impl Future<Output = Option<NodeSample>> + Send {
-        async { None }
-    }
+    fn pressure(&mut self, available: Option<u64>) -> impl Future<Output = Option<NodeSample>> + Send;
 
     /// Why tasks of these pods wait; without those that have no cgroup. Reads a few files for each.
-    fn pressure_of(&mut self, _pods: &[Pod]) -> impl Future<Output = Vec<PodSample>> + Send {
-        async { Vec::new() }
-    }
+    fn pressure_of(&mut self, pods: &[Pod]) -> impl Future<Output = Vec<PodSample>> + Send;
 
     /// Raises `memory.high`.
-    fn raise(&mut self, _raises: &[Raise]) -> impl Future<Output = Raised> + Send {
-        async { Raised::default() }
-    }
+    fn raise(&mut self, raises: &[Raise]) -> impl Future<Output = Raised> + Send;
 }
 
 /// Removes what no pod needs.
@@ -192,13 +177,13 @@ impl<G: Garbage> ThisNode<G> {
         if self.retry.is_early() || (is_known && self.answered.is_some_and(|at| at.elapsed() < DISKS_PERIOD)) {
             return;
         }
-        let mut patience = Duration::ZERO;
+        let mut timeout = Duration::ZERO;
         if self.asked.is_empty() {
             let runtime = self.sources.runtime.clone();
             self.asked.spawn(async move { runtime.image_fs_info().await });
-            patience = if is_known { Duration::ZERO } else { RUNTIME_TIMEOUT };
+            timeout = if is_known { Duration::ZERO } else { RUNTIME_TIMEOUT };
         }
-        let Ok(Some(Ok(answer))) = tokio::time::timeout(patience, self.asked.join_next()).await else { return };
+        let Ok(Some(Ok(answer))) = tokio::time::timeout(timeout, self.asked.join_next()).await else { return };
         self.answered = Some(Instant::now());
         let mount = |list: &[cri::FilesystemUsage]| {
             let id = list.first()?.fs_id.as_ref()?;
@@ -377,9 +362,11 @@ impl<G: Garbage> Observe for ThisNode<G> {
     }
 
     async fn raise(&mut self, raises: &[Raise]) -> Raised {
-        let raises = raises.to_vec();
-        let raising = tokio::task::spawn_blocking(move || high::raise_all(&raises)).await;
-        raising.unwrap_or_else(|error| Raised { written: 0, refusal: Some(error.to_string()) })
+        match &self.sources.cgroups {
+            Some(cgroups) => cgroups.raise_memory_high(raises).await,
+            // Pods without cgroups of their own have no values.
+            None => Raised::default(),
+        }
     }
 
     fn reclaim(&mut self, what: Reclaim) -> BoxFuture<'static, ()> {

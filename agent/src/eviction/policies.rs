@@ -15,6 +15,7 @@ use super::message::because;
 use super::observe::Observe;
 use super::readings::Readings;
 use super::readings::Resource;
+use crate::cgroups::memory_high::Raised;
 use crate::config::eviction::Signal;
 use crate::config::pressure::PolicyMode;
 use crate::config::pressure::PressurePolicy;
@@ -26,7 +27,6 @@ use crate::pressure::Finding;
 use crate::pressure::PolicyDecision;
 use crate::pressure::Relax;
 use crate::pressure::Tracker;
-use crate::pressure::high::Raised;
 use crate::recorder::EventType;
 
 /// The signal of `kubelet_evictions`.

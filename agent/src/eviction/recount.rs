@@ -49,7 +49,7 @@ pub(super) struct Recounts {
     /// Those of them whose files are not counted again yet.
     waiting: VecDeque<(Pod, PodUsage)>,
     running: JoinSet<Recounted>,
-    /// Pods that are counted, those whose result was not judged yet too; with the end of the pause, those that were judged.
+    /// Pods that are counted, also those whose result was not used yet; with the end of the pause, those whose result was used.
     pods: HashMap<PodUid, Option<Instant>>,
     ended: Vec<Recounted>,
 }

@@ -25,8 +25,8 @@ use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::stats::PodUsage;
 
-/// How long the pass waits that begins a step.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a pass waits for the step that it begins.
+const STEP_WAIT: Duration = Duration::from_secs(1);
 /// How long the end of a step is waited for: as long as one call of the runtime takes that hangs, by default.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -202,7 +202,7 @@ impl Relief {
             }
         };
         // If it takes longer, a later pass goes on from it.
-        let _ = tokio::time::timeout(PATIENCE, ending).await;
+        let _ = tokio::time::timeout(STEP_WAIT, ending).await;
         self.take(of)
     }
 }
@@ -271,17 +271,17 @@ mod tests {
     async fn a_step_leads_to_the_next_one_only_for_the_same_disk_and_while_it_is_fresh() {
         let mut relief = Relief::default();
         for (passed, what, is_used) in [
-            (PATIENCE, ALL, true),
-            (PATIENCE, Reclaim { containers: false, ..ALL }, false),
-            (pace::LONGEST + PATIENCE, ALL, false),
+            (STEP_WAIT, ALL, true),
+            (STEP_WAIT, Reclaim { containers: false, ..ALL }, false),
+            (pace::LONGEST + STEP_WAIT, ALL, false),
         ] {
             let slow = async {
-                tokio::time::sleep(PATIENCE * 2).await;
+                tokio::time::sleep(STEP_WAIT * 2).await;
                 Step::Measured { of: HashSet::new(), usage: Ok(HashMap::new()), at: Instant::now() }
             };
             assert!(relief.begin(ALL, slow).await.is_none() && relief.is_running());
             // The manager waits for the end of a pod, and then handles the end of the step.
-            tokio::time::sleep(PATIENCE + passed).await;
+            tokio::time::sleep(STEP_WAIT + passed).await;
             relief.next().await;
             assert_eq!(relief.take(what).is_some(), is_used, "{passed:?} {what:?}");
             assert!(!relief.is_running() && relief.take(what).is_none());
@@ -303,11 +303,11 @@ mod tests {
             })
         });
         assert!(matches!(hanging.await, Step::Reclaimed));
-        assert!((LIMIT..LIMIT + PATIENCE).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        assert!((LIMIT..LIMIT + STEP_WAIT).contains(&begin.elapsed()), "{:?}", begin.elapsed());
         let waiting = relief.removal(IMAGES, |_| panic!("the first one still runs"));
         finish.send(()).unwrap();
         assert!(matches!(waiting.await, Step::Reclaimed));
-        assert!(begin.elapsed() < LIMIT + PATIENCE, "it has ended: {:?}", begin.elapsed());
+        assert!(begin.elapsed() < LIMIT + STEP_WAIT, "it has ended: {:?}", begin.elapsed());
         let mut is_begun = false;
         let panics = relief.removal(IMAGES, |_| {
             is_begun = true;
@@ -351,7 +351,7 @@ mod tests {
         let (mut relief, begin) = (Relief::default(), Instant::now());
         let hanging = relief.measurement(HashSet::new(), || Box::pin(std::future::pending::<Usage>()));
         assert!(matches!(hanging.unwrap().await, Step::Measured { usage: Err(_), .. }));
-        assert!((LIMIT..LIMIT + PATIENCE).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        assert!((LIMIT..LIMIT + STEP_WAIT).contains(&begin.elapsed()), "{:?}", begin.elapsed());
         assert!(relief.measurement(HashSet::new(), || panic!("the first one still runs")).is_none());
         relief.measuring.shutdown().await;
         let nothing: Usage = Ok(HashMap::new());
@@ -365,11 +365,11 @@ mod tests {
         assert!(relief.begin(IMAGES, std::future::pending()).await.is_none());
         assert!(relief.is_running_for(IMAGES) && !relief.is_running_for(CONTAINERS));
         let short = async {
-            tokio::time::sleep(PATIENCE / 2).await;
+            tokio::time::sleep(STEP_WAIT / 2).await;
             Step::Reclaimed
         };
         assert!(matches!(relief.begin(CONTAINERS, short).await, Some(Step::Reclaimed)));
-        assert_eq!(begin.elapsed(), PATIENCE + PATIENCE / 2);
+        assert_eq!(begin.elapsed(), STEP_WAIT + STEP_WAIT / 2);
         assert!(relief.is_running_for(IMAGES) && relief.take(IMAGES).is_none());
     }
 

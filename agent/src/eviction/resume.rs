@@ -52,7 +52,7 @@ impl<O: Observe> Manager<O> {
             self.sources_ready_at = Some(Instant::now());
         }
         if self.sources_ready_at.is_some_and(|ready| ready.elapsed() > RESUME_PERIOD) {
-            for entry in self.parts.journal.forget_inherited().await {
+            for entry in self.parts.journal.take_inherited().await {
                 self.parts.pods.expect_no_more(&PodUid::from(entry.uid));
             }
         }
@@ -108,14 +108,14 @@ impl<O: Observe> Manager<O> {
     /// Keeps the records of preempted pods as long as they count, where nothing is evicted.
     pub(super) async fn keep_records(&mut self) {
         loop {
-            self.forget_reported().await;
+            self.remove_reported().await;
             tokio::time::sleep(pace::LONGEST).await;
         }
     }
 
     /// Removes the records of evictions of this agent that the next one would have nothing to do for. The others stay
     /// current: the API server may be away for longer than [`RESUME_PERIOD`].
-    pub(super) async fn forget_reported(&mut self) {
+    pub(super) async fn remove_reported(&mut self) {
         for entry in self.parts.journal.own() {
             let uid = PodUid::from(entry.uid);
             let has_ended = self.parts.pods.phase(&uid).is_none_or(|phase| phase >= Phase::Terminated);

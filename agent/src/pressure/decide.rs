@@ -10,8 +10,8 @@ use std::cmp::Reverse;
 
 use super::evidence::Evidence;
 use super::evidence::PodEvidence;
-use super::high::High;
-use super::high::Raise;
+use crate::cgroups::memory_high::High;
+use crate::cgroups::memory_high::Raise;
 use crate::config::pressure::PressurePolicy;
 use crate::model::PodUid;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::high::High;
 use super::sample::NodeSample;
 use super::sample::PodSample;
+use crate::cgroups::memory_high::High;
 use crate::model::PodUid;
 
 /// What is known when a policy is decided on.

@@ -6,13 +6,12 @@
 //!  BPF counters ─▶ reclaim ───────────────────────────┘
 //! ```
 //!
-//! Only `read`, `reclaim` and `high` access the node; the rest is pure. `level`, `tracker` and `decide` take the time as an
+//! Only `read` and `reclaim` access the node; the rest is pure. `level`, `tracker` and `decide` take the time as an
 //! argument and return the same for the same samples, which recorded traces show. Waiting that a pod's own limit causes is
 //! recognised (`own_limit`, `decide`) and never acted on.
 
 mod decide;
 mod evidence;
-pub mod high;
 mod level;
 pub mod own_limit;
 mod read;

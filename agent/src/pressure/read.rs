@@ -5,12 +5,12 @@ use std::path::PathBuf;
 
 use tokio::time::Instant;
 
-use super::high;
 use super::reclaim::ReclaimStalls;
 use super::sample::NodeSample;
 use super::sample::PodSample;
 use crate::cgroups::Layout;
 use crate::cgroups::arithmetic::page_size;
+use crate::cgroups::memory_high;
 use crate::cgroups::usage::CgroupPlace;
 use crate::cgroups::usage::Pressure;
 use crate::config::pressure::PressureResource;
@@ -88,7 +88,7 @@ impl PressureReader {
         let memory = place.read_memory()?;
         let stalls = place.stalls();
         let micros = |pressure: Pressure| std::time::Duration::from_micros(pressure.some.total);
-        let highs = place.memory_folder().filter(|_| self.layout.is_v2()).map(high::set_in);
+        let highs = place.memory_folder().filter(|_| self.layout.is_v2()).map(memory_high::set_in);
         Some(PodSample {
             uid: pod.uid.clone(),
             name: pod.name.clone(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::high::High;
+use crate::cgroups::memory_high::High;
 use crate::cgroups::usage::Pressure;
 use crate::model::PodUid;
 

@@ -8,6 +8,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::*;
+use crate::cgroups::memory_high::High;
 use crate::cgroups::usage::Pressure;
 use crate::cgroups::usage::PressureLine;
 use crate::config::pressure::PolicySettings;
@@ -170,7 +171,7 @@ fn grow(pods: &mut BTreeMap<String, PodSample>, name: &str, growth: &Growth, des
     add(&mut pod.reclaimed, growth.reclaimed_ms);
     pod.high_hits += growth.high_hits;
     pod.max_hits += growth.max_hits;
-    let high = |text: &String| high::High { cgroup: "/main".into(), bytes: bytes(Some(text)), max: None };
+    let high = |text: &String| High { cgroup: "/main".into(), bytes: bytes(Some(text)), max: None };
     pod.highs = growth.high.iter().map(high).collect();
     pod.clone()
 }

@@ -120,19 +120,33 @@ pub(super) struct Reader<'a> {
     proc: &'a Path,
     sandbox_image: &'a str,
     ooms: &'a OomCounts,
+    limit_writes: u64,
     /// The kernel has pressure files for the machine.
     machine_has_pressure: bool,
 }
 
 impl<'a> Reader<'a> {
-    /// `sandbox_image` is empty if it is not known. Blocks.
-    pub(super) fn new(layout: &'a Layout, proc: &'a Path, sandbox_image: &'a str, ooms: &'a OomCounts) -> Self {
-        Self { layout, proc, sandbox_image, ooms, machine_has_pressure: Machine::has_pressure(proc) }
+    /// `sandbox_image` is empty if it is not known; `limit_writes`: how often the agent has written limits. Blocks.
+    pub(super) fn new(
+        layout: &'a Layout,
+        proc: &'a Path,
+        sandbox_image: &'a str,
+        ooms: &'a OomCounts,
+        limit_writes: u64,
+    ) -> Self {
+        Self { layout, proc, sandbox_image, ooms, limit_writes, machine_has_pressure: Machine::has_pressure(proc) }
     }
 
     /// The row of a measured cgroup; `None` if that is not known.
     fn row(&self, measured: &Measured) -> Option<Row> {
-        measured.path.as_ref().map(|path| self.read(path, measured))
+        let path = measured.path.as_ref()?;
+        Some(self.with_detail(path, measured, CgroupPlace::at(self.layout, path).open().detail(&measured.usage)))
+    }
+
+    /// The row of a pod's own cgroup, likewise.
+    fn pod_row(&self, own: &Measured) -> Option<Row> {
+        let (Some(path), Some(open)) = (&own.path, &own.open) else { return self.row(own) };
+        Some(self.with_detail(path, own, open.pod_detail(own, self.limit_writes)))
     }
 
     /// The row of a measured container's cgroup, likewise.
@@ -140,14 +154,6 @@ impl<'a> Reader<'a> {
         let measured = &container.measured;
         let (Some(path), Some(open)) = (&measured.path, &measured.open) else { return self.row(measured) };
         Some(self.with_detail(path, measured, open.container_detail(container)))
-    }
-
-    fn read(&self, path: &str, measured: &Measured) -> Row {
-        let detail = match &measured.open {
-            Some(open) => open.detail(measured),
-            None => CgroupPlace::at(self.layout, path).open().detail(&measured.usage),
-        };
-        self.with_detail(path, measured, detail)
     }
 
     fn with_detail(&self, path: &str, measured: &Measured, detail: CgroupDetail) -> Row {
@@ -188,7 +194,7 @@ impl<'a> Reader<'a> {
 
     /// The rows of a pod, its sandbox and its containers. Takes their OOM events.
     fn pod(&self, pod: &PodSample, events: &mut Vec<OomEvents>) -> Vec<Row> {
-        let own = pod.own.as_ref().and_then(|own| self.row(own));
+        let own = pod.own.as_ref().and_then(|own| self.pod_row(own));
         let own = own.map(|row| Row { started_at: Some(pod.created_at), ..row });
         let sandbox = self.sandbox(pod).map(|row| Row { image: self.sandbox_image.to_owned(), ..row });
         let containers = pod.containers.iter().filter_map(|container| self.container(pod, container, events));

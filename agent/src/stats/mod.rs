@@ -76,6 +76,7 @@ use self::walks::Recount;
 pub use self::walks::Sizes;
 use self::walks::Walks;
 use crate::cgroups::Layout;
+use crate::cgroups::LimitWrites;
 use crate::kernel::usage::Machine;
 use crate::kernel::usage::MeasuredBy;
 use crate::metrics::Metrics;
@@ -156,6 +157,7 @@ pub struct Stats {
     quotas: Arc<Quotas>,
     walks: Arc<Walks>,
     durations: Durations,
+    limit_writes: LimitWrites,
     /// Why the runtime did not measure containers in its last call.
     runtime_failure: Arc<std::sync::Mutex<Option<String>>>,
 }
@@ -183,6 +185,7 @@ impl Stats {
             quotas: Arc::default(),
             walks: Arc::default(),
             durations: Durations::default(),
+            limit_writes: LimitWrites::default(),
             runtime_failure: Arc::default(),
         }
     }
@@ -194,6 +197,11 @@ impl Stats {
         self.quotas = Arc::new(Quotas::default().with_durations(self.durations.clone()));
         self.walks = Arc::new(Walks::new(self.durations.clone()));
         self
+    }
+
+    /// Reads limits of pods again after writes that are counted here; earlier clones do not.
+    pub fn with_limit_writes(self, limit_writes: LimitWrites) -> Self {
+        Self { limit_writes, ..self }
     }
 
     /// The summary, which is still to be encoded.
@@ -230,9 +238,10 @@ impl Stats {
         let image = self.sandbox_image.get(&source.runtime, &sample).await.to_owned();
         // Held by the thread: one that hangs keeps no others.
         let mut descriptors = self.descriptors.clone().lock_owned().await;
+        let limit_writes = self.limit_writes.count();
         let scrape = tokio::task::spawn_blocking(move || {
             let StatsSource { layout, proc, ooms, .. } = &*source;
-            let reader = cadvisor::Reader::new(layout, proc, &image, ooms);
+            let reader = cadvisor::Reader::new(layout, proc, &image, ooms, limit_writes);
             cadvisor::take(&reader, file_systems, &sample, &mut descriptors)
         })
         .await;

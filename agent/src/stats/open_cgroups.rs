@@ -3,8 +3,9 @@
 //! that was removed, also if one of the same name was created since, as for a static pod, whose UID is used again. The last
 //! sample keeps its folders until the next one; a folder that is open does not keep the kernel from removing the cgroup.
 //!
-//! The limits of a container, a quarter of its files, are read again when the runtime reports other resources, and after some
-//! minutes, since they can be written past the agent.
+//! The limits of a cgroup, a quarter of its files, are read again when they may have changed: those of a container when the
+//! runtime reports other resources, those of a pod when the agent has written limits of any cgroup; and after some minutes,
+//! since they can be written past both.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,21 +28,30 @@ use crate::model::ContainerResources;
 
 /// Of the agent's open files, at most one in as many is such a folder.
 const SHARE: usize = 4;
-/// How long the limits of a container are not read again while the runtime reports the same resources.
+/// How long limits are not read again although other programs, such as systemd or an operator, may have written them. Longer
+/// than scrapes are apart, which is up to a minute: else each of them would read all limits.
 const LIMITS_MAX_AGE: Duration = Duration::from_secs(300);
 
-/// A cgroup that stays open, and the limits that a container had in it.
+/// A cgroup that stays open, and the limits that it had.
 #[derive(Debug)]
 pub(super) struct KeptCgroup {
     cgroup: OpenCgroup,
     limits: Mutex<Option<KeptLimits>>,
 }
 
+/// Differs when the component that sets the limits of a cgroup has set others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LimitsVersion {
+    /// Of a container: what the runtime reports.
+    Reported(ContainerResources),
+    /// Of a pod: how often the agent has written limits of cgroups.
+    Written(u64),
+}
+
 #[derive(Clone, Copy, Debug)]
 struct KeptLimits {
     read: Instant,
-    /// What the runtime reported then.
-    resources: ContainerResources,
+    version: LimitsVersion,
     limits: CgroupLimits,
 }
 
@@ -50,30 +60,30 @@ impl KeptCgroup {
         Self { cgroup, limits: Mutex::default() }
     }
 
-    /// Reads what the sample of this cgroup does not contain.
-    pub(super) fn detail(&self, measured: &Measured) -> CgroupDetail {
-        self.cgroup.detail(&measured.usage)
+    /// Reads what the sample of this pod's cgroup does not contain. `limit_writes`: how often the agent has written limits.
+    pub(super) fn pod_detail(&self, measured: &Measured, limit_writes: u64) -> CgroupDetail {
+        let limits = self.limits(LimitsVersion::Written(limit_writes), Instant::now());
+        self.cgroup.detail_with(&measured.usage, limits)
     }
 
-    /// As [`Self::detail`], of the cgroup of this container.
+    /// Reads what the sample of this container's cgroup does not contain.
     pub(super) fn container_detail(&self, container: &ContainerSample) -> CgroupDetail {
-        let limits = self.limits(container.resources, Instant::now());
+        let limits = self.limits(LimitsVersion::Reported(container.resources), Instant::now());
         self.cgroup.detail_with(&container.measured.usage, limits)
     }
 
-    fn limits(&self, resources: ContainerResources, now: Instant) -> CgroupLimits {
+    fn limits(&self, version: LimitsVersion, now: Instant) -> CgroupLimits {
         // Replaced as a whole: a panic elsewhere leaves it usable.
         let mut kept = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_valid = |kept: &KeptLimits| {
-            kept.resources == resources && now.saturating_duration_since(kept.read) < LIMITS_MAX_AGE
-        };
+        let is_valid =
+            |kept: &KeptLimits| kept.version == version && now.saturating_duration_since(kept.read) < LIMITS_MAX_AGE;
         if let Some(kept) = kept.filter(is_valid) {
             return kept.limits;
         }
         let limits = self.cgroup.limits();
-        // For want of descriptors none can be read.
+        // For lack of descriptors none can be read.
         let were_read = limits != CgroupLimits::default();
-        *kept = were_read.then_some(KeptLimits { read: now, resources, limits });
+        *kept = were_read.then_some(KeptLimits { read: now, version, limits });
         limits
     }
 }
@@ -108,7 +118,7 @@ impl<'a> OpenCgroups<'a> {
         let place = CgroupPlace::named(layout, memberships, key)?;
         let open = place.open();
         let measured = Measured::new(key, open.read()).at(place.path(layout));
-        // A folder that is missing, as for want of descriptors, is opened with the next sample.
+        // A folder that is missing, as for lack of descriptors, is opened with the next sample.
         let open = if open.is_whole { self.keep(Arc::new(KeptCgroup::new(open))) } else { None };
         Some(Measured { open, ..measured })
     }
@@ -143,23 +153,28 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn limits_are_read_again_when_others_are_reported_or_they_are_old() {
+    async fn limits_are_read_again_when_others_are_reported_or_written_or_they_are_old() {
         let dir = tempfile::tempdir().unwrap();
         let write = |most: u64| std::fs::write(dir.path().join("pids.max"), most.to_string()).unwrap();
         write(1);
         let place = CgroupPlace::at(&Layout::V2 { mount: dir.path().to_owned() }, "/");
         let kept = KeptCgroup::new(place.open());
-        let most = |resources| kept.limits(resources, Instant::now()).tasks_max;
+        let most = |version| kept.limits(version, Instant::now()).tasks_max;
         let first = ContainerResources::default();
-        assert_eq!(most(first), Some(1));
-        write(2);
-        tokio::time::advance(LIMITS_MAX_AGE - Duration::from_secs(1)).await;
-        assert_eq!(most(first), Some(1), "not read again");
         let resized = ContainerResources { cpu_limit: Some(500), ..first };
-        assert_eq!(most(resized), Some(2));
-        write(3);
-        tokio::time::advance(LIMITS_MAX_AGE).await;
-        assert_eq!(most(resized), Some(3));
+        let of_container = (LimitsVersion::Reported(first), LimitsVersion::Reported(resized));
+        let of_pod = (LimitsVersion::Written(7), LimitsVersion::Written(8));
+        for (before, after) in [of_container, of_pod] {
+            write(1);
+            assert_eq!(most(before), Some(1));
+            write(2);
+            tokio::time::advance(LIMITS_MAX_AGE - Duration::from_secs(1)).await;
+            assert_eq!(most(before), Some(1), "not read again: {before:?}");
+            assert_eq!(most(after), Some(2), "{after:?}");
+            write(3);
+            tokio::time::advance(LIMITS_MAX_AGE).await;
+            assert_eq!(most(after), Some(3), "{after:?}");
+        }
     }
 
     #[test]

@@ -103,7 +103,7 @@ pub struct MemoryUsage {
     pub major_page_faults: u64,
     /// The limit, if there is one.
     pub limit: Option<u64>,
-    /// Swap in use, if accounted.
+    /// Swap in use, if known; none where the kernel does not count it.
     pub swap: Option<u64>,
     /// The limit on swap, if there is one.
     pub swap_limit: Option<u64>,
@@ -236,10 +236,13 @@ fn memory_v2(folder: &Folder, counters: &mut FileCounters) -> Option<MemoryUsage
         page_faults,
         major_page_faults,
         limit: folder.limit("memory.max"),
-        swap: folder.number("memory.swap.current"),
+        swap: Some(folder.number("memory.swap.current").unwrap_or(NO_SWAP)),
         swap_limit: folder.limit("memory.swap.max"),
     })
 }
+
+/// Swap of a cgroup where the kernel does not count it, as with cAdvisor: the series of a node are the same everywhere.
+const NO_SWAP: u64 = 0;
 
 fn memory_v1(folder: &Folder, counters: &mut FileCounters) -> Option<MemoryUsage> {
     let stat = folder.table("memory.stat");
@@ -270,7 +273,7 @@ fn memory_v1(folder: &Folder, counters: &mut FileCounters) -> Option<MemoryUsage
         page_faults: own_page_faults,
         major_page_faults: own_major_page_faults,
         limit: memory_limit,
-        swap: both.map(|both| both.saturating_sub(usage)),
+        swap: Some(both.map_or(NO_SWAP, |both| both.saturating_sub(usage))),
         swap_limit: both_limit.zip(memory_limit).map(|(both, memory)| both.saturating_sub(memory)),
     })
 }
@@ -400,6 +403,17 @@ pub(super) mod tests {
                 let memory = usage.memory.expect("memory");
                 assert_eq!((memory.rss, memory.working_set, memory.page_faults), (1, 993, 13), "{stat}");
             }
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_count_swap_is_one_without_swap() {
+        let dir = tempfile::tempdir().unwrap();
+        write(&dir.path().join("c"), &[("memory.current", "1000\n"), ("memory.usage_in_bytes", "1000\n")]);
+        let v1 = Layout::V1 { controllers: [("memory".to_owned(), dir.path().to_owned())].into(), unified: None };
+        for layout in [Layout::V2 { mount: dir.path().to_owned() }, v1] {
+            let memory = CgroupPlace::at(&layout, "/c").read().memory.expect("memory");
+            assert_eq!((memory.usage, memory.swap, memory.swap_limit), (1000, Some(0), None), "{layout:?}");
         }
     }
 

@@ -1,5 +1,6 @@
 use tokio::time::Instant;
 
+use super::super::open_cgroups::OpenCgroups;
 use super::super::sample::tests::sample;
 use super::*;
 use crate::cgroups::usage::CgroupLimits;
@@ -68,7 +69,7 @@ fn scrape(with_sandbox: bool) -> (tempfile::TempDir, Scrape) {
     pod.containers[0].init = Some(std::process::id());
     pod.containers[0].measured.usage.counters = CgroupPlace::at(&layout, "/kubepods/poduid/main-0").read().counters;
     let ooms = OomCounts::default();
-    let reader = Reader::new(&layout, Path::new("/proc"), "registry/pause:3", &ooms);
+    let reader = Reader::new(&layout, Path::new("/proc"), "registry/pause:3", &ooms, 0);
     let scrape = take(&reader, Vec::new(), &sample, &mut Descriptors::default());
     (dir, scrape)
 }
@@ -234,7 +235,26 @@ async fn a_container_that_has_divided_its_cgroup_has_the_processes_below() {
 }
 
 fn take_new(layout: &Layout, sample: &Sample, ooms: &OomCounts) -> Scrape {
-    take(&Reader::new(layout, Path::new("/proc"), "", ooms), Vec::new(), sample, &mut Descriptors::default())
+    take(&Reader::new(layout, Path::new("/proc"), "", ooms, 0), Vec::new(), sample, &mut Descriptors::default())
+}
+
+#[tokio::test]
+async fn limits_of_a_pods_cgroup_are_read_again_after_the_agent_has_written_some() {
+    let (dir, _) = scrape(false);
+    let (layout, ooms) = (Layout::V2 { mount: dir.path().to_owned() }, OomCounts::default());
+    let limit = |most: u64| std::fs::write(dir.path().join("kubepods/poduid/pids.max"), most.to_string()).unwrap();
+    limit(1);
+    std::fs::write(dir.path().join("kubepods/poduid/memory.current"), "600\n").unwrap();
+    let mut sample = sample(Instant::now(), 1);
+    sample.pods[0].own = OpenCgroups::of(None).find(&layout, "0::/kubepods/poduid\n", "uid");
+    let most = |writes: u64| {
+        let reader = Reader::new(&layout, Path::new("/proc"), "", &ooms, writes);
+        let scrape = take(&reader, Vec::new(), &sample, &mut Descriptors::default());
+        scrape.rows.iter().find(|row| row.id == "/kubepods/poduid").unwrap().detail.limits.tasks_max
+    };
+    assert_eq!(most(0), Some(1));
+    limit(2);
+    assert_eq!((most(0), most(1)), (Some(1), Some(2)));
 }
 
 /// Verdicts on kills in an earlier instance, a gone container and on the node.

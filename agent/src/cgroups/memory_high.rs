@@ -1,5 +1,6 @@
 //! `memory.high` of a pod's cgroups: a soft limit (cgroup v2, feature `MemoryQoS`) above which the kernel throttles tasks
-//! until they have reclaimed memory. Blocks for the time of a few files of the kernel.
+//! until they have reclaimed memory. Finds where it is set, and raises it to given values. Blocks for the time of a few
+//! files of the kernel.
 
 use std::fs;
 use std::io;
@@ -9,6 +10,9 @@ use std::path::PathBuf;
 use cgroups_rs::fs::MaxValue;
 use cgroups_rs::fs::memory::MemController;
 use cgroups_rs::fs::memory::SetMemory;
+
+use super::Cgroups;
+use super::LimitWrites;
 
 /// Cgroups of a pod that are looked at, at most: a container may create many below its own.
 const MAX_CGROUPS: usize = 64;
@@ -44,8 +48,8 @@ pub struct Raised {
     pub refusal: Option<String>,
 }
 
-/// Where `memory.high` is set: in the cgroup of a pod and those of its containers.
-pub(super) fn set_in(pod: &Path) -> Vec<High> {
+/// Where `memory.high` is set: in the cgroup of a pod, whose folder is `pod`, and those of its containers. Blocks.
+pub fn set_in(pod: &Path) -> Vec<High> {
     let containers = fs::read_dir(pod).into_iter().flatten().flatten();
     let containers = containers.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let all = std::iter::once(pod.to_owned()).chain(containers.take(MAX_CGROUPS).map(|entry| entry.path()));
@@ -56,11 +60,21 @@ pub(super) fn set_in(pod: &Path) -> Vec<High> {
     .collect()
 }
 
-/// Writes the new values. The kernel may be busy for a while with reclaim of a cgroup that is still above its value.
-pub fn raise_all(raises: &[Raise]) -> Raised {
+impl Cgroups {
+    /// Writes new values of `memory.high`, on a thread that may block: the kernel may be busy for a while with reclaim of a
+    /// cgroup that is still above its value. If the caller is cancelled, the values are written nevertheless.
+    pub async fn raise_memory_high(&self, raises: &[Raise]) -> Raised {
+        let (raises, limit_writes) = (raises.to_vec(), self.limit_writes.clone());
+        let raising = tokio::task::spawn_blocking(move || raise_all(&raises, &limit_writes)).await;
+        raising.unwrap_or_else(|error| Raised { written: 0, refusal: Some(error.to_string()) })
+    }
+}
+
+/// Writes the new values, all of them even if one is refused.
+fn raise_all(raises: &[Raise], limit_writes: &LimitWrites) -> Raised {
     let mut raised = Raised::default();
     for wanted in raises {
-        match raise(wanted) {
+        match raise(wanted, limit_writes) {
             Ok(written) => raised.written += usize::from(written),
             Err(error) if raised.refusal.is_none() => {
                 raised.refusal = Some(format!("cannot raise memory.high of {}: {error}", wanted.cgroup.display()));
@@ -76,7 +90,7 @@ pub fn raise_all(raises: &[Raise]) -> Raised {
 ///
 /// # Errors
 /// The value cannot be read, or the kernel refuses the new one.
-fn raise(raise: &Raise) -> io::Result<bool> {
+fn raise(raise: &Raise, limit_writes: &LimitWrites) -> io::Result<bool> {
     let present = match fs::read_to_string(raise.cgroup.join("memory.high")) {
         Ok(present) => present,
         Err(error) if is_gone(&error) => return Ok(false),
@@ -91,6 +105,7 @@ fn raise(raise: &Raise) -> io::Result<bool> {
     };
     let memory = MemController::new(raise.cgroup.clone(), PathBuf::new(), true);
     let written = memory.set_mem(SetMemory { low: None, high: Some(value), min: None, max: None });
+    limit_writes.add();
     written.map(|()| true).map_err(io::Error::other)
 }
 
@@ -101,6 +116,9 @@ fn is_gone(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::CgroupName;
+    use super::super::Driver;
+    use super::super::Layout;
     use super::*;
 
     fn cgroup(folder: &Path, high: &str, max: &str) -> PathBuf {
@@ -110,8 +128,8 @@ mod tests {
         folder.to_owned()
     }
 
-    #[test]
-    fn values_that_are_set_are_found_and_raised() {
+    #[tokio::test]
+    async fn values_that_are_set_are_found_and_raised_and_each_write_is_counted() {
         let dir = tempfile::tempdir().unwrap();
         let pod = cgroup(&dir.path().join("pod"), "max\n", "max\n");
         let main = cgroup(&pod.join("main"), "1000\n", "2000\n");
@@ -119,21 +137,26 @@ mod tests {
         let found = set_in(&pod);
         assert_eq!(found, [High { cgroup: main.clone(), bytes: 1000, max: Some(2000) }]);
         let read = || fs::read_to_string(main.join("memory.high")).unwrap().trim().to_owned();
-        assert!(raise(&Raise { cgroup: main.clone(), from: 1000, to: Some(1500) }).unwrap());
-        assert_eq!(read(), "1500");
-        assert!(
-            !raise(&Raise { cgroup: main.clone(), from: 1000, to: None }).unwrap(),
-            "another program has changed it"
-        );
-        assert!(raise(&Raise { cgroup: main.clone(), from: 1500, to: None }).unwrap());
-        assert_eq!(read(), "max");
+        let writes = LimitWrites::default();
+        let layout = Layout::V2 { mount: dir.path().to_owned() };
+        let cgroups = Cgroups::new(layout, Driver::Cgroupfs, CgroupName::default()).unwrap();
+        let cgroups = cgroups.with_limit_writes(writes.clone());
+        let wanted = |from: u64, to: Option<u64>| [Raise { cgroup: main.clone(), from, to }];
+        let raised = Raised { written: 1, refusal: None };
+        assert_eq!(cgroups.raise_memory_high(&wanted(1000, Some(1500))).await, raised);
+        assert_eq!((read().as_str(), writes.count()), ("1500", 1));
+        let unexpected = cgroups.raise_memory_high(&wanted(1000, None)).await;
+        assert_eq!((unexpected, writes.count()), (Raised::default(), 1), "another program has changed it");
+        assert_eq!(cgroups.raise_memory_high(&wanted(1500, None)).await, raised);
+        assert_eq!((read().as_str(), writes.count()), ("max", 2));
     }
 
     #[test]
     fn a_cgroup_that_is_gone_refuses_nothing() {
         assert_eq!(set_in(Path::new("/no/such/cgroup")), []);
-        let gone = Raise { cgroup: "/no/such/cgroup".into(), from: 1, to: None };
-        assert_eq!(raise_all(&[gone]), Raised::default());
+        let (gone, writes) = (Raise { cgroup: "/no/such/cgroup".into(), from: 1, to: None }, LimitWrites::default());
+        assert_eq!(raise_all(&[gone], &writes), Raised::default());
+        assert_eq!(writes.count(), 0);
     }
 
     #[test]
@@ -144,7 +167,7 @@ mod tests {
         let broken = dir.path().join("broken");
         fs::create_dir_all(broken.join("memory.high")).unwrap();
         let raise = |cgroup: &Path| Raise { cgroup: cgroup.to_owned(), from: 1000, to: Some(1500) };
-        let raised = raise_all(&[raise(&broken), raise(&main)]);
+        let raised = raise_all(&[raise(&broken), raise(&main)], &LimitWrites::default());
         let begins = format!("cannot raise memory.high of {}: ", broken.display());
         assert_eq!(raised.written, 1);
         assert!(raised.refusal.as_deref().is_some_and(|refusal| refusal.starts_with(&begins)), "{raised:?}");
