@@ -23,15 +23,17 @@ mod freshness;
 mod impersonation;
 pub mod kubeconfig;
 mod managed_fields;
-mod pauses;
+pub(crate) mod pauses;
 mod reachability;
 pub mod recovery;
 mod requests;
+pub(crate) mod streaming_lists;
 pub mod tls;
 pub mod transport;
 mod warnings;
 pub mod watch;
 pub(crate) mod watch_errors;
+mod watch_requests;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
-//! The pauses of a watch after errors in a row.
+//! The pauses of a watch after errors in a row: a [`Backoff`] with a rule of its own for when the row ends, since a watch of
+//! many objects may fail just after it has served something. Requests for single objects have other rules
+//! (`agent/src/objects/retry.rs`): they succeed as a whole, and a 403 is expected at first.
 
 use std::time::Duration;
 
@@ -7,9 +9,9 @@ use tokio::time::Instant;
 use crate::model::Backoff;
 
 /// First pause after an error, without jitter.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(800);
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(800);
 /// Longest pause after an error, without jitter.
-pub(super) const LAST_PAUSE: Duration = Duration::from_secs(30);
+pub(crate) const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// After this long without an error pauses start short again, if there was progress.
 pub(super) const QUIET: Duration = Duration::from_secs(10);
 

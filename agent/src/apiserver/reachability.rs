@@ -14,8 +14,9 @@ use tokio::time::Instant;
 use super::credentials::CredentialError;
 use super::transport::TransportError;
 
-/// How long a watch waits for other requests to be accepted.
-const MAX_HOLD: Duration = Duration::from_secs(30);
+/// How long a watch waits for other requests to be accepted. Shorter than `WATCH_SILENCE`, which includes it: a server that
+/// was sent nothing is not silent.
+const MAX_HOLD: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -25,7 +26,7 @@ enum State {
     Reachable,
     /// It answers 401 Unauthorized.
     Unauthorized,
-    /// No request can be sent for want of credentials.
+    /// No request can be sent for lack of credentials.
     NoCredentials,
     /// It does not answer.
     Unreachable,
@@ -87,7 +88,7 @@ impl Reachability {
         }
     }
 
-    /// A request could not be sent for want of credentials.
+    /// A request could not be sent for lack of credentials.
     pub(super) fn no_credentials(&self, error: &CredentialError) {
         if self.transition(State::NoCredentials, Instant::now()).is_some() {
             tracing::error!(server = self.server, "no credentials for the API server: {error}; trying again");
@@ -110,6 +111,8 @@ impl Reachability {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::apiserver::watch_errors::WATCH_SILENCE;
+    use crate::apiserver::watch_errors::in_time;
 
     fn state(reachability: &Reachability) -> State {
         reachability.state.lock().expect("a state").0
@@ -141,5 +144,20 @@ mod tests {
         reachability.no_credentials(&CredentialError::NoToken("/f".into()));
         reachability.wait_until_authenticated().await;
         assert_eq!(began.elapsed(), Duration::from_secs(1) + MAX_HOLD, "then the watch tries itself");
+    }
+
+    /// It would be replaced by a list, which is not held.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_was_held_has_time_to_be_answered() {
+        let reachability = Reachability::new("https://x".to_owned());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        reachability.answered(StatusCode::UNAUTHORIZED, Instant::now(), String::new);
+        let request = async {
+            reachability.wait_until_authenticated().await;
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            Ok(())
+        };
+        let answer = in_time(WATCH_SILENCE, request).await;
+        assert!(answer.is_ok(), "{answer:?}");
     }
 }

@@ -48,7 +48,7 @@ async fn pages_are_requested_if_streaming_lists_break_off() {
     for has_error in [true, false] {
         let (mut server, api) = start();
         let mut client = Client::of(api, Config::default());
-        for _ in 0..MOST_REFUSALS {
+        for _ in 0..MOST_FAILED {
             let lines = asks_for_a_streaming_list(&mut server).await.stream();
             send(&lines, "ADDED", object("a", "1"));
             if has_error {

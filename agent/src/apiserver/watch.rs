@@ -14,55 +14,36 @@
 use std::time::Duration;
 
 use futures_util::Stream;
-use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::Client;
-use kube::api::ListParams;
 use kube::api::Resource;
 use kube::api::ResourceExt as _;
-use kube::api::VersionMatch;
-use kube::api::WatchParams;
-use kube::core::Request;
 use kube::runtime::watcher::Config;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::decode;
 use super::decode::Decoded;
 use super::decode::Ignored;
-use super::decode::Lines;
-use super::decode::List;
 use super::decode::Named;
 use super::decode::Optional;
 use super::decode::WatchLine;
 use super::freshness::Freshness;
 use super::pauses::Pauses;
-use super::pauses::QUIET;
 use super::recovery::Recovered;
-use super::watch_errors::LIST_SILENCE;
+use super::streaming_lists::StreamingLists;
+use super::streaming_lists::is_complete;
 use super::watch_errors::WATCH_SILENCE;
 use super::watch_errors::WatchErrorAction;
 use super::watch_errors::action_for;
-use super::watch_errors::in_time;
 use super::watch_errors::is_denial;
 use super::watch_errors::is_forbidden;
-use super::watch_errors::is_refusal;
-use super::watch_errors::is_silence;
 use super::watch_errors::lags_behind;
 use super::watch_errors::silence;
+use super::watch_requests::OpenWatch;
+use super::watch_requests::Page;
+use super::watch_requests::WatchRequests;
 
 pub use super::decode::Identity;
-
-/// Objects per page of a list.
-const PAGE: u32 = 500;
-/// A watch that ends sooner than this without any event has failed.
-const TOO_SHORT: Duration = Duration::from_secs(1);
-/// How long after its timeout a watch may end.
-const END_GRACE: Duration = Duration::from_secs(15);
-/// A streaming list that was refused this often, since the server lags behind or fails, or that broke off, is replaced by a
-/// paginated one: some servers never catch up, some cannot serve any, and some proxies let none through.
-const MOST_REFUSALS: u32 = 3;
 
 /// What becomes known of the objects.
 #[derive(Clone, Debug)]
@@ -124,16 +105,13 @@ fn events<K>(
 where
     K: Resource + DeserializeOwned + Send + 'static,
 {
-    let resource = Request::new(api.resource_url());
+    let requests = WatchRequests::new(api, config);
     let follower = Follower {
-        client: api.into_client(),
-        ignored: Ignored::new(kind(&resource), optional),
-        resource,
-        config,
+        ignored: Ignored::new(requests.kind(), optional),
+        requests,
         recovered,
         state: State::Start,
-        streaming: true,
-        refusals: 0,
+        lists: StreamingLists::default(),
         freshness: Freshness::Any,
         pauses: Pauses::default(),
         denial: None,
@@ -149,39 +127,20 @@ enum State<K> {
     /// Nothing is known, or the known resource version cannot be resumed.
     Start,
     /// A streaming list; a bookmark marks its end.
-    Streaming(Watch<K>),
+    Streaming(OpenWatch<K>),
     /// A paginated list: the rest of this page, and the next page or the list's resource version.
     Paging(std::vec::IntoIter<Decoded<K>>, Page),
     /// Known up to this resource version; no watch is open.
     Known(String),
     /// Known up to this resource version; the watch is open.
-    Watching(Watch<K>, String),
-}
-
-enum Page {
-    First,
-    Next(String),
-    None { version: String },
-}
-
-struct Watch<K> {
-    lines: Lines<K>,
-    began: Instant,
-    until: Instant,
-    silent: bool,
+    Watching(OpenWatch<K>, String),
 }
 
 struct Follower<K> {
-    client: Client,
-    /// The path of the objects.
-    resource: Request,
-    config: Config,
+    requests: WatchRequests,
     recovered: Recovered,
     state: State<K>,
-    /// Whether the server is assumed to support streaming lists.
-    streaming: bool,
-    /// Streaming lists that were refused or broke off, in a row.
-    refusals: u32,
+    lists: StreamingLists,
     /// Of the next paginated list.
     freshness: Freshness,
     pauses: Pauses,
@@ -211,53 +170,47 @@ where
     }
 
     async fn start(&mut self) -> Option<Event<K>> {
-        if !self.streaming {
+        if !self.lists.are_wanted() {
             self.state = State::Paging(Vec::new().into_iter(), Page::First);
             return Some(Event::Init);
         }
-        match self.open(true, "").await {
+        match self.requests.open(true, "").await {
             Ok(watch) => {
                 self.state = State::Streaming(watch);
                 return Some(Event::Init);
             }
-            Err(error) => self.no_streaming(&error).await,
+            Err(error) => self.not_streamed(Some(&error), false).await,
         }
         None
     }
 
-    /// From a server that has or permits no streaming lists, pages are requested from now on. A server that is unavailable
-    /// or lags behind is retried; if it refuses [`MOST_REFUSALS`] times, pages are requested once.
-    async fn no_streaming(&mut self, error: &kube::Error) {
-        if action_for(error) == WatchErrorAction::Relist && !lags_behind(error) {
-            tracing::debug!(kind = kind(&self.resource), "no streaming list, listing in pages: {error}");
-            self.streaming = false;
-            return;
-        }
-        if !is_refusal(error) {
+    /// A streaming list has failed, or the server has ended it before it was complete; `is_opened`: it had begun. From a
+    /// server that has or permits none, pages are requested. A server that is unavailable or lags behind is asked again, until
+    /// too many have failed.
+    async fn not_streamed(&mut self, error: Option<&kube::Error>, is_opened: bool) {
+        if let Some(error) = error {
+            if action_for(error) == WatchErrorAction::Relist && !lags_behind(error) {
+                tracing::debug!(kind = self.requests.kind(), "no streaming list, listing in pages: {error}");
+                return self.lists.unsupported();
+            }
             self.report(error);
-            return self.pause("list", error).await;
         }
-        self.refused(error, is_silence(error)).await;
+        match error {
+            Some(error) => self.pause("list", error).await,
+            None => self.pause("list", &"the server ended it before it was complete").await,
+        }
+        self.lists.failed(error, is_opened);
         // What its cache has may be old. After mere silence the latest state is not asked for: it is read from etcd, and the
         // network of many nodes may have been silent.
-        if !self.streaming && matches!(error, kube::Error::Api(_)) {
+        if !self.lists.are_wanted() && matches!(error, Some(kube::Error::Api(_))) {
             self.freshness = Freshness::Latest;
         }
     }
 
-    /// Every streaming list may end in this way. One that was silent has delayed all objects long enough.
-    async fn refused(&mut self, error: &(dyn std::fmt::Display + Send + Sync), was_silent: bool) {
-        self.pause("list", error).await;
-        self.refusals += 1;
-        if was_silent || self.refusals >= MOST_REFUSALS {
-            self.streaming = false;
-        }
-    }
-
-    async fn stream(&mut self, mut watch: Watch<K>) -> Option<Event<K>> {
+    async fn stream(&mut self, mut watch: OpenWatch<K>) -> Option<Event<K>> {
         // No object is delivered until the list is complete, so that it must not take as long as a watch may.
         let Ok(line) = tokio::time::timeout(WATCH_SILENCE, watch.next()).await else {
-            self.refused(&silence(WATCH_SILENCE), true).await;
+            self.not_streamed(Some(&silence(WATCH_SILENCE)), true).await;
             return None;
         };
         match line {
@@ -265,30 +218,26 @@ where
                 self.state = State::Streaming(watch);
                 Some(self.listed(object))
             }
-            Some(Ok(WatchLine::Bookmark(mark))) => {
-                if !mark.metadata.annotations.contains_key("k8s.io/initial-events-end") {
-                    self.state = State::Streaming(watch);
-                    return None;
-                }
-                self.refusals = 0;
+            Some(Ok(WatchLine::Bookmark(mark))) if is_complete(&mark) => {
+                self.lists.completed();
                 self.pauses.progress();
                 self.state = State::Watching(watch, mark.metadata.resource_version);
                 Some(Event::InitDone)
             }
-            Some(Ok(WatchLine::Deleted(_))) => {
+            Some(Ok(WatchLine::Bookmark(_) | WatchLine::Deleted(_))) => {
                 self.state = State::Streaming(watch);
                 None
             }
             Some(Ok(WatchLine::Error(status))) => {
-                self.no_streaming(&kube::Error::Api(status)).await;
+                self.not_streamed(Some(&kube::Error::Api(status)), true).await;
                 None
             }
             Some(Err(error)) => {
-                self.refused(&error, false).await;
+                self.not_streamed(Some(&error), true).await;
                 None
             }
             None => {
-                self.refused(&"the server ended it before it was complete", false).await;
+                self.not_streamed(None, true).await;
                 None
             }
         }
@@ -301,12 +250,11 @@ where
         }
         if let Page::None { version } = next {
             self.state = State::Known(version);
-            // A later list may stream again.
-            (self.streaming, self.refusals) = (true, 0);
+            self.lists.completed();
             self.pauses.progress();
             return Some(Event::InitDone);
         }
-        match self.list(&next).await {
+        match self.requests.list(&next, &self.freshness).await {
             Ok(list) => {
                 let version = list.metadata.resource_version.unwrap_or_default();
                 let more = list.metadata.continue_.filter(|token| !token.is_empty());
@@ -316,7 +264,7 @@ where
             Err(error) => {
                 if is_forbidden(&error) {
                     // Watching, which a streaming list is, may be permitted by now.
-                    self.streaming = true;
+                    self.lists.retry();
                 } else if action_for(&error) == WatchErrorAction::Relist {
                     self.freshness = Freshness::Latest;
                 }
@@ -328,14 +276,14 @@ where
     }
 
     async fn resume(&mut self, version: String) -> Option<Event<K>> {
-        match self.open(false, &version).await {
+        match self.requests.open(false, &version).await {
             Ok(watch) => self.state = State::Watching(watch, version),
             Err(error) => self.broken(&error, version).await,
         }
         None
     }
 
-    async fn watch(&mut self, mut watch: Watch<K>, version: String) -> Option<Event<K>> {
+    async fn watch(&mut self, mut watch: OpenWatch<K>, version: String) -> Option<Event<K>> {
         let line = watch.next().await;
         if watch.is_served(line.as_ref()) {
             self.pauses.progress();
@@ -368,14 +316,14 @@ where
                 None
             }
             Some(Err(error)) => {
-                if watch.began.elapsed() >= QUIET {
+                if watch.is_long() {
                     self.recovered.broke_off();
                 }
                 self.broken(&error, version).await;
                 None
             }
             None => {
-                let useless = watch.silent && watch.began.elapsed() < TOO_SHORT;
+                let useless = watch.is_useless();
                 self.state = State::Known(version);
                 if useless {
                     self.pause("watch", &"it ended at once and without any event").await;
@@ -403,54 +351,15 @@ where
         };
     }
 
-    async fn open(&mut self, list: bool, version: &str) -> kube::Result<Watch<K>> {
-        let seconds = self.config.timeout.unwrap_or_else(|| fastrand::u32(300..600));
-        let params = WatchParams {
-            label_selector: self.config.label_selector.clone(),
-            field_selector: self.config.field_selector.clone(),
-            timeout: Some(seconds),
-            bookmarks: true,
-            send_initial_events: list,
-        };
-        let request = self.resource.watch(&params, version).map_err(kube::Error::BuildRequest)?;
-        let lines = in_time(WATCH_SILENCE, decode::watch(&self.client, request)).await?;
-        let began = Instant::now();
-        let until = began + Duration::from_secs(seconds.into()) + END_GRACE;
-        Ok(Watch { lines, began, until, silent: true })
-    }
-
-    async fn list(&mut self, page: &Page) -> kube::Result<List<Decoded<K>>> {
-        let request = self.resource.list(&self.list_params(page)).map_err(kube::Error::BuildRequest)?;
-        in_time(LIST_SILENCE, decode::list(&self.client, request)).await
-    }
-
     fn listed(&mut self, object: Decoded<K>) -> Event<K> {
         self.ignored.check(object).map_or_else(Event::InitKeep, Event::InitApply)
-    }
-
-    /// The latest list is read from etcd in pages. Any other may be served from the API server's watch cache, and is not
-    /// paginated. That cache may be old: once something is known, its resource version is named.
-    fn list_params(&self, page: &Page) -> ListParams {
-        let version = matches!(page, Page::First).then(|| self.freshness.version()).flatten();
-        ListParams {
-            label_selector: self.config.label_selector.clone(),
-            field_selector: self.config.field_selector.clone(),
-            version_match: version.is_some().then_some(VersionMatch::NotOlderThan),
-            limit: version.is_none().then(|| self.config.page_size.unwrap_or(PAGE)),
-            resource_version: version,
-            continue_token: match page {
-                Page::Next(token) => Some(token.clone()),
-                Page::First | Page::None { .. } => None,
-            },
-            ..ListParams::default()
-        }
     }
 
     /// Logs each change of a denial once: it may last, and without the objects the agent cannot do its work.
     fn report(&mut self, error: &kube::Error) {
         let kube::Error::Api(status) = error else { return };
         if is_denial(status) && self.denial.as_ref() != Some(&status.message) {
-            tracing::warn!(kind = kind(&self.resource), error = %status.message, "cannot list or watch; trying again");
+            tracing::warn!(kind = self.requests.kind(), error = %status.message, "cannot list or watch; trying again");
             self.denial = Some(status.message.clone());
         }
     }
@@ -461,31 +370,9 @@ where
     }
 
     async fn wait(&mut self, pause: Duration, what: &str, error: &(dyn std::fmt::Display + Send + Sync)) {
-        tracing::debug!(kind = kind(&self.resource), ?pause, "{what} broke off: {error}");
+        tracing::debug!(kind = self.requests.kind(), ?pause, "{what} broke off: {error}");
         let recovered = self.recovered.wait(pause).await;
         self.pauses.over(Instant::now(), recovered);
-    }
-}
-
-/// As log lines name it.
-fn kind(resource: &Request) -> &str {
-    resource.url_path.rsplit('/').next().unwrap_or_default()
-}
-
-impl<K> Watch<K> {
-    /// `None` when it has ended, or is overdue.
-    async fn next(&mut self) -> Option<kube::Result<WatchLine<Decoded<K>>>> {
-        let line = tokio::time::timeout_at(self.until, self.lines.next()).await.ok().flatten();
-        self.silent &= line.is_none();
-        line
-    }
-
-    /// Whether the server serves the watch, which is silent until something changes.
-    fn is_served(&self, line: Option<&kube::Result<WatchLine<Decoded<K>>>>) -> bool {
-        match line {
-            Some(Ok(line)) => !matches!(line, WatchLine::Error(_)),
-            Some(Err(_)) | None => self.began.elapsed() >= QUIET,
-        }
     }
 }
 

@@ -46,7 +46,10 @@ pub(crate) const WATCH_SILENCE: Duration = Duration::from_secs(30);
 /// The head of the answer to any other request must arrive within this time; API servers time out after a minute.
 pub(crate) const LIST_SILENCE: Duration = Duration::from_secs(90);
 
-/// A server that accepts a request and never answers must not block the watch.
+/// The answer to a request within `limit`: a server that accepts a request and never answers must not block the watch.
+///
+/// # Errors
+/// Those of the request, or a [`silence`].
 pub(crate) async fn in_time<T>(limit: Duration, asking: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
     tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| Err(silence(limit)))
 }

@@ -1,4 +1,5 @@
 use bytes::Bytes;
+use futures_util::StreamExt as _;
 use http::Request;
 use http::Response;
 use http_body_util::BodyExt as _;
@@ -17,6 +18,8 @@ use super::*;
 use crate::apiserver::managed_fields::WithoutManagedFields;
 use crate::apiserver::pauses::FIRST_PAUSE;
 use crate::apiserver::pauses::LAST_PAUSE;
+use crate::apiserver::pauses::QUIET;
+use crate::apiserver::streaming_lists::MOST_FAILED;
 
 #[path = "outage_tests.rs"]
 mod outage;

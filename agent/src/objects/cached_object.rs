@@ -60,6 +60,15 @@ struct Known<K> {
     watched: u64,
 }
 
+impl<K> Known<K> {
+    /// The object as it was last received, and why the last attempt failed. That there is none yet is noted in the same
+    /// step: the object cannot be stored between the two without waking its pods.
+    fn read(&mut self) -> (Option<Option<Arc<K>>>, Option<String>) {
+        self.missed |= self.object.is_none();
+        (self.object.clone(), self.failure.clone())
+    }
+}
+
 /// A GET in progress.
 #[derive(Clone, Copy)]
 struct Fetch {
@@ -157,10 +166,8 @@ impl<K: Kind> CachedObject<K> {
         // The sender lives as long as `self`.
         let _ = tokio::time::timeout(FIRST_READ, known.wait_for(|known| known.fresh)).await;
         let (mut object, mut failure) = (None, None);
-        // Reads and writes in one step, so that the object cannot be stored between the two without waking its pods.
         self.shared.known.send_if_modified(|known| {
-            (object, failure) = (known.object.clone(), known.failure.clone());
-            known.missed |= object.is_none();
+            (object, failure) = known.read();
             false
         });
         match object {
@@ -349,11 +356,10 @@ impl<K: Kind> Shared<K> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-    use std::sync::atomic::Ordering::SeqCst;
     use std::sync::mpsc;
     use std::time::SystemTime;
 
+    use futures_util::future::join;
     use k8s_openapi::api::core::v1::ConfigMap;
 
     use super::super::ObjectsConfig;
@@ -403,34 +409,25 @@ mod tests {
         assert_eq!(store.len(), 0);
     }
 
-    /// The object is stored while the read is held up by its lock. Often enough to hit the moment in which it was lost.
-    #[tokio::test]
+    /// Both orders: reading, and noting that there was nothing, is one step.
+    #[tokio::test(start_paused = true)]
     async fn an_object_that_arrives_when_a_read_gives_up_is_read_or_announced() {
-        let (store, key) = (store(), ObjectKey { namespace: "ns".into(), name: "a".into() });
-        for _ in 0..20 {
+        for arrives_first in [true, false] {
+            let (store, key) = (store(), ObjectKey { namespace: "ns".into(), name: "a".into() });
             let registration = Registration::new("u".into());
             store.register(registration.id, &names("a"), &registration.counter);
             let object = store.object(&key).expect("it is registered");
-            let (reader, gives_up) = (object.clone(), Arc::new(AtomicBool::new(false)));
-            let (known, giving_up) = (object.shared.known.borrow(), gives_up.clone());
-            let reading = std::thread::spawn(move || {
-                let mut builder = tokio::runtime::Builder::new_current_thread();
-                let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
-                let over = async {
-                    tokio::time::sleep(FIRST_READ).await;
-                    giving_up.store(true, SeqCst);
-                };
-                runtime.block_on(futures_util::future::join(over, reader.watched())).1
-            });
-            while !gives_up.load(SeqCst) && !reading.is_finished() {
-                std::thread::yield_now();
-            }
-            (0..1000).for_each(|_| std::thread::yield_now());
-            drop(known);
-            object.shared.store(Some(ConfigMap::default()), None);
-            let read = reading.join().expect("no panic");
-            assert!(read.is_ok() || registration.generation() == 1, "{read:?}");
-            store.unregister(registration.id);
+            let arrival = async {
+                tokio::time::sleep(FIRST_READ).await;
+                object.shared.store(Some(ConfigMap::default()), None);
+            };
+            // Both are due at the same time, and the first one is polled first.
+            let read = match arrives_first {
+                true => join(arrival, object.watched()).await.1,
+                false => join(object.watched(), arrival).await.0,
+            };
+            let expected = if arrives_first { (true, 0) } else { (false, 1) };
+            assert_eq!((read.is_ok(), registration.generation()), expected, "{read:?}");
         }
     }
 }

@@ -2,6 +2,10 @@
 //!
 //! The field selector `metadata.name` selects the object, as the node authorizer requires. Ends only when its listener
 //! breaks; after failures it is resumed from the last resource version if the API server still has it.
+//!
+//! Unlike [`crate::apiserver::watch`], it reports failures, since pods wait for the object; it tries again soon after the
+//! first 403 ([`super::retry`]); and as there is such a watch for each object, all of them share the flag that the API server
+//! does not support streaming lists.
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -23,25 +27,18 @@ use super::error::describe;
 use super::kind::Kind;
 use super::retry::Retry;
 use crate::apiserver::recovery::Recovered;
+use crate::apiserver::streaming_lists::StreamingLists;
+use crate::apiserver::streaming_lists::is_complete;
+use crate::apiserver::streaming_lists::overdue_at;
 use crate::apiserver::watch_errors::LIST_SILENCE;
 use crate::apiserver::watch_errors::WATCH_SILENCE;
 use crate::apiserver::watch_errors::in_time;
-use crate::apiserver::watch_errors::is_refusal;
-use crate::apiserver::watch_errors::is_silence;
 use crate::apiserver::watch_errors::silence;
 
 /// Seconds after which a watch is renewed.
 const LIFETIME: std::ops::Range<u64> = 1800..3600;
 /// A watch that ends sooner than this has failed.
 const SHORT: Duration = Duration::from_secs(5);
-/// Streaming lists of one watch that may fail in a row, since the API server lags behind or fails, or break off. Then it
-/// lists: some servers cannot serve a streaming list (KEP-3157) although they accept it, and some proxies let none through.
-/// A silent one is not tried again.
-const MOST_FAILED_LISTS: u32 = 3;
-/// How long after its timeout a watch may end.
-const OVERDUE: Duration = Duration::from_secs(15);
-/// Annotation of the bookmark that ends a streaming list.
-const INITIAL_END: &str = "k8s.io/initial-events-end";
 
 /// Identifies one object of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,34 +65,34 @@ pub(super) async fn watch<K: Kind>(
     streaming: &AtomicBool,
     mut listen: impl FnMut(WatchUpdate<K>) -> ControlFlow<()> + Send,
 ) {
-    let (mut retry, mut failed_lists) = (Retry::default(), FailedLists::default());
+    let (mut retry, mut lists) = (Retry::default(), StreamingLists::default());
     let mut requests = Requests { client, key, seen: None };
     loop {
         let began = Instant::now();
         let (mut progress, mut opened) = (false, None);
-        let mut deliver = |news: WatchUpdate<K>| {
+        let mut deliver = |update: WatchUpdate<K>| {
             progress = true;
-            listen(news)
+            listen(update)
         };
         let resumes = requests.seen.is_some();
-        let listed = !resumes && (failed_lists.are_too_many() || !streaming.load(Relaxed));
+        let lists_stream = lists.are_wanted() && streaming.load(Relaxed);
+        let listed = !resumes && !lists_stream;
         let result = match listed {
             true => requests.list(&mut deliver).await,
             false => requests.stream(&mut opened, &mut deliver).await,
         };
         // A watch cannot continue from a list without a resource version, as a broken proxy may return it.
         let is_unversioned = listed && requests.seen.is_none();
-        // A watch from a known version is silent until something changes.
-        if (progress && !is_unversioned) || (resumes && opened.is_some_and(|since: Instant| since.elapsed() > SHORT)) {
+        // A list says nothing of the watch after it. A watch from a known version is silent until something changes.
+        if (progress && !listed) || (resumes && opened.is_some_and(|since: Instant| since.elapsed() > SHORT)) {
             retry.reset();
         }
         let is_unfinished = requests.seen.is_none() && !listed;
         if is_unfinished {
-            failed_lists.ended(&result, opened.is_some());
+            lists.failed(result.as_ref().err(), opened.is_some());
         }
         if requests.seen.is_some() {
-            // A later list may stream again.
-            failed_lists = FailedLists::default();
+            lists.completed();
         }
         let delay = match result {
             Ok(ControlFlow::Break(())) => return,
@@ -105,11 +102,7 @@ pub(super) async fn watch<K: Kind>(
             Err(error) => {
                 let status = code(&error);
                 if is_unfinished && matches!(status, Some(400 | 422)) {
-                    if streaming.swap(false, Relaxed) {
-                        tracing::info!(
-                            "the API server does not support streaming lists, listing objects before watching them"
-                        );
-                    }
+                    stop_streaming(streaming);
                     continue;
                 }
                 // 410: the resource version is too old. Other errors may mean that too: start over.
@@ -126,29 +119,10 @@ pub(super) async fn watch<K: Kind>(
     }
 }
 
-/// Streaming lists of one watch that failed in a row.
-#[derive(Default)]
-struct FailedLists(u32);
-
-impl FailedLists {
-    fn are_too_many(&self) -> bool {
-        self.0 >= MOST_FAILED_LISTS
-    }
-
-    /// A streaming list has ended before it was complete.
-    fn ended(&mut self, result: &Result<ControlFlow<()>, kube::Error>, is_opened: bool) {
-        if is_unserved(result, is_opened) {
-            let was_silent = matches!(result, Err(error) if is_silence(error));
-            self.0 = if was_silent { MOST_FAILED_LISTS } else { self.0 + 1 };
-        }
-    }
-}
-
-/// Whether every streaming list may end like this one, which is not complete.
-fn is_unserved(result: &Result<ControlFlow<()>, kube::Error>, is_opened: bool) -> bool {
-    match result {
-        Ok(_) => true,
-        Err(error) => is_refusal(error) || (is_opened && code(error).is_none()),
+/// Makes all watches list their object before they watch it. Logs the first call only.
+fn stop_streaming(streaming: &AtomicBool) {
+    if streaming.swap(false, Relaxed) {
+        tracing::info!("the API server does not support streaming lists, listing objects before watching them");
     }
 }
 
@@ -177,7 +151,7 @@ impl Requests {
         let mut events = pin!(in_time(WATCH_SILENCE, self.client.request_events::<K>(request)).await?);
         *opened = Some(Instant::now());
         let mut exists = self.seen.is_some();
-        let until = Instant::now() + Duration::from_secs(seconds) + OVERDUE;
+        let until = overdue_at(Instant::now(), seconds);
         loop {
             let limit = if self.seen.is_some() { until } else { Instant::now() + WATCH_SILENCE };
             let event = match tokio::time::timeout_at(limit, events.try_next()).await {
@@ -231,7 +205,7 @@ fn take<K: Kind>(
             Ok(listen(WatchUpdate::Now(None)))
         }
         WatchEvent::Bookmark(bookmark) => {
-            let complete = bookmark.metadata.annotations.get(INITIAL_END).is_some_and(|value| value == "true");
+            let complete = is_complete(&bookmark);
             if complete || seen.is_some() {
                 *seen = Some(bookmark.metadata.resource_version);
             }

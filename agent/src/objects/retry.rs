@@ -1,14 +1,17 @@
-//! The pause before a failed watch or request is tried again. Pure: the jitter is an argument.
+//! The pause before a failed watch or request of a single object is tried again. Pure: the jitter is an argument.
+//!
+//! Not the pauses of watches of many objects (`agent/src/apiserver/pauses.rs`): a success ends a row of errors here at
+//! once, and a first 403 is expected, since the node authorizer is late.
 
 use std::time::Duration;
 
+use crate::apiserver::pauses::FIRST_PAUSE;
+use crate::apiserver::pauses::LAST_PAUSE;
 use crate::model::Backoff;
 
 /// The node authorizer receives a pod, and with it the right to read its objects, a moment after the node does: the
 /// first 403 is retried soon.
 const FIRST_REFUSED: Duration = Duration::from_millis(10);
-const FIRST: Duration = Duration::from_millis(800);
-const LONGEST: Duration = Duration::from_secs(30);
 
 /// Doubling delays between attempts.
 #[derive(Debug)]
@@ -19,7 +22,7 @@ pub(super) struct Retry {
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { failed: Backoff::new(FIRST, LONGEST), refused: Backoff::new(FIRST_REFUSED, FIRST) }
+        Self { failed: Backoff::new(FIRST_PAUSE, LAST_PAUSE), refused: Backoff::new(FIRST_REFUSED, FIRST_PAUSE) }
     }
 }
 
@@ -30,13 +33,13 @@ impl Retry {
         if refused && let Some(soon) = self.soon() {
             return soon;
         }
-        self.failed.failed(jitter).min(LONGEST)
+        self.failed.failed(jitter).min(LAST_PAUSE)
     }
 
     /// The next short delay after a 403; `None` when these are used up.
     pub(super) fn soon(&mut self) -> Option<Duration> {
         let delay = self.refused.failed(0.0);
-        (delay < FIRST).then_some(delay)
+        (delay < FIRST_PAUSE).then_some(delay)
     }
 
     /// An attempt succeeded.

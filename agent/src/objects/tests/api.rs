@@ -58,6 +58,8 @@ pub(crate) struct State {
     pub(super) unversioned: bool,
     /// The next watch of an object from a resource version fails: the version is too old.
     pub(super) stale: bool,
+    /// All watches of objects from a resource version are answered with 403.
+    pub(super) unwatchable: bool,
     pub(crate) tokens: usize,
     /// The last request for a token.
     pub(crate) last_token: Value,
@@ -86,6 +88,7 @@ impl Api {
             mute: false,
             unversioned: false,
             stale: false,
+            unwatchable: false,
             tokens: 0,
             last_token: Value::Null,
             certificates: BTreeMap::new(),
@@ -290,6 +293,9 @@ impl Api {
         if state.stale && !initial && key != "services" {
             state.stale = false;
             return status(410, "Expired", "too old resource version");
+        }
+        if state.unwatchable && !initial && key != "services" {
+            return status(403, "Forbidden", "cannot watch");
         }
         let (sender, receiver) = mpsc::unbounded_channel();
         state.watchers.push((key.clone(), sender));

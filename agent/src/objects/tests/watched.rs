@@ -81,6 +81,23 @@ async fn pauses_grow_if_the_server_is_slow_to_fail() {
     assert!((4..8).contains(&requests), "{requests}");
 }
 
+/// As for a role that may list and not watch. Each list succeeds.
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_if_watches_after_lists_fail() {
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    fixture.api.state().old = true;
+    fixture.api.state().unwatchable = true;
+    let _registration = fixture.register("u", &["a"], &[]);
+    assert_eq!(fixture.value("a").await, "1");
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let requests = fixture.api.take_requests().len();
+    // A list and a watch after each of seven pauses of less than a second, then of 0.8 + 1.6 + 3.2 + 6.4 + 12.8 + 25.6 + 30
+    // seconds, up to as much again.
+    assert!((25..=36).contains(&requests), "{requests}");
+    assert_eq!(fixture.value("a").await, "1");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_object_is_listed_if_the_server_is_silent_at_its_streaming_lists() {
     let fixture = Fixture::new(Strategy::Watch);
