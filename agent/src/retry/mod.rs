@@ -4,6 +4,8 @@
 //! Keyed by operation and target, so that the state outlives the worker that failed. Decides nothing about the operations;
 //! callers ask when the next attempt is due and report results.
 
+mod operation;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -18,11 +20,13 @@ use crate::model::Backoff;
 use crate::model::quote::shortened;
 use crate::recorder::EventType;
 use crate::recorder::Recorder;
+use operation::Failure;
+pub use operation::Operation;
 
-/// An operation that has failed for so long is stuck.
+/// An operation that has failed for this long is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(180);
-/// A failure that is not followed by another attempt for so long is forgotten: its target no longer exists.
-const FORGET_AFTER: Duration = Duration::from_secs(1800);
+/// A failure that is not followed by another attempt for this long is dropped: its target no longer exists.
+const DROP_AFTER: Duration = Duration::from_secs(1800);
 /// Failing targets that are tracked; beyond that, all have the longest pause.
 const MAX_TRACKED: usize = 4096;
 /// Stuck targets of one operation that are reported by an event each; metrics count all. What concerns every pod, as an API
@@ -33,148 +37,45 @@ const REASON_LIMIT: usize = 4 * 1024;
 /// The longest step of what is due together, see [`Operation::is_retried_together`].
 const LONGEST_STEP: Duration = Duration::from_secs(30);
 
-/// What is retried. The name is the label of the metrics.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Operation {
-    /// Inspecting a pod or executing its plan (`SyncPod`).
-    SyncPod,
-    /// The same while the runtime's network is not ready.
-    AwaitNetwork,
-    /// Stopping a pod (`SyncTerminatingPod`).
-    KillPod,
-    /// Releasing volumes and cgroup (`SyncTerminatedPod`).
-    ReleasePod,
-    /// Removing exited containers and replaced sandboxes.
-    CollectGarbage,
-    /// Removing containers, sandboxes, logs and directories of a deleted pod.
-    RemovePod,
-    /// Removing directories and cgroup of a pod that this agent has not run.
-    RemoveOrphan,
-    /// Removing log folders of pods that are gone.
-    CollectLogs,
-    /// Rotating the log of a container.
-    RotateLog,
-    /// Removing what an earlier agent has left of a rotation that it did not finish.
-    RecoverLog,
-    /// Sending the status of a pod to the API server, or deleting the pod there when it has ended.
-    SendStatus,
-    /// Creating or deleting the mirror pod of a static pod.
-    SyncMirrorPod,
-    /// Unmounting and detaching a device that no pod uses any more.
-    ReleaseDevice,
-    /// Removing dead containers and unused images while the node is short of disk space. Tried again whenever the eviction
-    /// manager needs space, without the pause.
-    ReclaimDisk,
-    /// Listing the static pods that run when the agent starts.
-    AdoptStaticPods,
-    /// Listing the images of the Node's status.
-    ListImages,
-    /// Setting the pod CIDR of the node in the runtime.
-    SetPodCidr,
-    /// Limiting the cgroup of all pods.
-    EnforceAllocatable,
-}
-
-impl Operation {
-    /// The label value.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::SyncPod => "sync_pod",
-            Self::AwaitNetwork => "await_network",
-            Self::KillPod => "kill_pod",
-            Self::ReleasePod => "release_pod",
-            Self::CollectGarbage => "collect_garbage",
-            Self::RemovePod => "remove_pod",
-            Self::RemoveOrphan => "remove_orphan",
-            Self::CollectLogs => "collect_logs",
-            Self::RotateLog => "rotate_log",
-            Self::RecoverLog => "recover_log",
-            Self::SendStatus => "send_status",
-            Self::SyncMirrorPod => "sync_mirror_pod",
-            Self::ReleaseDevice => "release_device",
-            Self::ReclaimDisk => "reclaim_disk",
-            Self::AdoptStaticPods => "adopt_static_pods",
-            Self::ListImages => "list_images",
-            Self::SetPodCidr => "set_pod_cidr",
-            Self::EnforceAllocatable => "enforce_allocatable",
-        }
-    }
-
-    /// First and longest pause. The kubelet retries a pod after 10 s, and after 1 s without network; its volumes after half
-    /// a second to two minutes.
-    const fn bounds(self) -> (Duration, Duration) {
-        let (first, longest) = match self {
-            Self::SyncPod | Self::KillPod | Self::ReleasePod => (10_000, 60_000),
-            Self::ReclaimDisk | Self::ListImages => (10_000, 300_000),
-            Self::AwaitNetwork => (1_000, 10_000),
-            Self::AdoptStaticPods => (100, 3_000),
-            Self::CollectGarbage => (60_000, 300_000),
-            Self::RemovePod => (1_000, 300_000),
-            Self::RotateLog | Self::RecoverLog => (5_000, 300_000),
-            // Without it no pod gets a network.
-            Self::SetPodCidr => (5_000, 60_000),
-            // With what is added at random, no longer than 10 s, the period in which a kubelet sends again.
-            Self::SendStatus | Self::SyncMirrorPod => (100, 6_400),
-            Self::RemoveOrphan | Self::CollectLogs | Self::ReleaseDevice => (500, 122_000),
-            Self::EnforceAllocatable => (60_000, 60_000),
-        };
-        (Duration::from_millis(first), Duration::from_millis(longest))
-    }
-
-    /// True if housekeeping retries it: each of its passes covers the whole node, so that targets are not to be due one
-    /// after the other.
-    const fn is_retried_together(self) -> bool {
-        matches!(self, Self::RemovePod | Self::RemoveOrphan)
-    }
-
-    fn backoff(self) -> Backoff {
-        let (first, longest) = self.bounds();
-        Backoff::new(first, longest)
-    }
-
-    /// The event of a failure: its reason and message. As in the kubelet, every failure to enforce node allocatable is
-    /// reported, and logs for every new reason; everything else once it is stuck.
-    fn event(self, target: &str, failure: &Failure) -> Option<(&'static str, String)> {
-        let Failure { reason, is_new, became_stuck, since } = *failure;
-        match self {
-            Self::CollectLogs => is_new.then(|| ("ContainerGCFailed", reason.to_owned())),
-            Self::EnforceAllocatable => {
-                let message = format!("Failed to update Node Allocatable Limits {target}: {reason}");
-                Some(("FailedNodeAllocatableEnforcement", message))
-            }
-            _ if !became_stuck => None,
-            Self::RemoveOrphan => {
-                let message = format!("orphaned pod {target:?} found, but volumes are not cleaned up: {reason}");
-                Some(("OrphanedPodCleanupFailed", message))
-            }
-            _ => {
-                let minutes = since.elapsed().as_secs() / 60;
-                let message = format!("{} of {target} has failed for {minutes} minutes: {reason}", self.as_str());
-                Some(("OperationStuck", message))
-            }
-        }
-    }
-}
-
-/// What to report of a failed attempt.
-struct Failure<'a> {
-    reason: &'a str,
-    /// The reason is another than the last time.
-    is_new: bool,
-    /// It has failed for [`STUCK_AFTER`] for the first time, and fewer than [`MOST_REPORTED`] others are stuck.
-    became_stuck: bool,
-    since: Instant,
-}
-
+/// An operation and its target.
 type Key = (Operation, String);
 
+/// An operation that fails on one target.
 #[derive(Debug)]
 struct Failing {
     backoff: Backoff,
+    /// When the first attempt in a row failed.
     since: Instant,
+    /// When the next attempt is due.
     due: Instant,
+    /// Why the last attempt failed.
     reason: String,
     is_stuck: bool,
+}
+
+impl Failing {
+    /// The operation fails for the first time.
+    fn new(operation: Operation, now: Instant) -> Self {
+        Self { backoff: operation.backoff(), since: now, due: now, reason: String::new(), is_stuck: false }
+    }
+
+    /// Logs the failure, as a warning if the reason is another than the last time. Returns whether it is.
+    fn replace_reason(&mut self, operation: Operation, target: &str, reason: &str, now: Instant) -> bool {
+        let (operation, failures, pause) = (operation.as_str(), self.backoff.failures(), self.due - now);
+        let is_new = self.reason != reason;
+        if is_new {
+            tracing::warn!(operation, target, reason, failures, retry_in = ?pause, "operation failed");
+            reason.clone_into(&mut self.reason);
+        } else {
+            tracing::debug!(operation, target, reason, failures, retry_in = ?pause, "failed again");
+        }
+        is_new
+    }
+
+    /// Marks it as stuck after [`STUCK_AFTER`]. True the first time.
+    fn becomes_stuck(&mut self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= STUCK_AFTER && !std::mem::replace(&mut self.is_stuck, true)
+    }
 }
 
 /// All failing operations. Clones share them.
@@ -203,41 +104,36 @@ impl RetryTracker {
     /// up to a half at random, those of housekeeping also up to the next step.
     pub fn failed(&self, operation: Operation, target: &str, reason: &str) -> Instant {
         let (now, reason) = (Instant::now(), shortened(reason, REASON_LIMIT));
-        let reason = &*reason;
         let mut all = self.lock();
         let key = (operation, target.to_owned());
         if !all.contains_key(&key) {
-            all.retain(|_, failing| now.saturating_duration_since(failing.due) < FORGET_AFTER);
+            all.retain(|_, failing| now.saturating_duration_since(failing.due) < DROP_AFTER);
             if all.len() >= MAX_TRACKED {
                 return now + operation.bounds().1;
             }
         }
-        let fresh =
-            || Failing { backoff: operation.backoff(), since: now, due: now, reason: String::new(), is_stuck: false };
-        let failing = all.entry(key).or_insert_with(fresh);
-        failing.due = now + failing.backoff.failed(fastrand::f64() * 0.5);
-        if operation.is_retried_together() {
-            failing.due = next_step(self.began, failing.due, failing.backoff.pause().min(LONGEST_STEP));
-        }
-        let pause = failing.due - now;
-        let (operation_name, failures) = (operation.as_str(), failing.backoff.failures());
-        let is_new = failing.reason != reason;
-        if is_new {
-            tracing::warn!(operation = operation_name, target, reason, failures, retry_in = ?pause, "operation failed");
-            reason.clone_into(&mut failing.reason);
-        } else {
-            tracing::debug!(operation = operation_name, target, reason, failures, retry_in = ?pause, "failed again");
-        }
+        let failing = all.entry(key).or_insert_with(|| Failing::new(operation, now));
+        failing.due = self.next_attempt(operation, failing, now);
+        let is_new = failing.replace_reason(operation, target, &reason, now);
+        let newly_stuck = failing.becomes_stuck(now);
         let (since, due) = (failing.since, failing.due);
-        let is_stuck = now.saturating_duration_since(since) >= STUCK_AFTER;
-        let became_stuck = is_stuck && !std::mem::replace(&mut failing.is_stuck, true);
         // Without those that are not retried any more.
         let is_retried = |failing: &&Failing| now.saturating_duration_since(failing.due) < STUCK_AFTER;
-        let became_stuck = became_stuck && stuck(operation, &all).filter(is_retried).count() <= MOST_REPORTED;
-        if let Some((event, message)) = operation.event(target, &Failure { reason, is_new, became_stuck, since }) {
+        let became_stuck = newly_stuck && stuck(operation, &all).filter(is_retried).count() <= MOST_REPORTED;
+        let failure = Failure { reason: &reason, is_new, became_stuck, since };
+        if let Some((event, message)) = operation.event(target, &failure) {
             self.recorder.node_event(EventType::Warning, event, &message);
         }
         self.measure(operation, &all, true);
+        due
+    }
+
+    /// Counts a failure in the back-off; returns when the next attempt is due.
+    fn next_attempt(&self, operation: Operation, failing: &mut Failing, now: Instant) -> Instant {
+        let due = now + failing.backoff.failed(fastrand::f64() * 0.5);
+        if operation.is_retried_together() {
+            return next_step(self.began, due, failing.backoff.pause().min(LONGEST_STEP));
+        }
         due
     }
 
@@ -267,7 +163,7 @@ impl RetryTracker {
 
     fn measure(&self, operation: Operation, all: &HashMap<Key, Failing>, retried: bool) {
         let Some(metrics) = &self.metrics else { return };
-        let until = stuck(operation, all).map(|failing| failing.due + FORGET_AFTER);
+        let until = stuck(operation, all).map(|failing| failing.due + DROP_AFTER);
         metrics.retries.stuck(operation.as_str(), until.collect());
         if retried {
             metrics.retries.retried(operation.as_str());
@@ -361,7 +257,7 @@ mod tests {
         };
         assert!(shows(1));
         // Its pod is removed.
-        tokio::time::sleep(FORGET_AFTER + Duration::from_secs(1)).await;
+        tokio::time::sleep(DROP_AFTER + Duration::from_secs(1)).await;
         assert!(shows(0));
     }
 
@@ -440,7 +336,7 @@ mod tests {
             (Operation::ReclaimDisk, 10.0, 20.0, 300.0),
             (Operation::ListImages, 10.0, 20.0, 300.0),
             (Operation::SetPodCidr, 5.0, 10.0, 60.0),
-            (Operation::RotateLog, 5.0, 10.0, 300.0),
+            (Operation::RotateLog, 5.0, 10.0, 60.0),
             (Operation::RecoverLog, 5.0, 10.0, 300.0),
             (Operation::SendStatus, 0.1, 0.2, 6.4),
             (Operation::SyncMirrorPod, 0.1, 0.2, 6.4),
@@ -473,7 +369,7 @@ mod tests {
         retries.failed(Operation::KillPod, "a", "busy");
         assert_eq!(retries.due(Operation::KillPod, "b"), None);
         assert_eq!(retries.due(Operation::SyncPod, "a"), None);
-        tokio::time::sleep(FORGET_AFTER + Duration::from_secs(60)).await;
+        tokio::time::sleep(DROP_AFTER + Duration::from_secs(60)).await;
         retries.failed(Operation::KillPod, "b", "busy");
         assert_eq!(retries.lock().len(), 1);
     }

@@ -46,7 +46,7 @@ impl PassMetrics {
             let Some(code) = container.exit_code else { continue };
             if observed.insert(container.id.clone()) {
                 let class = classes.get(container.name.as_str()).copied().unwrap_or(ContainerClass::Regular);
-                observer.died(class, code, &container.reason);
+                observer.container_exited(class, code, &container.reason);
             }
         }
     }
@@ -116,7 +116,7 @@ mod tests {
         fn acted(&self, _: Duration, _: &SyncOutcome) {}
         fn pass(&self, _: &'static str, _: Duration) {}
         fn begun(&self, _: &DesiredPod, _: Option<Duration>) {}
-        fn died(&self, class: ContainerClass, exit_code: i32, reason: &str) {
+        fn container_exited(&self, class: ContainerClass, exit_code: i32, reason: &str) {
             self.0.lock().expect("not poisoned").push(format!("{class:?} {exit_code} {reason}"));
         }
         fn restarted(&self, _: bool) {}

@@ -364,6 +364,8 @@ impl Worker {
         let target = self.pod_ref.with_uid();
         if failed.is_empty() {
             self.context.retries.succeeded(Operation::RemovePod, &target);
+            // What could not be collected is gone, too.
+            self.context.retries.succeeded(Operation::CollectGarbage, &target);
         } else {
             // Housekeeping starts another worker for what is left, once the retry is due.
             self.context.retries.failed(Operation::RemovePod, &target, &failed);

@@ -98,7 +98,7 @@ pub trait WorkerObserver: Send + Sync + 'static {
     /// The first pass over a pod begins, so long after its source brought it, if that is known.
     fn begun(&self, pod: &Pod, since_seen: Option<Duration>);
     /// A container has exited with a known reason. Once per container, also across restarts of the agent.
-    fn died(&self, class: ContainerClass, exit_code: i32, reason: &str);
+    fn container_exited(&self, class: ContainerClass, exit_code: i32, reason: &str);
     /// A pod (`fixed`: a static one) is started again under a finished UID.
     fn restarted(&self, fixed: bool);
     /// The runtime runs a pod that no source desires and that has no worker.
@@ -117,7 +117,7 @@ impl WorkerObserver for NoWorkerObserver {
     fn acted(&self, _took: Duration, _outcome: &SyncOutcome) {}
     fn pass(&self, _operation: &'static str, _took: Duration) {}
     fn begun(&self, _pod: &Pod, _since_seen: Option<Duration>) {}
-    fn died(&self, _class: ContainerClass, _exit_code: i32, _reason: &str) {}
+    fn container_exited(&self, _class: ContainerClass, _exit_code: i32, _reason: &str) {}
     fn restarted(&self, _fixed: bool) {}
     fn orphaned(&self) {}
     fn rejected(&self, _reason: &str) {}

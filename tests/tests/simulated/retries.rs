@@ -236,6 +236,25 @@ async fn garbage_collection_is_retried_with_growing_pauses() {
     assert!(observed.calls >= 1, "it is not retried");
 }
 
+#[tokio::test(start_paused = true)]
+async fn garbage_of_a_pod_that_was_removed_is_not_stuck() {
+    let (sim, folder) = node();
+    let web = pod("web").running("main", "exit 1 1s").build();
+    let (agent, metrics) = Agent::start_with_metrics(&sim, SensorSet::ALL, folder.path(), vec![web.clone()]);
+    refuse(&sim, Method::RemoveContainer);
+    let shows = |count: u32| {
+        let line = format!("keblet_stuck_operations{{operation=\"collect_garbage\"}} {count}\n");
+        metrics.render().expect("metrics").contains(&line)
+    };
+    sleep(minutes(15)).await;
+    assert!(shows(1), "{}", metrics.render().expect("metrics"));
+    sim.faults(Faults::clear);
+    agent.remove(web).await;
+    sleep(minutes(2)).await;
+    assert!(sim.sandboxes("web").is_empty(), "{}", sim.trace(Trace::to_string));
+    assert!(shows(0), "{}", metrics.render().expect("metrics"));
+}
+
 /// When the removal of the container of this pod was requested.
 fn removals(sim: &SimRuntime, pod: &str) -> Vec<Instant> {
     let name = format!("main_{pod}_");

@@ -208,7 +208,7 @@ impl ImageLookup<'_> {
         let request = Request { of: self, wanted: &wanted, credentials, announced };
         let found = request.find_or_pull(&mut labels).await;
         let policy = wanted.policy().label();
-        self.ctx.count(|metrics| metrics.runtime.image_asked(policy, labels.present, labels.required));
+        self.ctx.count(|metrics| metrics.node_images.asked(policy, labels.present, labels.required));
         if let Err(error) = &found {
             self.ctx.report_at(self.pod, &wanted.field_path, error);
         }
@@ -369,7 +369,7 @@ impl Request<'_> {
     /// An image that was pulled; `total` includes waiting for a permit, as upstream's metric does.
     fn pulled(&self, name: String, info: ImageInfo, took: Duration, total: Duration) -> FoundImage {
         let ImageLookup { ctx, pod, .. } = self.of;
-        ctx.count(|metrics| metrics.runtime.pulled(info.size, total));
+        ctx.count(|metrics| metrics.node_images.pulled(info.size, total));
         let (took, all) = (report::duration(took), report::duration(total));
         let message = format!(
             "Successfully pulled image {:?} in {took} ({all} including waiting). Image size: {} bytes.",
