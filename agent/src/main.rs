@@ -70,7 +70,8 @@ fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     let runtime = process::runtime().context("cannot start the async runtime")?;
     let spans = wiring::spans(&settings, &runtime)?;
     let verbosity = logging::init(&settings.kubelet.logging, spans.as_ref().map(Spans::layer))?;
-    tracing::info!(documents = %settings.logged(), "effective configuration");
+    // The name of the line that a kubelet logs since 1.37: upstream's tests search the log for it.
+    tracing::info!(config = %settings.logged(), "Effective KubeletConfiguration");
     tracing::debug!(flags = ?settings.flag_values(), "effective flags");
     settings.check_supported()?;
     settings.check_host(&host::facts())?;

@@ -134,5 +134,9 @@ fn runs_without_a_runtime_and_ends_on_sigterm() {
     agent.0.stderr.take().unwrap().read_to_string(&mut output_text).unwrap();
     assert_eq!(status.code(), Some(0), "{output_text}");
     assert!(output_text.contains("shutting down"), "{output_text}");
-    assert_eq!(output_text.matches("effective configuration").count(), 1, "{output_text}");
+    let shown: Vec<_> = output_text.lines().filter(|line| line.contains("Effective KubeletConfiguration")).collect();
+    assert_eq!(shown.len(), 1, "{output_text}");
+    for field in ["kind: KubeletConfiguration\\n", "eventBurst: 100\\n", "kind: KebletConfiguration\\n"] {
+        assert!(shown[0].contains(field), "{field} is missing in {}", shown[0]);
+    }
 }

@@ -284,6 +284,15 @@ mod tests {
     }
 
     #[test]
+    fn a_gate_of_1_37_that_is_followed_by_default_can_be_named() {
+        for value in [true, false] {
+            assert!(FeatureGates::new(&asked(&[("HugepageAwareEviction", value)])).is_ok(), "{value}");
+            assert_eq!(Feature::HugepageAwareEviction.honours(value), value);
+        }
+        assert!(FeatureGates::default().enabled(Feature::HugepageAwareEviction));
+    }
+
+    #[test]
     fn refusals() {
         for (gates, message) in [
             (asked(&[("NoSuchGate", true)]), "unrecognized feature gate: NoSuchGate"),

@@ -1,6 +1,6 @@
 //! Every feature gate a node agent of Kubernetes 1.36 accepts: name, default, stage, whether it can still be changed, how far
 //! its value counts here, and the gates it needs. Gates of other components are accepted too, because clusters set one list
-//! everywhere.
+//! everywhere. `HugepageAwareEviction` is of 1.37, whose default the agent follows.
 
 use super::feature_gates::Effect;
 use super::feature_gates::Stage;
@@ -140,6 +140,7 @@ gates! {
     HostnameOverride on Beta free read [];
     HPAConfigurableTolerance on Beta free never [];
     HPAScaleToZero off Alpha free never [];
+    HugepageAwareEviction on Beta free [];
     ImageMaximumGCAge on GA locked [];
     ImageVolume on GA locked [];
     ImageVolumeWithDigest off Alpha free [ImageVolume];

@@ -258,11 +258,13 @@ impl Settings {
         json!({ "kubeletconfig": standard_document(&self.kubelet) })
     }
 
-    /// Both effective documents for the log. The values of `staticPodURLHeader`, which may be secrets, and a password in
-    /// `staticPodURL` are masked.
-    pub fn logged(&self) -> Value {
+    /// Both effective documents for the log, as YAML like a kubelet's since 1.37. The values of `staticPodURLHeader`, which may
+    /// be secrets, and a password in `staticPodURL` are masked.
+    pub fn logged(&self) -> String {
         let own = with_kind(to_json(&self.keblet), keblet::API_VERSION, keblet::KIND);
-        json!([standard_document(&self.without_secrets()), own])
+        let documents = [standard_document(&self.without_secrets()), own];
+        // JSON is YAML, too.
+        serde_saphyr::to_string_multiple(&documents).unwrap_or_else(|_| json!(documents).to_string())
     }
 
     /// The standard document, to be shown.

@@ -118,7 +118,7 @@ impl Runtime {
         if streams.is_on() {
             let message = cri::StreamContainersRequest { filter: Some(filter.clone()) };
             let stream = async |r| read_all(self.runtime().stream_containers(r).await?, |m| m.containers).await;
-            if let Some(listed) = streams.known(call.send(message, stream).await) {
+            if let Some(listed) = streams.known("StreamContainers", call.send(message, stream).await) {
                 return listed;
             }
         }

@@ -169,12 +169,20 @@ impl Streamed {
         self.0.load(Relaxed)
     }
 
-    /// The result of a streamed list; `None` if the service does not know the call, and from then on streaming is off.
-    pub(super) fn known<T>(&self, listed: Result<T, RuntimeError>) -> Option<Result<T, RuntimeError>> {
+    /// The result of a list that was streamed by `rpc`; `None` if the service does not know the call, and from then on
+    /// streaming is off. A list that breaks off is logged as by a kubelet.
+    pub(super) fn known<T>(&self, rpc: &str, listed: Result<T, RuntimeError>) -> Option<Result<T, RuntimeError>> {
         match listed {
             Err(error) if error.is_unimplemented() => {
                 self.0.store(false, Relaxed);
                 None
+            }
+            Err(error) => {
+                // That the runtime cannot be reached is logged once for all calls.
+                if !error.is_unreachable() {
+                    tracing::warn!(%error, "{rpc} recv failed");
+                }
+                Some(Err(error))
             }
             listed => Some(listed),
         }
@@ -195,4 +203,29 @@ pub(super) async fn read_all<M, T>(
         all.extend(items(chunk));
     }
     Ok(Response::new(all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::Buffer;
+
+    #[test]
+    fn a_list_that_breaks_off_is_logged_by_the_name_of_its_call() {
+        let buffer = Buffer::default();
+        let writer = buffer.clone();
+        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let _logging = tracing::subscriber::set_default(lines);
+        let listed = |status: &Status| -> Result<(), RuntimeError> {
+            Err(RuntimeError::from_status(Operation::ListContainers, "", "unix:///runtime.sock", status))
+        };
+        let streamed = Streamed(AtomicBool::new(true));
+        assert!(streamed.known("StreamContainers", listed(&Status::internal("lost"))).is_some_and(|all| all.is_err()));
+        assert!(streamed.is_on(), "the service knows the call");
+        assert!(streamed.known("StreamImages", listed(&Status::unimplemented("unknown"))).is_none());
+        assert!(!streamed.is_on());
+        let logged = String::from_utf8(buffer.0.lock().unwrap().clone()).unwrap();
+        assert!(logged.contains("StreamContainers recv failed error=ListContainers: lost (Internal)"), "{logged}");
+        assert!(!logged.contains("StreamImages"), "{logged}");
+    }
 }

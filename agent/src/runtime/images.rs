@@ -30,7 +30,7 @@ impl Runtime {
         if streams.is_on() {
             let message = cri::StreamImagesRequest { filter: filter.clone() };
             let stream = async |r| read_all(self.images().stream_images(r).await?, |m| m.images).await;
-            if let Some(listed) = streams.known(call.send(message, stream).await) {
+            if let Some(listed) = streams.known("StreamImages", call.send(message, stream).await) {
                 return listed;
             }
         }

@@ -86,7 +86,7 @@ impl Runtime {
         if streams.is_on() {
             let message = cri::StreamPodSandboxesRequest { filter: Some(filter.clone()) };
             let stream = async |r| read_all(self.runtime().stream_pod_sandboxes(r).await?, |m| m.pod_sandboxes).await;
-            if let Some(listed) = streams.known(call.send(message, stream).await) {
+            if let Some(listed) = streams.known("StreamPodSandboxes", call.send(message, stream).await) {
                 return listed;
             }
         }

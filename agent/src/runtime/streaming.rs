@@ -70,7 +70,7 @@ impl Runtime {
             let message = cri::StreamContainerStatsRequest { filter: Some(filter.clone()) };
             let stream =
                 async |r| read_all(self.runtime().stream_container_stats(r).await?, |m| m.container_stats).await;
-            if let Some(listed) = streams.known(call.send(message, stream).await) {
+            if let Some(listed) = streams.known("StreamContainerStats", call.send(message, stream).await) {
                 return listed;
             }
         }
