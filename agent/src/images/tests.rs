@@ -146,7 +146,7 @@ async fn a_pulled_image_has_its_id_whatever_the_runtime_answers() {
         ("sha256:1", Ok(Some("other")), "sha256:1", false),
         (DIGITS, Ok(Some("other")), DIGITS, false),
         (NAMED, Ok(Some(DIGITS)), DIGITS, true),
-        // A pull does not fail for want of an id.
+        // A pull does not fail for lack of an id.
         (NAMED, Ok(Some("")), NAMED, true),
         (NAMED, Ok(None), NAMED, true),
         (NAMED, Err(Status::internal("broken")), NAMED, true),

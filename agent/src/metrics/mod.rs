@@ -7,12 +7,14 @@
 mod access;
 mod buckets;
 mod certificates;
+mod cgroups;
 mod containers;
 mod eviction;
 mod http;
 mod images;
 mod machine;
 mod node;
+mod node_images;
 mod observe;
 mod oom;
 mod pleg;
@@ -45,6 +47,7 @@ use prometheus::proto::MetricFamily;
 
 pub use access::Access;
 pub use certificates::Certificates;
+pub use cgroups::Cgroups;
 pub use containers::Containers;
 pub use containers::LogsOf;
 pub use eviction::Eviction;
@@ -55,6 +58,7 @@ pub use images::Images;
 pub use images::MustPull;
 pub use node::BuildInfo;
 pub use node::Node;
+pub use node_images::NodeImages;
 pub use observe::Observe;
 pub use observe::ObservedInfo;
 pub use observe::PodLabels;
@@ -110,6 +114,10 @@ pub struct Metrics {
     pub pleg: Pleg,
     /// Calls to the container runtime.
     pub runtime: Runtime,
+    /// Cgroups of pods and QoS classes.
+    pub cgroups: Cgroups,
+    /// Images of the node: pulls, number and size, garbage collection.
+    pub node_images: NodeImages,
     /// Access to images, credential plugins and image volumes.
     pub images: Images,
     /// Pods' volumes.
@@ -156,6 +164,8 @@ impl Metrics {
         let workers = Workers::new(&register);
         let pleg = Pleg::new(&register);
         let runtime = Runtime::new(&register);
+        let cgroups = Cgroups::new(&register);
+        let node_images = NodeImages::new(&register);
         let images = Images::new(&register);
         let volumes = Volumes::new(&register);
         let sensors = Sensors::new(&register);
@@ -180,6 +190,8 @@ impl Metrics {
             workers,
             pleg,
             runtime,
+            cgroups,
+            node_images,
             images,
             volumes,
             sensors,

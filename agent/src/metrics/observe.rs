@@ -98,12 +98,12 @@ impl Observe {
             ),
             node_kills: register.counters(
                 "keblet_oom_kills_total",
-                "Processes killed for want of memory: whose limit was reached, whose process it was, the evidence.",
+                "Processes killed by the OOM killer: whose limit was reached, whose process it was, the evidence.",
                 &["scope", "victim", "confidence"],
             ),
             pod_kills: register.counters(
                 "keblet_pod_oom_kills_total",
-                "Processes of a pod killed for want of memory since it is observed.",
+                "Processes of a pod killed by the OOM killer since it is observed.",
                 &["namespace", "pod", "container", "victim", "scope"],
             ),
             node_waiting: seconds(

@@ -52,10 +52,10 @@ fn used() -> Arc<Metrics> {
     metrics.pleg.stream_event(short);
     metrics.runtime.call("version", short, false);
     metrics.runtime.sandbox("", short, false);
-    metrics.runtime.pulled(1 << 20, short);
-    metrics.runtime.cgroup("create", short);
-    metrics.runtime.image_collected(true);
-    metrics.runtime.image_asked("always", None, Some(true));
+    metrics.node_images.pulled(1 << 20, short);
+    metrics.cgroups.operation("create", short);
+    metrics.node_images.collected(true);
+    metrics.node_images.asked("always", None, Some(true));
     metrics.volumes.operation("volume_mount", "kubernetes.io/secret", short, true);
     metrics.volumes.mounted_after("kubernetes.io/secret", short);
     metrics.volumes.measured(MetricSource::Walk, short);

@@ -1,10 +1,9 @@
-//! Calls to the API server: deadlines, error classes, back-off.
+//! Calls to the API server: deadlines, error classes, log lines.
 
 use std::time::Duration;
 
 use super::config::NodeConfig;
 use crate::apiserver::ApiServer;
-use crate::model::Backoff;
 use crate::model::LoggedReasons;
 
 /// The connections to the API server.
@@ -63,6 +62,9 @@ impl CallError {
     }
 }
 
+/// Longest pause between attempts of what is repeated until it succeeds.
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(7);
+
 /// Logs failed calls: of each purpose once for every change of the error, as one that is forbidden is repeated at every
 /// heartbeat. That the API server is unreachable or rejects the credentials is logged once by the API client.
 #[derive(Debug, Default)]
@@ -106,22 +108,6 @@ pub(super) async fn within<T>(
 pub(super) fn heartbeat_timeout(config: &NodeConfig) -> Duration {
     let lease = Duration::from_secs(u64::try_from(config.lease_seconds).unwrap_or(40));
     config.update_period.min(lease)
-}
-
-/// Exponential back-off up to seven seconds.
-#[derive(Debug)]
-pub(super) struct Pauses(Backoff);
-
-impl Pauses {
-    const LONGEST: Duration = Duration::from_secs(7);
-
-    pub(super) fn new(first: Duration) -> Self {
-        Self(Backoff::new(first, Self::LONGEST))
-    }
-
-    pub(super) async fn wait(&mut self) {
-        tokio::time::sleep(self.0.failed(0.0)).await;
-    }
 }
 
 #[cfg(test)]

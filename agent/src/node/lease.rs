@@ -22,12 +22,15 @@ use super::call::FailureLog;
 use super::config::NodeConfig;
 use super::report;
 use super::time;
+use crate::model::Backoff;
 use crate::model::Clock;
 
 const NAMESPACE: &str = "kube-node-lease";
 /// What fails, for the log.
 const RENEW: &str = "cannot renew the Lease";
 const ENSURE: &str = "cannot get or create the Lease";
+/// Pause after the first failure to get or create the Lease.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Updates tried in one round.
 const TRIES: usize = 5;
 const PARAMS: PostParams = PostParams { dry_run: false, field_manager: None };
@@ -131,7 +134,7 @@ impl LeaseController {
 
     /// The existing Lease, or a new one (true). `None` if there is no Node to own it yet. Retries without limit.
     async fn find_or_create(&mut self) -> Option<(Lease, bool)> {
-        let mut pause = call::Pauses::new(Duration::from_millis(200));
+        let mut backoff = Backoff::new(FIRST_PAUSE, call::LONGEST_PAUSE);
         loop {
             match self.try_find_or_create().await {
                 Ok(found) => {
@@ -140,7 +143,7 @@ impl LeaseController {
                 }
                 Err(error) => self.failures.failed(&self.config.name, ENSURE, &error),
             }
-            pause.wait().await;
+            tokio::time::sleep(backoff.failed(0.0)).await;
         }
     }
 

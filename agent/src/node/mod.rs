@@ -7,7 +7,7 @@
 //!  machine · network · images ─┐                              ┌─▶ register (create, or reconcile)
 //!  runtime state · sensors ────┼─▶ content ─▶ Node as it ─────┼─▶ patch of status, if anything differs
 //!  pressures · shutdown ───────┘   (pure)     should be       └─▶ events, podCIDR to the runtime
-//!          cache ◀── watch of the own Node       lease: a heartbeat of its own
+//!          cache ◀── watch of the own Node       lease: renewed by a task of its own
 //! ```
 //!
 //! The status is computed every `nodeStatusUpdateFrequency`, and at once when an input changes; it is sent only if it

@@ -7,9 +7,10 @@ use tokio::sync::watch;
 
 use super::addresses;
 use super::addresses::AddressUpdate;
-use super::call::Pauses;
+use super::call::LONGEST_PAUSE;
 use super::config::NodeConfig;
 use super::host::Host;
+use crate::model::Backoff;
 use crate::status::NodeAddresses;
 
 /// Pause after the first failure.
@@ -22,7 +23,7 @@ pub async fn standalone(config: Arc<NodeConfig>, host: impl Host, addresses: wat
 }
 
 async fn publish_addresses(config: &NodeConfig, host: &impl Host, addresses: &watch::Sender<NodeAddresses>) {
-    let (mut pauses, mut logged) = (Pauses::new(FIRST_PAUSE), None);
+    let (mut backoff, mut logged) = (Backoff::new(FIRST_PAUSE, LONGEST_PAUSE), None);
     loop {
         match addresses::addresses(&config.addresses, &host.network().await, &[]) {
             Ok(AddressUpdate::Replace(list)) => {
@@ -38,7 +39,7 @@ async fn publish_addresses(config: &NodeConfig, host: &impl Host, addresses: &wa
                 logged = Some(error);
             }
         }
-        pauses.wait().await;
+        tokio::time::sleep(backoff.failed(0.0)).await;
     }
 }
 
@@ -46,12 +47,12 @@ async fn set_pod_cidr(config: &NodeConfig, host: &impl Host) {
     if config.pod_cidr.is_empty() {
         return;
     }
-    let (mut pauses, mut logged) = (Pauses::new(FIRST_PAUSE), String::new());
+    let (mut backoff, mut logged) = (Backoff::new(FIRST_PAUSE, LONGEST_PAUSE), String::new());
     while let Err(error) = host.set_pod_cidr(&config.pod_cidr).await {
         if error != logged {
             tracing::warn!(cidr = config.pod_cidr, error, "cannot set the pod CIDR of the runtime; trying again");
             logged = error;
         }
-        pauses.wait().await;
+        tokio::time::sleep(backoff.failed(0.0)).await;
     }
 }

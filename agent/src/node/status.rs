@@ -42,6 +42,7 @@ use super::runtime_view::RuntimeView;
 use super::startup::Startup;
 use super::time;
 use crate::metrics::Metrics;
+use crate::model::Backoff;
 use crate::model::Clock;
 use crate::model::Pressures;
 use crate::recorder::Recorder;
@@ -54,6 +55,8 @@ use crate::status::NodeAddresses;
 const UPDATE: &str = "cannot update the node status";
 /// Tries of one status update, back to back.
 const TRIES: usize = 5;
+/// Pause after the first failure to register the Node.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Deadline of the calls that register the Node.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(30);
 /// Changes within this time are sent together.
@@ -257,12 +260,12 @@ impl<H: Host> StatusLoop<H> {
     /// Creates the Node, or corrects the existing one. Retries without limit.
     async fn register(&mut self) {
         let began = self.inputs.clock.wall();
-        let mut pauses = call::Pauses::new(Duration::from_millis(100));
+        let mut backoff = Backoff::new(FIRST_PAUSE, call::LONGEST_PAUSE);
         loop {
             let host = self.read_host().await;
             let Err(error) = self.try_register(&host, began).await else { return };
             self.failures.failed(&self.inputs.config.name, "cannot register the node", &error);
-            pauses.wait().await;
+            tokio::time::sleep(backoff.failed(0.0)).await;
         }
     }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::EnvVar;
 use k8s_openapi::api::core::v1::PodStatus;
 
+use super::Monitoring;
 use super::Running;
-use super::Services;
+use crate::model::Clock;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
 use crate::model::KUBERNETES;
@@ -17,6 +18,7 @@ use crate::pleg::PlegHandle;
 use crate::probes::Parts;
 use crate::probes::ProbedPods;
 use crate::probes::Prober;
+use crate::runtime::Runtime;
 use crate::status::Statuses;
 use crate::workers::generate::expand::expand;
 
@@ -53,16 +55,16 @@ impl ProbedPods for Pods {
 }
 
 /// The prober of these pods.
-pub(super) fn prober(services: &Services, running: &Running) -> Prober {
+pub(super) fn prober(runtime: &Runtime, monitoring: &Monitoring, clock: Clock, running: &Running) -> Prober {
     Prober::new(Parts {
-        runtime: services.runtime.clone(),
+        runtime: runtime.clone(),
         results: running.probes.clone(),
         pods: Arc::new(Pods { statuses: running.statuses.clone(), pleg: running.pleg.clone() }),
         version: KUBERNETES,
         expand: expand_command,
-        clock: services.clock,
-        recorder: services.recorder.clone(),
-        metrics: services.metrics.clone(),
+        clock,
+        recorder: monitoring.recorder.clone(),
+        metrics: monitoring.metrics.clone(),
     })
 }
 

@@ -308,7 +308,7 @@ impl PlegTask {
             let _slot = slots.acquire().await;
             let start = Instant::now();
             let failed = |message: String| InspectError::Runtime { uid: uid.clone(), message: message.into() };
-            // Else the callers that wait for it would do so for ever.
+            // A panic would otherwise leave the callers of the inspection without an answer.
             let inspection = AssertUnwindSafe(inspection).catch_unwind();
             let result = match tokio::time::timeout(limit, inspection).await {
                 Ok(Ok(result)) => result.map_err(|error| failed(error.to_string())),

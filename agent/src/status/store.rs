@@ -67,7 +67,7 @@ impl StatusStore {
         status: PodStatus,
         now: SystemTime,
     ) -> Result<bool, IllegalTransition> {
-        self.update(uid, pod, mirror, status, now, Update { force: false, finish: false })
+        self.update(Subject { uid, pod, mirror }, status, now, Update { force: false, finish: false })
     }
 
     /// Sets the final status and marks the pod finished (static pods stay unfinished: their source decides). Returns
@@ -85,7 +85,8 @@ impl StatusStore {
         let stored = self.entries.get(uid).map(|entry| &*entry.status);
         let last = stored.or(pod.status.as_ref()).cloned().unwrap_or_default();
         let status = final_status::final_status(pod, last);
-        self.update(uid, pod, mirror, status, now, Update { force: true, finish: !spec::is_static(pod) })
+        let how = Update { force: true, finish: !spec::is_static(pod) };
+        self.update(Subject { uid, pod, mirror }, status, now, how)
     }
 
     /// Records whether containers of the pod may still run (true until set). Returns true if there is a new version,
@@ -113,13 +114,12 @@ impl StatusStore {
 
     fn update(
         &mut self,
-        uid: &PodUid,
-        pod: &Pod,
-        mirror: Option<&Pod>,
+        subject: Subject<'_>,
         mut status: PodStatus,
         now: SystemTime,
         how: Update,
     ) -> Result<bool, IllegalTransition> {
+        let Subject { uid, pod, mirror } = subject;
         let nothing = PodStatus::default();
         let old = self.basis(uid.as_str(), pod, mirror).unwrap_or(&nothing);
         transition::check(pod, old, self.gates)?;
@@ -139,6 +139,15 @@ impl StatusStore {
         self.entries.insert(uid.clone(), Stored { status, version, is_finished, may_run, at: now });
         Ok(true)
     }
+}
+
+/// The pod that a status is of.
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    uid: &'a PodUid,
+    pod: &'a Pod,
+    /// Of a static pod, if the API server has one.
+    mirror: Option<&'a Pod>,
 }
 
 #[derive(Clone, Copy)]

@@ -3,6 +3,10 @@
 //! mirror pods by full name.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::mirrors::MirrorAction;
 use super::task::SyncLoop;
@@ -14,12 +18,39 @@ use crate::model::pod_ref;
 use crate::model::spec;
 use crate::workers::state::Request;
 
+/// Removes what pods that no source desires have left on the node (directories, cgroups, logs). Implemented by the
+/// modules that made them; blocking calls belong into it, not into the loop.
+pub trait Leftovers: Send + Sync + 'static {
+    /// Starts removing the leftovers of every pod not in `keep`. Must not block. Returns when it is to be called again if it
+    /// cannot start yet. When what it could not remove is due again is received by [`Housekeeping`].
+    fn remove_leftovers(&self, keep: &HashSet<PodUid>) -> Option<Instant>;
+}
+
+/// When housekeeping is due, and what it spares beside desired pods.
+pub struct Housekeeping {
+    leftovers: Arc<dyn Leftovers>,
+    /// When the next attempt to remove leftovers is due.
+    pub(super) leftovers_due: mpsc::Receiver<Instant>,
+    /// When the next pass is due.
+    pub(super) due: Option<Instant>,
+    /// Pods that a source has and that cannot be decoded.
+    pub(super) undecodable: HashSet<PodUid>,
+}
+
+impl Housekeeping {
+    /// Leftovers are removed by `leftovers`, from which `leftovers_due` receives when the next attempt is due. No pass is
+    /// due yet.
+    pub fn new(leftovers: Arc<dyn Leftovers>, leftovers_due: mpsc::Receiver<Instant>) -> Self {
+        Self { leftovers, leftovers_due, due: None, undecodable: HashSet::new() }
+    }
+}
+
 impl SyncLoop {
     /// Terminates pods that no source desires, starts desired ones without worker, sweeps leftovers. Before all sources are
     /// ready no pod is known to be undesired, and before they are complete no static pod, but for those that were replaced.
     /// Static pods do not wait for the API server, which may be one of them.
     pub(super) fn housekeeping_pass(&mut self) {
-        self.housekeeping = None;
+        self.housekeeping.due = None;
         let are_ready = self.sources.all_ready();
         let pods = self.pods.all();
         let mut desired: HashSet<PodUid> = pods.iter().map(|pod| pod_ref(pod).uid).collect();
@@ -35,7 +66,7 @@ impl SyncLoop {
             }
         }
         // They run on, and what they have is not left over.
-        desired.extend(self.undecodable.iter().cloned());
+        desired.extend(self.housekeeping.undecodable.iter().cloned());
         if !are_ready {
             self.terminate_replaced_static_pods(&desired);
             return self.reconcile_mirrors(None);
@@ -77,7 +108,7 @@ impl SyncLoop {
         self.workers.release_names(&keep);
         self.statuses.retain(&keep);
         self.allocations.retain_actuated(&keep);
-        if let Some(due) = self.leftovers.remove_leftovers(&keep) {
+        if let Some(due) = self.housekeeping.leftovers.remove_leftovers(&keep) {
             self.housekeep_at(due);
         }
     }

@@ -16,6 +16,8 @@ pub mod pods;
 
 pub use admit::PodAdmission;
 pub use admit::ReadNode;
+pub use housekeeping::Housekeeping;
+pub use housekeeping::Leftovers;
 pub use kill_requests::EvictionSender;
 pub use kill_requests::KILL_CAPACITY;
 pub use kill_requests::KillRequest;
@@ -26,5 +28,4 @@ pub use preemption::RecordPreemption;
 pub use preemption::preemption_reason;
 pub use resize::PendingResizes;
 pub use shared::SharedPods;
-pub use task::Leftovers;
 pub use task::SyncLoop;

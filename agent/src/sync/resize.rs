@@ -55,7 +55,7 @@ impl PendingResizes {
         Self { queue: Queue::default(), policy, retry_at: Instant::now() + FIRST_RETRY }
     }
 
-    /// Waits until those that wait are to be tried again; for ever without any. Cancel-safe.
+    /// Waits until those that wait are to be tried again; never returns without any. Cancel-safe.
     pub(super) fn due(&self) -> impl Future<Output = ()> + use<> {
         sleep_until((!self.queue.is_empty()).then_some(self.retry_at))
     }

@@ -1,7 +1,6 @@
 //! The sync loop: one select over updates of desired pods, PLEG changes, ended workers, mirror pods, requests and
 //! housekeeping. Dispatches; decides nothing about containers and never waits for the runtime.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admit::PodAdmission;
+use super::housekeeping::Housekeeping;
 use super::kill_requests::SyncRequests;
 use super::mirrors::Mirrors;
 use super::pods::is_mirror;
@@ -40,15 +40,7 @@ const MAX_IDLE: Duration = Duration::from_secs(60);
 /// How long workers may take to complete their current action when the agent stops.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Removes what pods that no source desires have left on the node (directories, cgroups, logs). Implemented by the
-/// modules that made them; blocking calls belong into it, not into the loop.
-pub trait Leftovers: Send + Sync + 'static {
-    /// Starts removing the leftovers of every pod not in `keep`. Must not block. Returns when it is to be called again if it
-    /// cannot start yet. When what it could not remove is due again is received as [`SyncLoop::leftovers_due`].
-    fn remove_leftovers(&self, keep: &HashSet<PodUid>) -> Option<Instant>;
-}
-
-/// State of the sync loop and handles to what it dispatches between.
+/// The sync loop: handles to what it dispatches between, which have its state.
 pub struct SyncLoop {
     /// Desired pods.
     pub pods: SharedPods,
@@ -80,14 +72,8 @@ pub struct SyncLoop {
     pub requests: SyncRequests,
     /// Measures how long pods take to start.
     pub startups: Startups,
-    /// Removes what terminated pods leave.
-    pub leftovers: Arc<dyn Leftovers>,
-    /// When the next attempt to remove them is due.
-    pub leftovers_due: mpsc::Receiver<Instant>,
-    /// When housekeeping is due.
-    pub housekeeping: Option<Instant>,
-    /// Pods that a source has and that cannot be decoded.
-    pub undecodable: HashSet<PodUid>,
+    /// When housekeeping is due, and the removal of what terminated pods leave.
+    pub housekeeping: Housekeeping,
 }
 
 impl SyncLoop {
@@ -121,8 +107,8 @@ impl SyncLoop {
                 awaited = self.admission.awaited() => self.on_awaited(awaited),
                 Some(request) = self.requests.kills.recv() => self.kill(request),
                 Ok(()) = addresses.changed() => self.workers.request_sync_of_all(),
-                Some(at) = self.leftovers_due.recv() => self.housekeep_at(at),
-                () = sleep_until(self.housekeeping) => self.housekeeping_pass(),
+                Some(at) = self.housekeeping.leftovers_due.recv() => self.housekeep_at(at),
+                () = sleep_until(self.housekeeping.due) => self.housekeeping_pass(),
             }
         }
         self.workers.stop(DRAIN).await;
@@ -151,7 +137,7 @@ impl SyncLoop {
                 source
             }
             PodUpdate::Undecodable(_, uids) => {
-                self.undecodable = uids.into_iter().collect();
+                self.housekeeping.undecodable = uids.into_iter().collect();
                 // Containers of those that are gone are no longer desired.
                 return self.housekeep_soon();
             }
@@ -224,6 +210,7 @@ impl SyncLoop {
     }
 
     pub(super) fn housekeep_at(&mut self, at: Instant) {
-        self.housekeeping = Some(self.housekeeping.map_or(at, |due| due.min(at)));
+        let due = &mut self.housekeeping.due;
+        *due = Some(due.map_or(at, |due| due.min(at)));
     }
 }

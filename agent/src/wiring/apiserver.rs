@@ -1,6 +1,7 @@
 //! The clients of the API server, if one is configured, and their client certificate.
 
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
@@ -85,66 +86,73 @@ pub(super) async fn connect(
 
 impl Connector<'_> {
     async fn connect(&self, tasks: &mut JoinSet<()>) -> anyhow::Result<Connection> {
-        let file = Path::new(&self.settings.flags.kubeconfig);
-        let bootstrap = Some(&self.settings.flags.bootstrap_kubeconfig).filter(|file| !file.is_empty());
+        let file = PathBuf::from(&self.settings.flags.kubeconfig);
         let rotate = self.settings.kubelet.rotate_certificates;
-        match certificates::first_access(file, bootstrap.map(Path::new), SystemTime::now())? {
+        match self.first_access(&file).await? {
             FirstAccess::Bootstrap(access) if rotate => {
                 // As upstream: a certificate of the bootstrap kubeconfig is used for certificate requests only.
-                let bootstrap = self.plain(&access)?;
+                let bootstrap = self.plain(&access).await?;
                 let store = self.store(None);
-                certificates::write_kubeconfig(file, &access, &store.current_path())?;
+                write_kubeconfig(&file, &access, &store).await?;
                 tracing::info!(kubeconfig = %file.display(), "written; the client certificate is being requested");
                 let without = Access { certificate: None, ..Access::clone(&access) };
-                return self.rotate(&without, bootstrap, store, tasks);
+                return self.rotate(&without, bootstrap, store, tasks).await;
             }
-            FirstAccess::Bootstrap(access) => self.bootstrap(&access, file).await?,
+            FirstAccess::Bootstrap(access) => self.bootstrap(&access, &file).await?,
             FirstAccess::Kubeconfig => {}
         }
-        let access = kubeconfig::load(file).context("unable to load kubeconfig")?;
+        let loaded = file.clone();
+        let access = blocking(move || kubeconfig::load(&loaded)).await.context("unable to load kubeconfig")?;
         tracing::info!(server = %access.server, kubeconfig = %file.display(), "using the API server");
         if rotate {
             let pair = access.certificate.as_ref();
             let files = pair.and_then(|pair| pair.certificate.path().zip(pair.key.path()));
             let store = self.store(files.map(|(certificate, key)| (certificate.to_owned(), key.to_owned())));
-            let bootstrap = self.plain(&Access { certificate: None, ..access.clone() })?;
-            return self.rotate(&access, bootstrap, store, tasks);
+            let bootstrap = self.plain(&Access { certificate: None, ..access.clone() }).await?;
+            return self.rotate(&access, bootstrap, store, tasks).await;
         }
-        let api = ApiServer::connect(&access, &self.options(), self.metrics.clone(), self.shutdown.clone())?;
-        Ok(Connection { api: Some(api), lost: None })
+        Ok(Connection { api: Some(self.plain(&access).await?), lost: None })
     }
 
-    fn store(&self, configured: Option<(std::path::PathBuf, std::path::PathBuf)>) -> Store {
+    async fn first_access(&self, file: &Path) -> anyhow::Result<FirstAccess> {
+        let (file, bootstrap) = (file.to_owned(), &self.settings.flags.bootstrap_kubeconfig);
+        let bootstrap = (!bootstrap.is_empty()).then(|| PathBuf::from(bootstrap));
+        blocking(move || certificates::first_access(&file, bootstrap.as_deref(), SystemTime::now())).await
+    }
+
+    fn store(&self, configured: Option<(PathBuf, PathBuf)>) -> Store {
         Store::new(&self.settings.flags.cert_dir, Purpose::Client, configured)
     }
 
     /// Clients with these credentials only, without a rotated certificate.
-    fn plain(&self, access: &Access) -> anyhow::Result<ApiServer> {
-        Ok(ApiServer::connect(access, &self.options(), self.metrics.clone(), self.shutdown.clone())?)
+    async fn plain(&self, access: &Access) -> anyhow::Result<ApiServer> {
+        let (access, options) = (access.clone(), self.options());
+        let (metrics, shutdown) = (self.metrics.clone(), self.shutdown.clone());
+        blocking(move || ApiServer::connect(&access, &options, metrics, shutdown)).await
     }
 
     async fn bootstrap(&self, access: &Access, file: &Path) -> anyhow::Result<()> {
         let (store, folder) = (self.store(None), &self.settings.flags.cert_dir);
-        let client = self.plain(access)?.main;
+        let client = self.plain(access).await?.main;
         let getting = certificates::bootstrap(&client, self.node_name, &store, folder, SystemTime::now());
         match self.shutdown.run_until_cancelled(getting).await {
             Some(outcome) => outcome.context("cannot get the first client certificate")?,
             None => anyhow::bail!("stopped before the first client certificate was signed"),
         }
-        certificates::write_kubeconfig(file, access, &store.current_path())?;
-        Ok(())
+        write_kubeconfig(file, access, &store).await
     }
 
     /// Clients with a rotated certificate. Tokens and passwords are used for certificate requests only, by `bootstrap`, which
     /// sends them as long as there is no certificate.
-    fn rotate(
+    async fn rotate(
         &self,
         access: &Access,
         bootstrap: ApiServer,
         store: Store,
         tasks: &mut JoinSet<()>,
     ) -> anyhow::Result<Connection> {
-        let (first, at_once) = first_pair(access, &store)?;
+        let (read, from) = (access.clone(), store.clone());
+        let (first, at_once) = blocking(move || first_pair(&read, &from)).await?;
         // Anonymous until there is one, as upstream: requests that the server allows without credentials work meanwhile.
         let identity = Identity::default();
         identity.set(first.as_ref().map(|pair| pair.certified.clone()));
@@ -152,7 +160,8 @@ impl Connector<'_> {
         let (credentials, impersonation) = (Credentials::None, HeaderMap::new());
         let certified = Access { certificate: None, credentials, impersonation, ..access.clone() };
         let (options, metrics, shutdown) = (self.options(), self.metrics.clone(), self.shutdown.clone());
-        let api = ApiServer::with_identity(&certified, identity, &options, metrics, shutdown)?;
+        let connect = move || ApiServer::with_identity(&certified, identity, &options, metrics, shutdown);
+        let api = blocking(connect).await?;
         let (current, seen) = watch::channel(first.map(Arc::new));
         let server_health = ServerHealth::default();
         let manager = RotationManager {
@@ -194,6 +203,22 @@ impl Connector<'_> {
     }
 }
 
+/// Runs work on the files of the clients on a thread that may block: their file system may be slow to respond.
+async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> anyhow::Result<T>
+where
+    T: Send + 'static,
+    E: Into<anyhow::Error> + Send + 'static,
+{
+    let done = tokio::task::spawn_blocking(work).await.context("reading the files of the API client")?;
+    done.map_err(Into::into)
+}
+
+/// Writes a kubeconfig that names the current pair of `store`.
+async fn write_kubeconfig(file: &Path, access: &Access, store: &Store) -> anyhow::Result<()> {
+    let (file, access, pair) = (file.to_owned(), access.clone(), store.current_path());
+    blocking(move || certificates::write_kubeconfig(&file, &access, &pair)).await
+}
+
 /// Requests with the certificate while it is valid, else with the credentials of the kubeconfig, or of the bootstrap one.
 struct BootstrapClients {
     certified: ApiServer,
@@ -208,7 +233,7 @@ impl RequestClients for BootstrapClients {
     }
 }
 
-/// The first pair, and whether it is to be rotated at once because it is embedded in the kubeconfig.
+/// The first pair, and whether it is to be rotated at once because it is embedded in the kubeconfig. Blocks.
 fn first_pair(access: &Access, store: &Store) -> anyhow::Result<(Option<Pair>, bool)> {
     let now = SystemTime::now();
     let stored = store.load().context("client certificate")?;
@@ -290,6 +315,37 @@ mod tests {
         let store = Store::new(&place, Purpose::Client, None);
         let (pair, at_once) = first_pair(&access, &store).expect("the start goes on");
         assert!(pair.is_some_and(|pair| pair.leaf.common_name == "n") && at_once);
+    }
+
+    /// In real time, as a call that hangs stops a paused clock: a pipe is read until its writer has closed it.
+    #[tokio::test]
+    async fn a_kubeconfig_that_is_slow_to_read_keeps_no_worker_thread() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (pipe, pairs) = (folder.path().join("kubeconfig"), folder.path().join("pki"));
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+        let flags = [
+            ("kubeconfig", pipe.to_str().expect("text")),
+            ("cert-dir", pairs.to_str().expect("text")),
+            ("rotate-certificates", "false"),
+        ];
+        let settings = crate::config::load(&flags.into_iter().collect()).expect("valid settings");
+        let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+                    contexts: [{name: c, context: {cluster: k, user: u}}]\n\
+                    clusters: [{name: k, cluster: {server: 'https://10.0.0.1', insecure-skip-tls-verify: true}}]\n\
+                    users: [{name: u, user: {token: secret}}]\n";
+        let (wake, woken) = std::sync::mpsc::channel::<()>();
+        let writer = std::thread::spawn(move || {
+            // Writes in any case, so that a test that fails ends.
+            let _ = woken.recv_timeout(Duration::from_secs(10));
+            std::fs::write(&pipe, text)
+        });
+        let (metrics, mut tasks, shutdown) = (Metrics::new(), JoinSet::new(), CancellationToken::new());
+        let mut connecting = Box::pin(connect(&settings, "n", &metrics, &mut tasks, &shutdown));
+        let early = tokio::time::timeout(Duration::from_millis(20), &mut connecting).await;
+        drop(wake);
+        assert!(early.is_err(), "a timer runs meanwhile");
+        assert!(connecting.await.expect("clients").api.is_some());
+        writer.join().expect("no panic").expect("written");
     }
 
     #[tokio::test]

@@ -37,10 +37,12 @@ use super::sensors;
 use super::server;
 use super::streams;
 use super::tasks::unless_panicked;
+use super::volumes;
 use crate::allocation::Allocations;
 use crate::apiserver::ApiServer;
 use crate::cgroups::Cgroups;
 use crate::cgroups::Hierarchies;
+use crate::cgroups::LimitWrites;
 use crate::cli::endpoints::Endpoints;
 use crate::cli::host;
 use crate::cli::logging::Verbosity;
@@ -48,6 +50,7 @@ use crate::config::Feature;
 use crate::config::Settings;
 use crate::events;
 use crate::events::sensors::SensorStates;
+use crate::eviction::Journal;
 use crate::images::Images;
 use crate::kernel::bpf::Probes;
 use crate::metrics::Metrics;
@@ -58,10 +61,16 @@ use crate::objects::Objects;
 use crate::oom::OomReporter;
 use crate::pacing::Pacing;
 use crate::pipeline;
+use crate::pipeline::AdmissionInputs;
+use crate::pipeline::ClusterServices;
 use crate::pipeline::Desired;
+use crate::pipeline::Monitoring;
 use crate::pipeline::NodeGarbage;
+use crate::pipeline::NodeServices;
 use crate::pipeline::Observation;
+use crate::pipeline::PodRecords;
 use crate::pipeline::Running;
+use crate::pipeline::RuntimeServices;
 use crate::pipeline::Services;
 use crate::pipeline::Started;
 use crate::pleg::PlegHandle;
@@ -93,6 +102,8 @@ pub(super) struct Bootstrap {
     observers: Arc<Observers>,
     pub node: node::Node,
     hierarchies: Hierarchies,
+    /// Of limits of cgroups.
+    limit_writes: LimitWrites,
     pub api: Option<ApiServer>,
     pub recorder: Recorder,
     recording: Recording,
@@ -172,6 +183,7 @@ impl Bootstrap {
             observers,
             node,
             hierarchies,
+            limit_writes: LimitWrites::default(),
             api,
             recorder,
             recording,
@@ -216,7 +228,7 @@ impl Bootstrap {
         let layout = self.hierarchies.layout.clone();
         let ooms = self.ooms.counts();
         let stats = streams::stats(&self.settings, &self.node.name, self.pods(pipeline), &self.runtime, layout, ooms)?;
-        Ok(stats.with_metrics(self.metrics.clone()))
+        Ok(stats.with_metrics(self.metrics.clone()).with_limit_writes(self.limit_writes.clone()))
     }
 
     /// Pods as the servers see them.
@@ -294,6 +306,7 @@ impl Bootstrap {
             runtime: &self.runtime,
             metrics: &self.metrics,
             layout: self.hierarchies.layout.clone(),
+            limit_writes: self.limit_writes.clone(),
             pods: &self.shared,
             recorder: &self.recorder,
         };
@@ -329,6 +342,15 @@ impl Bootstrap {
         (sensing.probes, pipeline::observe(runtime.clone(), observation, shutdown.clone()))
     }
 
+    /// Pods' directories and volumes.
+    ///
+    /// # Errors
+    /// See [`volumes::on_disk`].
+    pub(super) async fn volumes(&self) -> anyhow::Result<Volumes> {
+        let Self { settings, metrics, recorder, volumes_in_use, .. } = self;
+        volumes::on_disk(settings, metrics, recorder, volumes_in_use, &self.node.name).await
+    }
+
     /// Reclaim stalls of pods, if probes count them.
     pub(super) fn stalls(&self, probes: Option<Probes>) -> Option<ReclaimStalls> {
         Some(ReclaimStalls::new(Arc::new(probes?), self.hierarchies.containers.clone()?))
@@ -343,44 +365,61 @@ impl Bootstrap {
         adoptions: Adoptions,
         tasks: &mut JoinSet<()>,
     ) -> Started<impl Future<Output = ()> + use<>> {
-        let Self { settings, shutdown, metrics, recorder, shared, state, .. } = self;
-        let api = self.api.as_ref();
-        let node_known = prepared.offered.node_known;
+        let Self { settings, shutdown, recorder, .. } = self;
+        let (api, node_known) = (self.api.as_ref(), prepared.offered.node_known.clone());
         let pods = api.map(|api| ApiPods { client: api.main.clone(), recovered: api.recovered(), node_known });
         let config = SourcesConfig { adoptions, api: pods, ..pod_sources::config(settings, &self.node.name) };
         let (updates, sources) = sources::start(config, Clock::System, recorder.clone(), tasks, shutdown.clone());
-        let node = self.node.settings(settings, &self.hierarchies, own_node.addresses.clone(), state.clone());
-        let services = Services {
-            allocations: self.allocations.clone(),
-            resize_policy: resizes::policy(settings, node.resources.swap, node.resources.cgroup_v2),
-            images: prepared.images,
-            image_gc: node::image_gc(settings),
-            dead_containers: node::dead_containers(settings),
-            runtime_name: prepared.runtime_name,
-            objects: prepared.objects,
-            volumes: prepared.volumes,
-            user_namespaces: prepared.user_namespaces,
-            cgroups: prepared.cgroups,
-            node,
-            files: node::files(settings),
-            addresses: own_node.addresses,
-            api: api.map(|api| Arc::new(KubePods::new(api.main.clone())) as Arc<dyn PodApi>),
-            mirrors_of: api.map(|_| own_node.node),
-            pods: shared.clone(),
-            closed: self.down.subscribe(),
-            pressures: self.pressures.subscribe(),
-            offer: prepared.offered.offer,
-            read_node: api.map(|api| admission::read_node(api, &self.node.name)),
-            recorder: recorder.clone(),
-            observer: self.observers.clone(),
-            startups: Startups::counting(metrics.clone()),
-            pacing: self.pacing.clone(),
-            restarts: policies::restart_gates(settings),
-            max_backoff: policies::max_backoff(settings),
-            sync_frequency: settings.kubelet.sync_frequency.std(),
-            ..Services::new(self.runtime.clone(), state.clone(), &settings.flags.root_dir, metrics.clone())
-        };
+        let services = self.services(own_node, prepared);
         services.start(Desired { updates, sources }, pleg, tasks, shutdown.clone())
+    }
+
+    /// What the pipeline works with.
+    fn services(&self, own_node: NodeHandles, prepared: Prepared) -> Services {
+        let Self { settings, metrics, recorder, shared, state, .. } = self;
+        let api = self.api.as_ref();
+        let node = self.node.settings(settings, &self.hierarchies, own_node.addresses.clone(), state.clone());
+        Services {
+            policies: policies::pipeline(settings, &node),
+            runtime: RuntimeServices {
+                client: self.runtime.clone(),
+                state: state.clone(),
+                name: prepared.runtime_name,
+                images: prepared.images,
+            },
+            node: NodeServices {
+                settings: node,
+                files: node::files(settings),
+                addresses: own_node.addresses,
+                volumes: prepared.volumes,
+                user_namespaces: prepared.user_namespaces,
+                cgroups: prepared.cgroups,
+            },
+            cluster: ClusterServices {
+                objects: prepared.objects,
+                pods: api.map(|api| Arc::new(KubePods::new(api.main.clone())) as Arc<dyn PodApi>),
+                mirrors_of: api.map(|_| own_node.node),
+            },
+            admission: AdmissionInputs {
+                offer: prepared.offered.offer,
+                read_node: api.map(|api| admission::read_node(api, &self.node.name)),
+                closed: self.down.subscribe(),
+                pressures: self.pressures.subscribe(),
+            },
+            pods: PodRecords {
+                desired: shared.clone(),
+                allocations: self.allocations.clone(),
+                journal: Journal::open(&settings.flags.root_dir),
+            },
+            monitoring: Monitoring {
+                recorder: recorder.clone(),
+                metrics: metrics.clone(),
+                workers: self.observers.clone(),
+                startups: Startups::counting(metrics.clone()),
+            },
+            pacing: self.pacing.clone(),
+            clock: Clock::System,
+        }
     }
 
     /// The graceful shutdown of the machine, which terminates pods through the pipeline.

@@ -18,6 +18,7 @@ use crate::cgroups::CgroupName;
 use crate::cgroups::Cgroups;
 use crate::cgroups::Driver;
 use crate::cgroups::Layout;
+use crate::cgroups::LimitWrites;
 use crate::cgroups::QosPolicy;
 use crate::cgroups::ReservedMemory;
 use crate::config::Feature;
@@ -59,6 +60,8 @@ pub(super) struct Services<'a> {
     pub metrics: &'a Arc<Metrics>,
     /// The machine's cgroup hierarchies.
     pub layout: Layout,
+    /// Where writes of limits are counted.
+    pub limit_writes: LimitWrites,
     /// The pods of this node.
     pub pods: &'a SharedPods,
     /// Events of the node.
@@ -85,14 +88,14 @@ pub(super) async fn prepare(
     tasks: &mut JoinSet<()>,
     shutdown: &CancellationToken,
 ) -> anyhow::Result<Option<Cgroups>> {
-    let Services { settings, node, runtime, metrics, layout, pods, recorder } = services;
+    let Services { settings, node, runtime, metrics, layout, limit_writes, pods, recorder } = services;
     let kubelet = &settings.kubelet;
     let driver = driver(runtime, &kubelet.cgroup_driver, metrics).await?;
     show(&node.configz, driver);
     let root =
         CgroupName::parse(&kubelet.cgroup_root).with_context(|| format!("cgroupRoot {:?}", kubelet.cgroup_root))?;
     let cgroups = Cgroups::new(layout, driver, root).context("setting up the cgroup driver")?;
-    let cgroups = cgroups.with_metrics(metrics.clone());
+    let cgroups = cgroups.with_metrics(metrics.clone()).with_limit_writes(limit_writes);
     let root_fs = node.root_fs.clone();
     let machine = Machine::read(Path::new("/"), &settings.flags.root_dir, &root_fs).sizes;
     let node = ThisNode { settings, sizes: machine.unwrap_or_default() };

@@ -96,7 +96,7 @@ impl WorkerObserver for Observers {
         since_seen.into_iter().for_each(|since_seen| self.0.workers.started(since_seen));
     }
 
-    fn died(&self, class: ContainerClass, exit_code: i32, reason: &str) {
+    fn container_exited(&self, class: ContainerClass, exit_code: i32, reason: &str) {
         self.0.containers.terminated(container_type(class), exit_code, reason);
     }
 
@@ -227,8 +227,8 @@ mod tests {
         let (counting, pod) =
             (Observers(metrics.clone()), crate::model::testing::pod("Always", &["init"], &["a", "b"]));
         counting.begun(&pod.into(), Some(Duration::from_millis(7)));
-        counting.died(ContainerClass::Sidecar, 137, "OOMKilled");
-        counting.died(ContainerClass::Ephemeral, 0, "Completed");
+        counting.container_exited(ContainerClass::Sidecar, 137, "OOMKilled");
+        counting.container_exited(ContainerClass::Ephemeral, 0, "Completed");
         counting.restarted(false);
         counting.rejected("NodeShutdown");
         counting.rejected("OutOfexample.com/gpu");

@@ -12,6 +12,8 @@ use k8s_openapi::api::core::v1::Pod as ApiPod;
 use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use keblet::cgroups::memory_high::Raise;
+use keblet::cgroups::memory_high::Raised;
 use keblet::cgroups::usage::Pressure;
 use keblet::cgroups::usage::PressureLine;
 use keblet::config::KubeletConfiguration;
@@ -36,8 +38,6 @@ use keblet::model::pod_ref;
 use keblet::pipeline::NodeGarbage;
 use keblet::pressure::NodeSample;
 use keblet::pressure::PodSample;
-use keblet::pressure::high::Raise;
-use keblet::pressure::high::Raised;
 use keblet::recorder::Recorder;
 use keblet::stats::ContainerUsage;
 use keblet::stats::PodUsage;
@@ -362,7 +362,7 @@ impl WebNode {
         Self { sim, folder, api, shown, agent }
     }
 
-    /// Evicts the pod while the API server is unavailable, which it stays, and ends the want of memory. Returns what wakes the
+    /// Evicts the pod while the API server is unavailable, which it stays, and ends the lack of memory. Returns what wakes the
     /// manager, and its metrics.
     ///
     /// # Panics

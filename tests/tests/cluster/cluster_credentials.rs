@@ -6,6 +6,7 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::Instant;
 use std::time::SystemTime;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -25,6 +26,10 @@ const ACCEPTED: &str = "accepts our credentials again";
 const READ_ONLY_PORT: u16 = 10255;
 /// More than the retries of all loops of a node, less than a busy loop.
 const REFUSALS_PER_SECOND: f64 = 10.0;
+/// Loops that try at the same time are no busy loop.
+const MEASURED: Duration = Duration::from_secs(3);
+/// Longer than the longest pause of each loop.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A node with short heartbeat periods, so that it detects changes soon.
 async fn prepare(cluster: &Cluster, more: Value) -> Arc<ClusterNode> {
@@ -96,12 +101,19 @@ async fn refusals(node: &ClusterNode) -> f64 {
     counts.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// Rejected requests per second, measured over some seconds, of a node that has reported one.
+/// Rejected requests per second of a node that has reported one. Measured until it has tried again and [`MEASURED`] has
+/// passed.
 async fn refusal_rate(node: &ClusterNode) -> f64 {
-    let (before, began) = (refusals(node).await, std::time::Instant::now());
+    let (before, began) = (refusals(node).await, Instant::now());
     assert!(before > 0.0, "no rejected request is counted");
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    (refusals(node).await - before) / began.elapsed().as_secs_f64()
+    loop {
+        let (more, passed) = (refusals(node).await - before, began.elapsed());
+        if more > 0.0 && passed >= MEASURED {
+            return more / passed.as_secs_f64();
+        }
+        assert!(passed < RETRY_TIMEOUT, "the node does not try again");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// A pod whose process exits with code 3 when a file appears.

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use keblet::cgroups::memory_high::High;
+use keblet::cgroups::memory_high::Raise;
 use keblet::config::eviction::Signal;
 use keblet::metrics::Metrics;
-use keblet::pressure::high::High;
-use keblet::pressure::high::Raise;
 use keblet_tests::cri::*;
 use keblet_tests::node::Agent;
 use keblet_tests::node::SensorSet;

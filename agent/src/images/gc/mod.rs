@@ -194,7 +194,7 @@ impl ImageGc {
         }
         for (in_use, images) in [(true, &usage.in_use), (false, &usage.unused)] {
             let bytes = images.iter().map(|image| image.size).sum();
-            self.metrics.runtime.set_images(in_use, images.len(), bytes);
+            self.metrics.node_images.set(in_use, images.len(), bytes);
         }
         let nothing = Mounted::default();
         let found = observe::found(usage, mounted.unwrap_or(&nothing));
@@ -292,7 +292,7 @@ impl ImageGc {
                 Ok(()) => {
                     tracing::info!(image = image.id, bytes = image.size, ?reason, "removed an unused image");
                     self.images.forget(&image.id);
-                    self.metrics.runtime.image_collected(matches!(reason, Reason::Age));
+                    self.metrics.node_images.collected(matches!(reason, Reason::Age));
                     removal.removed.count += 1;
                     removal.removed.bytes = removal.removed.bytes.saturating_add(image.size);
                 }

@@ -294,26 +294,7 @@ impl Sending {
         let at = pod_ref(&request.copy);
         match result {
             Ok(Completed::Pod(pod)) if pod.metadata.uid == request.copy.metadata.uid => {
-                if let Some(sent) = request.sent {
-                    state.set_patched(sent.version, sent.patch_hash, &pod);
-                }
-                state.answered(*pod);
-                if let Some(sent) = request.sent.filter(|sent| sent.version > state.measured) {
-                    state.measured = sent.version;
-                    let version = sent.version;
-                    let since = self.manager.clock.wall().duration_since(sent.made_at).unwrap_or_default();
-                    self.manager.metrics.pods.status_synced(since);
-                    tracing::debug!(pod = %at, version, latency = ?since, "status sent");
-                }
-                if request.sent.is_some() {
-                    self.settled(&uid);
-                }
-                // There may be a newer status by now. Deletions go before other pods' statuses.
-                if self.may_go(&uid, &request.copy) {
-                    self.queue.shift_insert(0, uid);
-                } else {
-                    self.queue.insert(uid);
-                }
+                self.on_answer(uid, &request, *pod);
             }
             Ok(Completed::Pod(_)) => {
                 state.set_gone(&request.copy);
@@ -351,6 +332,31 @@ impl Sending {
                 // The status may have changed during the request.
                 self.queue.extend(request.again.then_some(uid));
             }
+        }
+    }
+
+    /// The API server has answered with the pod as it is now.
+    fn on_answer(&mut self, uid: PodUid, request: &RequestInFlight, pod: ApiPod) {
+        let state = self.states.entry(uid.clone()).or_default();
+        if let Some(sent) = request.sent {
+            state.set_patched(sent.version, sent.patch_hash, &pod);
+        }
+        state.answered(pod);
+        if let Some(sent) = request.sent.filter(|sent| sent.version > state.measured) {
+            state.measured = sent.version;
+            let (at, version) = (pod_ref(&request.copy), sent.version);
+            let since = self.manager.clock.wall().duration_since(sent.made_at).unwrap_or_default();
+            self.manager.metrics.pods.status_synced(since);
+            tracing::debug!(pod = %at, version, latency = ?since, "status sent");
+        }
+        if request.sent.is_some() {
+            self.settled(&uid);
+        }
+        // There may be a newer status by now. Deletions go before other pods' statuses.
+        if self.may_go(&uid, &request.copy) {
+            self.queue.shift_insert(0, uid);
+        } else {
+            self.queue.insert(uid);
         }
     }
 

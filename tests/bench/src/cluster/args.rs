@@ -17,7 +17,7 @@ pub struct ClusterArgs {
     /// Arguments of every benchmark.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Kubeconfig of a user who may create pods and delete nodes
+    /// Kubeconfig of a user that may create pods and delete nodes
     #[arg(long, value_name = "PATH")]
     pub kubeconfig: PathBuf,
     /// Kubeconfig of the node

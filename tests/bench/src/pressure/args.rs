@@ -25,10 +25,10 @@ pub struct PressureArgs {
     /// Only these parts
     #[arg(long = "only", value_enum, value_delimiter = ',')]
     pub parts: Vec<PressurePart>,
-    /// Processes that are killed for want of memory
+    /// Processes that are killed by the OOM killer
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub kills: u32,
-    /// Also let the kernel kill for want of memory on the node, which may hit other processes of this machine
+    /// Also let the kernel kill because the node is out of memory, which may hit other processes of this machine
     #[arg(long)]
     pub node_oom: bool,
     /// How long an agent may take to report a kill, and to show that a container has ended
@@ -68,7 +68,7 @@ pub struct PressureArgs {
 /// A cluster with the agent as one of its nodes.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ClusterAccess {
-    /// Kubeconfig of a user who may create pods and delete nodes
+    /// Kubeconfig of a user that may create pods and delete nodes
     #[arg(long, value_name = "PATH", requires_all = ["node_kubeconfig", "node_name"])]
     pub kubeconfig: Option<PathBuf>,
     /// Kubeconfig of the node

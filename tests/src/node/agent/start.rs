@@ -22,7 +22,7 @@ use keblet::workers::generate::ResourceSettings;
 use keblet::workers::worker::WorkerObserver;
 
 use super::Agent;
-use super::Listeners;
+use super::StartOptions;
 use crate::cri::SimRuntime;
 use crate::node::api::Api;
 use crate::node::pleg_harness::SensorSet;
@@ -36,7 +36,7 @@ impl Agent {
 
     /// As [`Agent::start`], with reports of the PLEG recorded in `seen`.
     pub fn start_observed(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, seen: Seen) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { seen, ..Listeners::default() })
+        Self::begin(sim, sensors, root, pods, StartOptions { seen, ..StartOptions::default() })
     }
 
     /// As [`Agent::start`], with `observer` called by the workers.
@@ -47,7 +47,7 @@ impl Agent {
         pods: Vec<Pod>,
         observer: Arc<dyn WorkerObserver>,
     ) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { observer, ..Listeners::default() })
+        Self::begin(sim, sensors, root, pods, StartOptions { observer, ..StartOptions::default() })
     }
 
     /// As [`Agent::start`], with events sent to `recorder`.
@@ -58,7 +58,7 @@ impl Agent {
         pods: Vec<Pod>,
         recorder: Recorder,
     ) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { recorder, ..Listeners::default() })
+        Self::begin(sim, sensors, root, pods, StartOptions { recorder, ..StartOptions::default() })
     }
 
     /// As [`Agent::start`], with periodic garbage collection of images.
@@ -69,7 +69,7 @@ impl Agent {
         pods: Vec<Pod>,
         image_gc: GcPolicy,
     ) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { image_gc, ..Listeners::default() })
+        Self::begin(sim, sensors, root, pods, StartOptions { image_gc, ..StartOptions::default() })
     }
 
     /// As [`Agent::start_in_cluster`], with these limits on dead containers.
@@ -80,13 +80,13 @@ impl Agent {
         dead_containers: DeadContainerPolicy,
         api: &Api,
     ) -> Self {
-        let listeners = Listeners { dead_containers, api: Some(api.clone()), ..Listeners::default() };
-        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
+        let options = StartOptions { dead_containers, api: Some(api.clone()), ..StartOptions::default() };
+        Self::begin(sim, SensorSet::ALL, root, pods, options)
     }
 
     /// As [`Agent::start`], with statuses and final deletions sent to `api`.
     pub fn start_in_cluster(sim: &SimRuntime, sensors: SensorSet, root: &Path, pods: Vec<Pod>, api: &Api) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { api: Some(api.clone()), ..Listeners::default() })
+        Self::begin(sim, sensors, root, pods, StartOptions { api: Some(api.clone()), ..StartOptions::default() })
     }
 
     /// As [`Agent::start_in_cluster`], with reports of the PLEG recorded in `seen`.
@@ -98,7 +98,7 @@ impl Agent {
         seen: Seen,
         api: &Api,
     ) -> Self {
-        Self::begin(sim, sensors, root, pods, Listeners { seen, api: Some(api.clone()), ..Listeners::default() })
+        Self::begin(sim, sensors, root, pods, StartOptions { seen, api: Some(api.clone()), ..StartOptions::default() })
     }
 
     /// As [`Agent::start`], with the metrics that the real agent has.
@@ -110,8 +110,9 @@ impl Agent {
     ) -> (Self, Arc<Metrics>) {
         let metrics = Metrics::new();
         let observer = Arc::new(Observers(metrics.clone()));
-        let listeners = Listeners { observer, metrics: metrics.clone(), ..Listeners::default() };
-        (Self::begin(sim, sensors, root, pods, listeners), metrics)
+        let options =
+            StartOptions { observer, metrics: metrics.clone(), counted: metrics.clone(), ..StartOptions::default() };
+        (Self::begin(sim, sensors, root, pods, options), metrics)
     }
 
     /// As [`Agent::start`], with events sent to `recorder`, the metrics that the real agent has, and reports of the PLEG
@@ -127,8 +128,8 @@ impl Agent {
         let metrics = Metrics::new();
         let observer = Arc::new(Observers(metrics.clone()));
         let metrics_of = metrics.clone();
-        let listeners = Listeners { seen, observer, recorder, metrics: metrics_of, ..Listeners::default() };
-        (Self::begin(sim, sensors, root, pods, listeners), metrics)
+        let options = StartOptions { seen, observer, recorder, metrics: metrics_of, ..StartOptions::default() };
+        (Self::begin(sim, sensors, root, pods, options), metrics)
     }
 
     /// As [`Agent::start`], with cgroups of pods and settings of resources.
@@ -139,8 +140,8 @@ impl Agent {
         cgroups: Cgroups,
         resources: ResourceSettings,
     ) -> Self {
-        let listeners = Listeners { cgroups: Some(cgroups), resources, ..Listeners::default() };
-        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
+        let options = StartOptions { cgroups: Some(cgroups), resources, ..StartOptions::default() };
+        Self::begin(sim, SensorSet::ALL, root, pods, options)
     }
 
     /// As [`Agent::start_reporting`], on a node that offers this to pods. `read_node` is the API server's.
@@ -154,21 +155,22 @@ impl Agent {
         let metrics = Metrics::new();
         let observer = Arc::new(Observers(metrics.clone()));
         let metrics_of = metrics.clone();
-        let listeners = Listeners { observer, recorder, metrics: metrics_of, offer, read_node, ..Listeners::default() };
-        (Self::begin(sim, SensorSet::ALL, root, pods, listeners), metrics)
+        let options =
+            StartOptions { observer, recorder, metrics: metrics_of, offer, read_node, ..StartOptions::default() };
+        (Self::begin(sim, SensorSet::ALL, root, pods, options), metrics)
     }
 
     /// As [`Agent::start_in_cluster`], on a node that offers this to pods.
     pub fn start_in_full_cluster(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, offer: NodeOffer, api: &Api) -> Self {
-        let listeners = Listeners { offer, api: Some(api.clone()), ..Listeners::default() };
-        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
+        let options = StartOptions { offer, api: Some(api.clone()), ..StartOptions::default() };
+        Self::begin(sim, SensorSet::ALL, root, pods, options)
     }
 
     /// As [`Agent::start`], on a node that offers this to pods. The pods are the API server's; static ones are expected
     /// until [`Agent::add`] delivers some.
     pub fn start_before_static_pods(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, offer: NodeOffer) -> Self {
         let static_pods = Some(root.join("manifests"));
-        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { offer, static_pods, ..Listeners::default() })
+        Self::begin(sim, SensorSet::ALL, root, pods, StartOptions { offer, static_pods, ..StartOptions::default() })
     }
 
     /// As [`Agent::start_before_static_pods`], with these sandboxes of static pods that run.
@@ -179,22 +181,22 @@ impl Agent {
         running: Vec<StaticSandbox>,
     ) -> Self {
         let (static_pods, adoptions) = (Some(root.join("manifests")), Adoptions::new(running, root));
-        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { static_pods, adoptions, ..Listeners::default() })
+        Self::begin(sim, SensorSet::ALL, root, pods, StartOptions { static_pods, adoptions, ..StartOptions::default() })
     }
 
     /// As [`Agent::start_before_static_pods`], with mirror pods at this API server.
     pub fn start_with_mirrors(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, api: &Api) -> Self {
         let static_pods = Some(root.join("manifests"));
-        let listeners = Listeners { static_pods, mirrors: true, api: Some(api.clone()), ..Listeners::default() };
-        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
+        let options = StartOptions { static_pods, mirrors: true, api: Some(api.clone()), ..StartOptions::default() };
+        Self::begin(sim, SensorSet::ALL, root, pods, options)
     }
 
     /// As [`Agent::start`], with an API server that never answers. Static pods are expected until [`Agent::add`] delivers
     /// some.
     pub fn start_without_answers(sim: &SimRuntime, root: &Path) -> Self {
         let static_pods = Some(root.join("manifests"));
-        let listeners = Listeners { static_pods, unreachable_api: true, ..Listeners::default() };
-        Self::begin(sim, SensorSet::ALL, root, Vec::new(), listeners)
+        let options = StartOptions { static_pods, unreachable_api: true, ..StartOptions::default() };
+        Self::begin(sim, SensorSet::ALL, root, Vec::new(), options)
     }
 
     /// As [`Agent::start`], on a node that offers this to pods, has these cgroups and settings, and rules out these resizes.
@@ -209,25 +211,25 @@ impl Agent {
     ) -> (Self, Arc<Metrics>) {
         let metrics = Metrics::new();
         let (observer, counted) = (Arc::new(Observers(metrics.clone())), metrics.clone());
-        let listeners =
-            Listeners { observer, recorder, offer, resizes, cgroups, resources, counted, ..Listeners::default() };
-        (Self::begin(sim, SensorSet::ALL, root, pods, listeners), metrics)
+        let options =
+            StartOptions { observer, recorder, offer, resizes, cgroups, resources, counted, ..StartOptions::default() };
+        (Self::begin(sim, SensorSet::ALL, root, pods, options), metrics)
     }
 
     /// As [`Agent::start`], with these API objects, which pods may refer to.
     pub fn start_with_objects(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, objects: Objects) -> Self {
-        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { objects, ..Listeners::default() })
+        Self::begin(sim, SensorSet::ALL, root, pods, StartOptions { objects, ..StartOptions::default() })
     }
 
     /// As [`Agent::start_in_cluster`], with these volumes below `root`, and with ranges of ids for pods with a user namespace of
     /// their own.
     pub fn start_with_volumes(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, api: &Api, volumes: Volumes) -> Self {
-        let listeners = Listeners { api: Some(api.clone()), volumes: Some(volumes), ..Listeners::default() };
-        Self::begin(sim, SensorSet::ALL, root, pods, listeners)
+        let options = StartOptions { api: Some(api.clone()), volumes: Some(volumes), ..StartOptions::default() };
+        Self::begin(sim, SensorSet::ALL, root, pods, options)
     }
 
     /// As [`Agent::start`], with a clock that is so much behind the times of exits, as after it was set back.
     pub fn start_behind(sim: &SimRuntime, root: &Path, pods: Vec<Pod>, behind: Duration) -> Self {
-        Self::begin(sim, SensorSet::ALL, root, pods, Listeners { behind, ..Listeners::default() })
+        Self::begin(sim, SensorSet::ALL, root, pods, StartOptions { behind, ..StartOptions::default() })
     }
 }

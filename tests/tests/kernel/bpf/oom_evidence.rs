@@ -291,7 +291,7 @@ async fn kills_without_a_record_are_reported_once() {
     assert_eq!(shell.wait(), 0);
 }
 
-/// As after a failure for want of memory.
+/// As after a failure for lack of memory.
 #[tokio::test(start_paused = true)]
 #[ignore = "needs root and BPF"]
 async fn cgroups_that_could_not_be_watched_are_watched_later() {

@@ -32,7 +32,7 @@ impl WorkerObserver for PanicsOnce {
     fn acted(&self, _took: Duration, _outcome: &SyncOutcome) {}
     fn pass(&self, _operation: &'static str, _took: Duration) {}
     fn begun(&self, _pod: &Pod, _since_seen: Option<Duration>) {}
-    fn died(&self, _class: ContainerClass, _exit_code: i32, _reason: &str) {}
+    fn container_exited(&self, _class: ContainerClass, _exit_code: i32, _reason: &str) {}
     fn restarted(&self, _fixed: bool) {}
     fn orphaned(&self) {}
     fn rejected(&self, _reason: &str) {}
