@@ -1,4 +1,4 @@
-//! keblet: a Kubernetes node agent driven by events. This page is the map.
+//! keblet: a Kubernetes node agent driven by events. ARCHITECTURE.md describes the modules and the rules between them.
 //!
 //! ```text
 //!  apiserver ─▶ sources ───────────────┐

@@ -94,7 +94,7 @@ impl From<Fact> for Finding {
 /// # Errors
 /// The report cannot be written.
 pub async fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<Exit> {
-    let mut findings: Vec<Finding> = NodeFacts::observe().judge().into_iter().map(Finding::from).collect();
+    let mut findings: Vec<Finding> = NodeFacts::observe().assess().into_iter().map(Finding::from).collect();
     match load(&args.run.flags) {
         Ok(settings) => {
             findings.push(configuration(&settings, &host::facts()));

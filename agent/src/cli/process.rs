@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 /// Worker threads; the agent waits far more than it computes.
 const WORKERS: usize = 2;
 /// Most threads for calls that block, such as file access; tokio's default. They are started when none is idle, and those
-/// that are idle end soon. The work needs a few, but a call on a file system whose server does not answer keeps its thread
-/// for ever, also after its caller has timed out, and pods choose the server: they must not run out of threads for all,
-/// nor for the unmount that ends such calls.
+/// that are idle end soon. The work needs a few, but a call on a file system whose server does not answer keeps its thread,
+/// also after its caller has timed out, and pods choose the server: threads must remain for other calls, and for the
+/// unmount that ends such calls.
 const BLOCKING: usize = 512;
 /// The same for commands that only read. Termination messages (`pleg`) on volumes that do not answer may keep sixty-four.
 const LIGHT_BLOCKING: usize = 67;

@@ -1,6 +1,6 @@
 //! The runtime's event stream as hints.
 //!
-//! Subscribes, requests a relist, and forwards events. A stream that ends is reopened for ever, with capped delays; after one
+//! Subscribes, requests a relist, and forwards events. A stream that ends is always reopened, with capped delays; after one
 //! that has ended soon, the next one counts as up when it has lasted. Of the statuses in events only exits are forwarded:
 //! runtimes sample and stamp statuses in no reliable order, sometimes omit them, and include one sandbox only; but an exit is
 //! final.

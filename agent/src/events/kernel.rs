@@ -67,7 +67,7 @@ pub struct KernelOptions {
 /// Counters that were read after a loss are compared when all records written before have been read: the kernel counts a
 /// kill before the probe records it.
 const SETTLE: Duration = Duration::from_millis(20);
-/// How often cgroups of pods that could not be watched are tried again: for want of memory, or as there were too many.
+/// How often cgroups of pods that could not be watched are tried again: for lack of memory, or as there were too many.
 const WATCH_AGAIN: Duration = Duration::from_secs(60);
 /// Lines of the kernel log that are read after a loss.
 const MAX_LOG_LINES: usize = 20_000;

@@ -178,7 +178,7 @@ impl Fallback {
                     done.map(|done| self.on_reading(done)).unwrap_or_default()
                 }
                 _ = ticks.tick() => {
-                    // It may have failed for want of memory or descriptors. Kills since then are counted.
+                    // It may have failed for lack of memory or descriptors. Kills since then are counted.
                     log.open = log.open.or_else(|| open(&log.path, &sensor_states));
                     reading.get_or_insert_with(|| {
                         self.reading_begins();

@@ -50,7 +50,7 @@ impl Exchange {
     }
 }
 
-/// Sends a request and awaits the head of its response. Waits for ever: the caller sets the limit.
+/// Sends a request and awaits the head of its response. Has no timeout: the caller sets one.
 pub(super) async fn exchange(request: &HttpGet) -> Result<Exchange, HttpGetError> {
     let url = || request.url();
     let target = &request.target;

@@ -29,8 +29,11 @@ const OTHER_FAMILY: Duration = Duration::from_millis(300);
 
 static RESOLVER: LazyLock<Resolver> = LazyLock::new(|| Resolver::of_node(LOOKUPS));
 
-/// Connects to a name or an address; an empty host is this node. Names are resolved by the node's resolver. Waits as long
-/// as the resolver and the kernel do: the caller sets the limit. Cancel-safe.
+/// Connects to a name or an address; an empty host is this node. Names are resolved by the node's resolver. Has no timeout of
+/// its own: the caller sets one. Cancel-safe.
+///
+/// # Errors
+/// The name cannot be resolved, or none of its addresses accepts the connection.
 pub(crate) async fn dial(host: &str, port: u16) -> Result<TcpStream, DialError> {
     let stream = first_of(&addresses(host, port).await?, connect).await.map_err(|failed| {
         failed.unwrap_or_else(|| DialError::Lookup { host: host.to_owned(), reason: "no such host".to_owned() })

@@ -50,7 +50,7 @@ fn config(protocols: &[&[u8]]) -> Result<Arc<ClientConfig>, rustls::Error> {
     Ok(Arc::new(config))
 }
 
-/// Negotiates TLS. Waits for ever: the caller sets the limit.
+/// Negotiates TLS. Has no timeout: the caller sets one.
 pub(super) async fn handshake(
     stream: TcpStream,
     host: &str,

@@ -48,10 +48,10 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 const FLUSH_POLL: Duration = Duration::from_millis(100);
 /// How long iptables may take: with tens of thousands of rules it is slow. Upstream's limit of a check.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Exit codes of iptables: the chain exists, or the rule or chain does not; it could not look, mostly for want of the lock.
+/// Exit codes of iptables: the chain exists, or the rule or chain does not; it could not look, mostly for lack of the lock.
 const REFUSED: i32 = 1;
 const RESOURCE_PROBLEM: i32 = 4;
-/// In its message if it did not get the lock. For want of permission it ends with the same code.
+/// In its message if it did not get the lock. For lack of permission it ends with the same code.
 const LOCKED: &str = "holding the xtables lock";
 
 /// An IP family. Shown as upstream's protocol.

@@ -141,7 +141,7 @@ impl NodeFacts {
     }
 
     /// All features, with what is lost without the missing ones. Pure.
-    pub fn judge(&self) -> Vec<Fact> {
+    pub fn assess(&self) -> Vec<Fact> {
         let fact = |topic, found: String, cost: Option<&str>| Fact { topic, found, cost: cost.map(str::to_owned) };
         vec![
             fact("kernel", self.kernel.clone(), self.kernel_cost()),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     fn costs(facts: &NodeFacts) -> Vec<&'static str> {
-        facts.judge().into_iter().filter(|fact| fact.cost.is_some()).map(|fact| fact.topic).collect()
+        facts.assess().into_iter().filter(|fact| fact.cost.is_some()).map(|fact| fact.topic).collect()
     }
 
     #[test]
@@ -384,7 +384,7 @@ mod tests {
             NodeFacts { btf: false, ..good() },
             NodeFacts { bpf_refused: Some("Operation not permitted".to_owned()), ..good() },
         ] {
-            let costs: Vec<_> = facts.judge().into_iter().filter_map(|fact| fact.cost).collect();
+            let costs: Vec<_> = facts.assess().into_iter().filter_map(|fact| fact.cost).collect();
             assert!(costs.concat().ends_with("OOM kills from the kernel log and counters of cgroups"), "{costs:?}");
         }
     }
@@ -439,6 +439,6 @@ mod tests {
     fn this_node_can_be_observed() {
         let facts = NodeFacts::observe();
         assert!(version(&facts.kernel).is_some(), "{}", facts.kernel);
-        assert_eq!(facts.judge().len(), 12);
+        assert_eq!(facts.assess().len(), 12);
     }
 }

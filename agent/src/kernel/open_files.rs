@@ -1,4 +1,4 @@
-//! The agent's own limit of open files (`maxOpenFiles`), setrlimit(2), what fails for want of one, and the limits of other
+//! The agent's own limit of open files (`maxOpenFiles`), setrlimit(2), what fails for lack of one, and the limits of other
 //! processes.
 
 use std::fs;
@@ -70,7 +70,7 @@ fn by_file(limits: &Path) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// No file could be opened for want of descriptors or memory: a later attempt may succeed.
+/// No file could be opened for lack of descriptors or memory: a later attempt may succeed.
 pub fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
 }

@@ -51,7 +51,7 @@ impl Clock {
     }
 }
 
-/// Sleeps until then; for ever without a time. Cancel-safe.
+/// Sleeps until then; never returns without a time. Cancel-safe.
 pub async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,

@@ -33,7 +33,7 @@ impl ConfigSource {
 /// One change of the merged set of desired pods: pods of one source, all with the same operation.
 #[derive(Clone, Debug)]
 pub enum PodUpdate {
-    /// New pods. May be empty: the source is alive and has none.
+    /// New pods. May be empty: the source has delivered and has none.
     Add(ConfigSource, Vec<Pod>),
     /// Spec, labels, annotations or deletion fields changed.
     Update(ConfigSource, Vec<Pod>),

@@ -16,23 +16,24 @@ use tokio::time::Instant;
 pub struct RateLimiter {
     interval: Duration,
     burst: u32,
-    /// When all permits granted so far are paid for.
-    paid_until: Mutex<Option<Instant>>,
+    /// The end of the intervals of all permits granted so far, one interval each.
+    reserved_until: Mutex<Option<Instant>>,
 }
 
 impl RateLimiter {
     /// `per_second` permits per second in the long run, `burst` at once.
     pub fn new(per_second: NonZeroU32, burst: NonZeroU32) -> Self {
-        Self { interval: Duration::from_secs(1) / per_second.get(), burst: burst.get(), paid_until: Mutex::default() }
+        let interval = Duration::from_secs(1) / per_second.get();
+        Self { interval, burst: burst.get(), reserved_until: Mutex::default() }
     }
 
-    /// Waits for a permit. When the wait is cancelled, the permit is refunded.
+    /// Waits for a permit. When the wait is cancelled, the permit is returned.
     pub async fn acquire(&self) {
         let now = Instant::now();
         let at = {
-            let mut paid_until = self.lock();
-            let (at, after) = self.reserve(*paid_until, now);
-            *paid_until = Some(after);
+            let mut reserved_until = self.lock();
+            let (at, after) = self.reserve(*reserved_until, now);
+            *reserved_until = Some(after);
             at
         };
         if at > now {
@@ -42,39 +43,39 @@ impl RateLimiter {
         }
     }
 
-    /// Takes a permit if one is free at `now`; false, and nothing is spent, if none is.
+    /// Takes a permit if one is free at `now`; false, and none is taken, if none is.
     pub fn try_acquire(&self, now: Instant) -> bool {
-        let mut paid_until = self.lock();
-        let (at, after) = self.reserve(*paid_until, now);
+        let mut reserved_until = self.lock();
+        let (at, after) = self.reserve(*reserved_until, now);
         let is_free = at <= now;
         if is_free {
-            *paid_until = Some(after);
+            *reserved_until = Some(after);
         }
         is_free
     }
 
-    /// When the next permit is granted, and until when permits are paid for then.
-    fn reserve(&self, paid_until: Option<Instant>, now: Instant) -> (Instant, Instant) {
-        let after = paid_until.map_or(now, |paid| paid.max(now)) + self.interval;
+    /// When the next permit is granted, and the end of all intervals with that of this permit.
+    fn reserve(&self, reserved_until: Option<Instant>, now: Instant) -> (Instant, Instant) {
+        let after = reserved_until.map_or(now, |until| until.max(now)) + self.interval;
         let at = after.checked_sub(self.interval * self.burst).map_or(now, |at| at.max(now));
         (at, after)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
         // Each change is one assignment: a panic elsewhere leaves the value usable.
-        self.paid_until.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reserved_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A permit that is waited for. Dropping it refunds the permit.
+/// A permit that is waited for. Dropping it returns the permit.
 struct Reservation<'a> {
     limiter: &'a RateLimiter,
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        if let Some(paid_until) = &mut *self.limiter.lock() {
-            *paid_until = paid_until.checked_sub(self.limiter.interval).unwrap_or(*paid_until);
+        if let Some(reserved_until) = &mut *self.limiter.lock() {
+            *reserved_until = reserved_until.checked_sub(self.limiter.interval).unwrap_or(*reserved_until);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Types that all modules share: identities, snapshots of pods as the runtime reports them, lifecycle events, plans and
-//! the clock. Plain data and pure functions; no I/O, no tokio tasks, no policy.
+//! the clock. Plain data and pure functions, and what waits for time alone: rate limiter, sleeps. No I/O, starts no task,
+//! no policy.
 
 mod actions;
 mod addresses;

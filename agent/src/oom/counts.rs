@@ -57,8 +57,8 @@ pub struct OomEvents {
 }
 
 impl OomCounts {
-    /// Counts a verdict: several victims of one event count once. As in cAdvisor an event for want of memory on the node is
-    /// the node's, not the container's.
+    /// Counts a verdict: several victims of one event count once. As in cAdvisor an OOM event of the node is
+    /// not one of the container.
     pub(super) fn add(&self, verdict: &OomVerdict) {
         let is_event = !verdict.is_group_member();
         let is_node = verdict.scope == OomScope::Node;

@@ -107,20 +107,19 @@ impl Recorder {
     /// An event on a pod, or on one of its containers (`field_path` like `spec.containers{web}`; empty for the pod). A
     /// static pod's events are on the static pod, not on the API's copy of it.
     pub fn pod_event(&self, pod: &Pod, field_path: &str, kind: EventType, reason: &str, message: &str) {
-        self.pod_event_annotated(pod, field_path, kind, reason, message, BTreeMap::new());
+        self.event(object::pod(pod, field_path), kind, reason, message, BTreeMap::new());
     }
 
-    /// [`Self::pod_event`] with annotations on the event.
+    /// An event on a pod, with annotations on the event.
     pub fn pod_event_annotated(
         &self,
         pod: &Pod,
-        field_path: &str,
         kind: EventType,
         reason: &str,
         message: &str,
         annotations: BTreeMap<String, String>,
     ) {
-        self.event(object::pod(pod, field_path), kind, reason, message, annotations);
+        self.event(object::pod(pod, ""), kind, reason, message, annotations);
     }
 
     /// Events on this node refer to its Node object by this UID from now on, as upstream's since 1.37: `kubectl describe node`

@@ -1,4 +1,5 @@
-//! The Event object: its reference to an object, its name, its message. Pure.
+//! The Event object: its reference to an object, its name, its message. Pure, but for the random UUID that replaces a name
+//! which the API server would refuse.
 
 use std::collections::BTreeMap;
 

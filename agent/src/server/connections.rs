@@ -3,7 +3,7 @@
 //! A connection is *unauthorized* until one of its requests was authorized; on ports without authorization it stays so.
 //! A fixed number of those is kept: for one more, the oldest one is closed of the client address that has most of them,
 //! so that clients which open connections and send nothing displace each other only. An authorized connection counts
-//! for its user, who may have half of all connections: no user can keep the others out, however small its rights. All
+//! for its user, which may have half of all connections: no user can keep the others out, however small its rights. All
 //! connections together are bounded, too; beyond that, new ones are closed.
 
 use std::collections::BTreeMap;

@@ -58,7 +58,7 @@ pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections that wait to be accepted at a socket of both families; the kernel may allow fewer.
 const BACKLOG: u32 = 4096;
-/// Pause after a failed accept, mostly for want of file descriptors.
+/// Pause after a failed accept, mostly for lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
 /// A host, by its IP address or its name, and a port.

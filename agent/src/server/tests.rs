@@ -156,7 +156,7 @@ async fn metrics_are_exposed_and_requests_counted() {
     }
 }
 
-/// A request that held the thread while its refresh waits for one would wait for ever.
+/// A request that held the thread while its refresh waits for one would never return.
 #[test]
 fn metrics_are_read_in_parallel_with_one_thread_that_may_block() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();

@@ -1,4 +1,5 @@
-//! 128-bit FNV-1a: the hash behind static pod UIDs. Stable for ever; not for anything an attacker must not forge.
+//! 128-bit FNV-1a, the hash of static pod UIDs. Must never change. Not collision resistant, so not for anything that an
+//! attacker may forge.
 
 use std::fmt;
 use std::io;

@@ -144,6 +144,7 @@ fn static_pods_are_found_running_unless_an_earlier_agent_has_started_them() {
 fn the_default_counts_nothing() {
     let startups = Startups::default();
     startups.observed(&pod(&json!({}), &json!({})), at(0.0));
+    assert!(startups.pods().is_none(), "no record is kept");
     startups.gone(&"uid".into());
 }
 

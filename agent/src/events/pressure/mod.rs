@@ -38,7 +38,7 @@ use crate::pressure::own_limit::explained_by;
 /// While a level is entered, it is read no more often than this.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often triggers are tried again that could not be registered for want of memory or file descriptors.
+/// How often triggers are tried again that could not be registered for lack of memory or file descriptors.
 const OPEN_AGAIN: Duration = Duration::from_secs(60);
 
 /// Registers a trigger on its pressure file.

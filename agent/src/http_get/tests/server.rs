@@ -19,7 +19,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Answers the requests in turn with these responses, the last one for ever; then closes each connection.
+    /// Answers the requests in turn with these responses, repeating the last one; then closes each connection.
     pub(super) async fn answering(responses: &[&str]) -> Self {
         let responses: Vec<String> = responses.iter().map(|response| (*response).to_owned()).collect();
         Self::start(move |mut stream, requests| {

@@ -91,7 +91,7 @@ pub enum Record {
     Pod(PodRecord),
     /// A container has exited.
     Exit(ExitRecord),
-    /// The kernel has killed processes for want of memory.
+    /// The OOM killer of the kernel has killed processes.
     Oom(OomRecord),
     /// Pressure of the node or a pod.
     Pressure(PressureRecord),

@@ -112,7 +112,7 @@ impl Confidence {
     }
 }
 
-/// The kernel has killed processes for want of memory.
+/// The OOM killer of the kernel has killed processes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OomRecord {

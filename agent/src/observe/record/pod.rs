@@ -105,7 +105,7 @@ pub struct ExitInfo {
     /// When it finished, by the runtime.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Timestamp>,
-    /// The kernel or the runtime says that its main process was killed for want of memory.
+    /// The kernel or the runtime says that its main process was killed by the OOM killer.
     pub oom_killed: bool,
 }
 

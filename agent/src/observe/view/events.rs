@@ -30,7 +30,7 @@ pub(super) fn draw(node: &ObservedNode, area: Rect, buffer: &mut Buffer) {
     let stalls = node.current_stalls().into_iter().map(|stall| Line::styled(report::stall(stall), WARNING));
     let stalls: Vec<Line<'_>> = stalls.collect();
     let stalls = if stalls.is_empty() { vec![Line::styled("no pod waits noticeably", DIM)] } else { stalls };
-    list(" Who stalls whom ", stalls, right, buffer);
+    list(" Stalls by cause ", stalls, right, buffer);
 }
 
 /// Lines below a title, wrapped.

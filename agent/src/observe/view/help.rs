@@ -21,11 +21,11 @@ const LINES: [(&str, &str); 20] = [
     ("RUN", "running containers of all containers"),
     ("RST", "restarts of all containers"),
     ("LAST EXIT", "reason and exit code of the latest exit, and how long ago"),
-    ("OOM", "processes killed for want of memory, those before observing began included"),
+    ("OOM", "processes killed by the OOM killer, those before observing began included"),
     ("CPU", "CPU time, in CPUs"),
     ("MEMORY", "charged memory, and the limit of the pod"),
     ("PRESSURE", "percent of the last ten seconds in which some task waited for CPU, memory, IO; of memory over time"),
-    ("Stalls", "who waits, and the likely cause: a limit of its own, or the pod that takes most of the resource"),
+    ("Stalls", "pods that wait, and the likely cause: their own limit, or the pod that takes most of the resource"),
     ("", ""),
     ("! ...", "a source of evidence is missing, and what that costs"),
 ];

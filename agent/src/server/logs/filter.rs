@@ -1,4 +1,4 @@
-//! Filters the lines of a log by time, stream and limits. Pure.
+//! Filters the lines of a log by time, stream and limits. Pure, but for a log line of the agent.
 
 use super::query::LogStreams;
 use crate::log_format::Format;

@@ -10,7 +10,7 @@
 //! again only when its stamp changed. Differences to upstream, all in favour of running pods:
 //! - a file that no longer parses keeps its pods until a periodic scan finds it bad and unchanged since an earlier one;
 //! - one that cannot be used when the agent starts may be of a pod that runs already: until it can be, or for
-//!   [`store::INCOMPLETE_LIMIT`], no running static pod ends for want of a manifest; nor while one cannot be read;
+//!   [`store::INCOMPLETE_LIMIT`], no running static pod ends for lack of a manifest; nor while one cannot be read;
 //! - a file that vanishes keeps its pods for a moment ([`store::REMOVAL_DELAY`]): editors and configuration tools move files
 //!   away and back;
 //! - of two files with one pod, the one that has it keeps it until the next periodic scan, where the last file name wins;

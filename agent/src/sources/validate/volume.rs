@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::FCVolumeSource;
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 use k8s_openapi::api::core::v1::ISCSIVolumeSource;
 use k8s_openapi::api::core::v1::KeyToPath;
+use k8s_openapi::api::core::v1::NFSVolumeSource;
 use k8s_openapi::api::core::v1::ProjectedVolumeSource;
 use k8s_openapi::api::core::v1::Volume;
 
@@ -90,18 +91,44 @@ fn one_source(volume: &Volume, path: &Path, findings: &mut Findings) {
     }
 }
 
+/// The fields of the volume's source.
 fn source(volume: &Volume, path: &Path, findings: &mut Findings) {
     if let Some(host_path) = &volume.host_path {
         check_host_path(host_path, &path.child("hostPath"), findings);
     }
     if let Some(limit) = volume.empty_dir.as_ref().and_then(|e| e.size_limit.as_ref()) {
-        let path = path.child("emptyDir").child("sizeLimit");
-        match limit.0.parse::<Amount>() {
-            Ok(amount) if !amount.is_negative() => {}
-            Ok(_) => findings.forbidden(&path, "SizeLimit field must be a valid resource quantity"),
-            Err(_) => findings.invalid(&path, &limit.0, QUANTITY_FORM),
+        check_size_limit(&limit.0, &path.child("emptyDir").child("sizeLimit"), findings);
+    }
+    object_source(volume, path, findings);
+    if let Some(image) = &volume.image {
+        let path = path.child("image");
+        if text(&image.reference).is_empty() {
+            findings.required(&path.child("reference"), "");
+        }
+        findings.one_of(&path.child("pullPolicy"), text(&image.pull_policy), &["Always", "IfNotPresent", "Never"]);
+    }
+    if let Some(nfs) = &volume.nfs {
+        check_nfs(nfs, &path.child("nfs"), findings);
+    }
+    if let Some(source) = &volume.iscsi {
+        check_iscsi(source, &path.child("iscsi"), findings);
+        // The name of the interface that is made for the initiator.
+        if source.initiator_name.is_some() && volume.name.len() + 1 + source.target_portal.len() > MAX_INTERFACE {
+            let message = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if \
+                           iscsi.initiatorName is specified.";
+            findings.invalid(&path.child("name"), &volume.name, message);
         }
     }
+    if let Some(source) = &volume.fc {
+        check_fc(source, &path.child("fc"), findings);
+    }
+    if volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.claim_name.is_empty()) {
+        findings.required(&path.child("persistentVolumeClaim").child("claimName"), "");
+    }
+}
+
+/// Sources whose files come from API objects.
+fn object_source(volume: &Volume, path: &Path, findings: &mut Findings) {
     if let Some(secret) = &volume.secret {
         let path = path.child("secret");
         if text(&secret.secret_name).is_empty() {
@@ -126,38 +153,24 @@ fn source(volume: &Volume, path: &Path, findings: &mut Findings) {
     if let Some(projected) = &volume.projected {
         check_projected(projected, &path.child("projected"), findings);
     }
-    if let Some(image) = &volume.image {
-        let path = path.child("image");
-        if text(&image.reference).is_empty() {
-            findings.required(&path.child("reference"), "");
-        }
-        findings.one_of(&path.child("pullPolicy"), text(&image.pull_policy), &["Always", "IfNotPresent", "Never"]);
+}
+
+fn check_size_limit(limit: &str, path: &Path, findings: &mut Findings) {
+    match limit.parse::<Amount>() {
+        Ok(amount) if !amount.is_negative() => {}
+        Ok(_) => findings.forbidden(path, "SizeLimit field must be a valid resource quantity"),
+        Err(_) => findings.invalid(path, limit, QUANTITY_FORM),
     }
-    if let Some(nfs) = &volume.nfs {
-        let path = path.child("nfs");
-        if nfs.server.is_empty() {
-            findings.required(&path.child("server"), "");
-        }
-        if nfs.path.is_empty() {
-            findings.required(&path.child("path"), "");
-        } else if !nfs.path.starts_with('/') {
-            findings.invalid(&path.child("path"), &nfs.path, "must be an absolute path");
-        }
+}
+
+fn check_nfs(nfs: &NFSVolumeSource, path: &Path, findings: &mut Findings) {
+    if nfs.server.is_empty() {
+        findings.required(&path.child("server"), "");
     }
-    if let Some(source) = &volume.iscsi {
-        check_iscsi(source, &path.child("iscsi"), findings);
-        // The name of the interface that is made for the initiator.
-        if source.initiator_name.is_some() && volume.name.len() + 1 + source.target_portal.len() > MAX_INTERFACE {
-            let message = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if \
-                           iscsi.initiatorName is specified.";
-            findings.invalid(&path.child("name"), &volume.name, message);
-        }
-    }
-    if let Some(source) = &volume.fc {
-        check_fc(source, &path.child("fc"), findings);
-    }
-    if volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.claim_name.is_empty()) {
-        findings.required(&path.child("persistentVolumeClaim").child("claimName"), "");
+    if nfs.path.is_empty() {
+        findings.required(&path.child("path"), "");
+    } else if !nfs.path.starts_with('/') {
+        findings.invalid(&path.child("path"), &nfs.path, "must be an absolute path");
     }
 }
 
