@@ -1,10 +1,10 @@
 #!/bin/sh
 # Records a real node for docs/observe.md and docs/oom.md, on cgroup v2 in the virtual machine:
 #
-#   mkdir -p /tmp/node && cp docs/record-node.sh /tmp/node/
-#   cargo xtask vm run --share /tmp/node -- sh /share/record-node.sh
+#   cp docs/record-node.sh DIR/
+#   cargo xtask vm run --share DIR -- sh /share/record-node.sh
 #
-# It leaves in /tmp/node: node.jsonl (keblet observe --json), oom.txt (keblet oom), pressure.txt (keblet pressure), and in
+# It leaves in DIR: node.jsonl (keblet observe --json), oom.txt (keblet oom), pressure.txt (keblet pressure), and in
 # verdicts.txt the lines of the agent's log about OOM kills. docs/observe.md has the commands that draw the pictures.
 set -eu
 out="${1:-/share}"
