@@ -204,9 +204,9 @@ impl Session {
         match result {
             Ok(Ok(output)) => Ok(output),
             Ok(Err(_)) => {
-                bail!("`{}` exited without writing {text:?}; its output: {}", self.line, self.output_so_far())
+                bail!("`{}` exited without writing {text:?}; the end of its output: {}", self.line, self.end_of_output())
             }
-            Err(_) => bail!("`{}` did not write {text:?}; its output: {}", self.line, self.output_so_far()),
+            Err(_) => bail!("`{}` did not write {text:?}; the end of its output: {}", self.line, self.end_of_output()),
         }
     }
 
@@ -222,7 +222,7 @@ impl Session {
             match timeout(RESEND_AFTER, self.until_output(answer)).await {
                 Ok(output) => return output,
                 Err(_) if began.elapsed() < TIMEOUT => {}
-                Err(_) => bail!("`{}` did not write {answer:?}; its output: {}", self.line, self.output_so_far()),
+                Err(_) => bail!("`{}` did not write {answer:?}; the end of its output: {}", self.line, self.end_of_output()),
             }
         }
     }
@@ -232,14 +232,27 @@ impl Session {
         self.output.borrow().clone()
     }
 
-    /// Waits until kubectl has exited by itself, and returns its exit code and output.
+    /// The last 2 KB of the output, for messages.
+    fn end_of_output(&self) -> String {
+        let output = self.output.borrow();
+        let start = output.floor_char_boundary(output.len().saturating_sub(2_000));
+        output[start..].to_owned()
+    }
+
+    /// Waits until kubectl has exited by itself, and returns its exit code and output. While it writes, it is waited for: the
+    /// time that much output takes depends on what else runs.
     ///
     /// # Errors
-    /// It does not exit in time.
+    /// It neither exits nor writes in time.
     pub async fn ended(mut self) -> Result<(i32, String)> {
         self.input = None;
-        let Ok(status) = timeout(TIMEOUT, self.process.wait()).await else {
-            bail!("`{}` does not exit; its output: {}", self.line, self.output_so_far());
+        let status = loop {
+            let written = self.output.borrow().len();
+            match timeout(TIMEOUT, self.process.wait()).await {
+                Ok(status) => break status,
+                Err(_) if self.output.borrow().len() > written => {}
+                Err(_) => bail!("`{}` does not exit; the end of its output: {}", self.line, self.end_of_output()),
+            }
         };
         let status = status.context("cannot wait for kubectl")?;
         for reader in self.readers.drain(..) {

@@ -5,8 +5,8 @@
 //! workspace unit tests and the simulated tier: anywhere
 //! kernel    the ignored tests with `bpf` in their name: CAP_BPF, CAP_PERFMON, the kernel's BTF
 //! runtime   tests marked #[ignore], on a private containerd 1.7: root
-//! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
 //! release   the scenarios of the runtime tier on containerd 2, with a release build: root
+//! cluster   the ignored tests with `cluster_` in their name: root, and upstream's programs, built or given
 //! vm        tests of the runtime and kernel tiers with cgroup v2 and a release build, in the machine of `cargo xtask vm`:
 //!           root, Debian
 //! ```
@@ -72,10 +72,10 @@ enum Tier {
     Kernel,
     /// Tests on a real container runtime.
     Runtime,
-    /// Tests against a real control plane.
-    Cluster,
     /// Scenarios of the runtime tier on containerd 2, with a release build.
     Release,
+    /// Tests against a real control plane.
+    Cluster,
     /// Tests in a virtual machine with cgroup v2 and PSI.
     Vm,
 }
@@ -83,7 +83,7 @@ enum Tier {
 impl Tier {
     /// In the order in which they run: tests of BPF programs are timed, so that they precede the release build.
     const ALL: [Self; 7] =
-        [Self::Tree, Self::Workspace, Self::Kernel, Self::Runtime, Self::Cluster, Self::Release, Self::Vm];
+        [Self::Tree, Self::Workspace, Self::Kernel, Self::Runtime, Self::Release, Self::Cluster, Self::Vm];
 
     /// Whether it uses the cache and the programs of the workspace.
     fn needs_cache(self) -> bool {
@@ -143,7 +143,7 @@ pub(crate) fn test(arguments: &Arguments) -> ExitCode {
         } else {
             None
         };
-        // The tests of this tier and of the next one mostly wait.
+        // The tests of this tier mostly wait; those of clusters do not.
         if tier == Tier::Runtime && tiers.contains(&Tier::Release) {
             release.begin();
         }

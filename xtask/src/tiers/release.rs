@@ -1,4 +1,4 @@
-//! The release build of the agent: begun beside tiers that mostly wait, and complete when a tier needs it.
+//! The release build of the agent: begun beside a tier that mostly waits, and complete when a tier needs it.
 
 use std::path::PathBuf;
 use std::thread;
