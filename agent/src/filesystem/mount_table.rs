@@ -23,6 +23,8 @@ pub struct MountTable(Vec<Entry>);
 struct Entry {
     /// Device number of the file system, `major:minor`.
     number: String,
+    /// The directory of the file system that is mounted; escaped.
+    root: String,
     /// The mount point, escaped as in the table.
     point: String,
     /// The device's file, or what else the file system is made from; escaped.
@@ -42,9 +44,10 @@ impl MountTable {
         let entry = |line: &str| {
             let (left, right) = line.split_once(" - ")?;
             let mut left = left.split(' ');
-            let (number, point) = (left.nth(2)?, left.nth(1)?);
+            let (number, root, point) = (left.nth(2)?, left.next()?, left.next()?);
             let source = right.split(' ').nth(1)?;
-            Some(Entry { number: number.to_owned(), point: point.to_owned(), source: source.to_owned() })
+            let [number, root, point, source] = [number, root, point, source].map(str::to_owned);
+            Some(Entry { number, root, point, source })
         };
         Self(text.lines().filter_map(entry).collect())
     }
@@ -53,6 +56,19 @@ impl MountTable {
     pub fn is_mounted_below(&self, point: &Path, dir: &Path) -> bool {
         let (point, dir) = (escaped(&point.to_string_lossy()), escaped(&dir.to_string_lossy()));
         self.same_as(&point).any(|entry| entry.point != point && Path::new(&entry.point).starts_with(&dir))
+    }
+
+    /// True if the directory `path`, itself without links, is mounted somewhere below `dir`.
+    pub fn is_bound_below(&self, path: &Path, dir: &Path) -> bool {
+        let (path, dir) = (escaped(&path.to_string_lossy()), escaped(&dir.to_string_lossy()));
+        // The last mount of the nearest point hides the ones before.
+        let depth = |entry: &&Entry| Path::new(&entry.point).components().count();
+        let holding = self.0.iter().filter(|entry| Path::new(&path).starts_with(&entry.point)).max_by_key(depth);
+        let Some(holding) = holding else { return false };
+        let Ok(below) = Path::new(&path).strip_prefix(&holding.point) else { return false };
+        let root = Path::new(&holding.root).join(below);
+        let is_same = |entry: &&Entry| entry.number == holding.number && Path::new(&entry.root) == root;
+        self.0.iter().filter(is_same).any(|entry| entry.point != path && Path::new(&entry.point).starts_with(&dir))
     }
 
     /// True if the file system that is mounted on `point`, a path without links, is also mounted at a point
@@ -156,6 +172,26 @@ broken
         };
         assert!(elsewhere("plugins/x", &[]) && elsewhere("plugins/x", &["plugins/x", "pods/u"]));
         assert!(!elsewhere("plugins/x", &["pods/u/volumes/x"]) && !elsewhere("plugins/z", &[]));
+    }
+
+    #[test]
+    fn mounts_of_a_directory() {
+        let table = "\
+22 1 254:0 /@ / rw - btrfs /dev/vda rw
+23 22 254:0 /@/srv/disk/a\\040b /pods/u-1/x rw - btrfs /dev/vda rw
+24 22 8:0 / /mnt rw - ext4 /dev/sda rw
+25 22 8:16 / /mnt rw - ext4 /dev/sdb rw
+26 22 8:16 / /pods/u-2/x ro - ext4 /dev/sdb rw
+27 22 8:0 /d /pods/u-3/x ro - ext4 /dev/sda rw
+28 22 254:0 /@/srv/other /other rw - btrfs /dev/vda rw
+";
+        let table = MountTable::parse(table);
+        let bound = |path: &str| table.is_bound_below(Path::new(path), Path::new("/pods"));
+        assert!(bound("/srv/disk/a b") && bound("/mnt"));
+        assert!(!bound("/srv/disk") && !bound("/srv/disk/a b/c"), "neither above nor below");
+        assert!(!bound("/mnt/d"), "its disk is hidden by another one");
+        assert!(!bound("/srv/other"), "not for a pod");
+        assert!(!bound("/pods/u-1/x"), "a mount is not its own");
     }
 
     #[test]

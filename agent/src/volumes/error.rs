@@ -180,9 +180,9 @@ pub enum VolumeError {
         ending: String,
     },
     /// A claim that cannot be read or changed, whose volume is to be expanded.
-    #[error("mountVolume.NodeExpandVolume {what} failed : {source}")]
+    #[error("mountVolume.NodeExpandVolume {what}: {source}")]
     ExpandedClaim {
-        /// What was tried.
+        /// What failed, as upstream writes it; some of its texts have a space before the colon.
         what: &'static str,
         /// The cause.
         source: ObjectError,

@@ -106,7 +106,8 @@ fn apply(root: &Path, group: u32, policy: ChangePolicy, count: &AtomicU64) -> Re
     }
 }
 
-/// As [`apply`], without blocking; a walk that takes long is reported as one of the volume at `shown`.
+/// As [`apply`], without blocking; a walk that takes long is logged, and reported with `notify`, as one of the volume at
+/// `shown`.
 ///
 /// # Errors
 /// As [`apply`]; the directory cannot be resolved.
@@ -124,7 +125,10 @@ pub(super) async fn give(
         let root = root.canonicalize().on("resolve", &root)?;
         apply(&root, group, policy, &counted)
     });
-    let notify = |message: String| notify(EventType::Warning, "VolumePermissionChangeInProgress", &message);
+    let notify = |message: String| {
+        tracing::warn!("{message}");
+        notify(EventType::Warning, "VolumePermissionChangeInProgress", &message);
+    };
     with_reports(walk, shown, &count, notify).await
 }
 

@@ -103,7 +103,7 @@ impl GlobalMounts {
     /// The lock of this place, unless [`Self::carry_out`] works there: that may take long, and is announced at its end if no
     /// pod is registered any more.
     pub(super) fn try_lock(&self, place: &Path) -> Option<OwnedMutexGuard<()>> {
-        self.locks.of(&place.to_string_lossy()).try_lock_owned().ok()
+        self.locks.try_lock(&place.to_string_lossy())
     }
 
     /// Does work at this place that must not be interrupted: it goes on if the caller gives up, and the place is in use until
@@ -200,6 +200,11 @@ impl Locks {
     /// Acquires the lock of `key`. Cancel-safe.
     pub(super) async fn lock(&self, key: &str) -> OwnedMutexGuard<()> {
         self.of(key).lock_owned().await
+    }
+
+    /// The lock of `key`, unless a task holds it.
+    pub(super) fn try_lock(&self, key: &str) -> Option<OwnedMutexGuard<()>> {
+        self.of(key).try_lock_owned().ok()
     }
 
     fn of(&self, key: &str) -> Arc<tokio::sync::Mutex<()>> {

@@ -240,9 +240,9 @@ impl Plugins {
         recorder: Option<&Recorder>,
         quotas: Option<&ProjectQuotas>,
     ) -> Self {
-        let of_disks = |kind| DiskVolumes::new(kind, node.disks.clone(), objects.clone(), recorder.cloned());
+        let of_disks = |kind| DiskVolumes::new(kind, node.disks.clone(), objects.clone());
         let of_disks = disks::Kind::ALL.map(of_disks);
-        let flex_volume = FlexVolume::new(node.flex_volumes.clone(), objects.clone(), recorder.cloned());
+        let flex_volume = FlexVolume::new(node.flex_volumes.clone(), objects.clone());
         let claims = Claims::new(objects.clone(), node.clone(), recorder.cloned());
         let mut all: Vec<Box<dyn VolumePlugin>> = vec![
             Box::new(EmptyDir { quotas: quotas.cloned() }),

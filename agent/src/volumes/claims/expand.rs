@@ -59,7 +59,7 @@ impl ClaimedVolume {
     pub(super) async fn expand(&self, programs: &dyn Programs) -> Result<bool, VolumeError> {
         let (claim, volume) = match self.read().await {
             Ok(read) => read,
-            Err(source) if self.is_new => return Err(VolumeError::ExpandedClaim { what: "get PVC", source }),
+            Err(source) if self.is_new => return Err(VolumeError::ExpandedClaim { what: "get PVC failed ", source }),
             Err(error) => {
                 tracing::debug!(claim = self.claim, %error, "cannot read the size of a claim");
                 return Ok(false);
@@ -91,7 +91,9 @@ impl ClaimedVolume {
         expansion: &Expansion,
         programs: &dyn Programs,
     ) -> Result<(), VolumeError> {
-        let cannot_update = |source| VolumeError::ExpandedClaim { what: "update PVC status", source };
+        // As upstream.
+        let what = if expansion.is_recorded { "update pvc status failed" } else { "update PVC status failed " };
+        let cannot_update = |source| VolumeError::ExpandedClaim { what, source };
         if let Some(patch) = expansion::begun(&claim).filter(|_| expansion.is_recorded) {
             let patched = self.objects.patch_claim_status(self.namespace(), &self.claim, &patch).await;
             claim = patched.map_err(cannot_update)?;

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::exclusive::is_mounted;
 use crate::filesystem;
+use crate::filesystem::MountTable;
 use crate::host_program::HostPrograms;
 use crate::recorder::EventType;
 use crate::volumes::PodDirs;
@@ -106,7 +107,7 @@ impl LocalMount {
         let (dirs, target, from) = (dirs.clone(), self.target.clone(), source.to_owned());
         let inspect = move || {
             let group = fs::metadata(&from).on("inspect", &from)?.gid();
-            Ok((group, is_mounted_elsewhere(&dirs, &target)?))
+            Ok((group, is_mounted_elsewhere(&dirs, &target)? || is_bound_for_a_pod(&dirs, &from)?))
         };
         let (held, shared) = blocking(inspect).await?;
         if let Some((group, policy)) = self.group.filter(|_| shared || !self.read_only) {
@@ -229,6 +230,17 @@ fn is_mounted_elsewhere(dirs: &PodDirs, target: &Path) -> Result<bool, VolumeErr
         }
     }
     Ok(false)
+}
+
+/// True if some pod has the directory, or what is mounted there: as upstream, two persistent volumes may have the same path.
+///
+/// # Errors
+/// The table of mounts cannot be read.
+fn is_bound_for_a_pod(dirs: &PodDirs, path: &Path) -> Result<bool, VolumeError> {
+    let table = MountTable::read().on("read the table of mounts for", path)?;
+    // The way to either is the operator's and may have links, which the table has not.
+    let resolved = |path: PathBuf| path.canonicalize().unwrap_or(path);
+    Ok(table.is_bound_below(&resolved(path.to_owned()), &resolved(dirs.pods())))
 }
 
 #[cfg(test)]

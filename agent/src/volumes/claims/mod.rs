@@ -221,7 +221,6 @@ impl Claims {
             read_only: used.read_only,
             options: &used.options,
             objects: &self.objects,
-            recorder: self.recorder.as_ref(),
         }
     }
 
@@ -231,14 +230,7 @@ impl Claims {
         used: &'a BoundVolume,
         source: &'a FlexSource,
     ) -> flex_volume::Use<'a> {
-        flex_volume::Use {
-            target,
-            volume: &used.name,
-            source,
-            read_only: used.read_only,
-            objects: &self.objects,
-            recorder: self.recorder.as_ref(),
-        }
+        flex_volume::Use { target, volume: &used.name, source, read_only: used.read_only, objects: &self.objects }
     }
 
     /// True if this agent expands the volume when its capacity grows, as upstream's plugins: FlexVolume drivers state it.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::PersistentVolumeSpec;
 use k8s_openapi::api::core::v1::Volume;
+use tokio::sync::OwnedMutexGuard;
 
 use super::Tools;
 use crate::objects::Objects;
@@ -204,7 +205,8 @@ impl Disk {
 }
 
 /// Detaches the disk of a place, which has several readings if its names have. `others` are those of other places;
-/// `was_mounted`: a file system on it was just unmounted. The lock is held.
+/// `was_mounted`: a file system on it was just unmounted. `connection` is the lock of its connection; `None` is returned if
+/// it was released meanwhile.
 ///
 /// # Errors
 /// Something of it stays that nothing needs.
@@ -213,13 +215,17 @@ pub(super) async fn detach(
     readings: Vec<Disk>,
     others: Vec<Disk>,
     was_mounted: bool,
-) -> Result<(), VolumeError> {
+    connection: OwnedMutexGuard<()>,
+) -> Result<Option<OwnedMutexGuard<()>>, VolumeError> {
     let (records, disks) = apart(readings);
     let (other_records, other_disks) = apart(others);
     for record in &records {
         iscsi::detach(tools, record, &other_records).await?;
     }
-    if disks.is_empty() { Ok(()) } else { fc::detach(tools, disks, other_disks, was_mounted).await }
+    match disks.is_empty() {
+        true => Ok(Some(connection)),
+        false => fc::detach(tools, disks, other_disks, was_mounted, connection).await,
+    }
 }
 
 /// Disks by kind.

@@ -44,7 +44,6 @@ use crate::filesystem;
 use crate::host_program::HostPrograms;
 use crate::host_program::Programs;
 use crate::objects::Objects;
-use crate::recorder::Recorder;
 use kind::Disk;
 
 pub(super) use host::Host;
@@ -73,7 +72,7 @@ pub(super) struct Disks {
 pub(super) struct Tools {
     pub(super) programs: Arc<dyn Programs>,
     pub(super) host: Host,
-    /// Locks of iSCSI targets, and one for all Fibre Channel disks.
+    /// Locks of iSCSI targets, one for all Fibre Channel disks, and one for each of their devices that is being removed.
     pub(super) locks: Locks,
 }
 
@@ -96,7 +95,6 @@ pub(super) struct Use<'a> {
     /// Mount options.
     pub(super) options: &'a [String],
     pub(super) objects: &'a Objects,
-    pub(super) recorder: Option<&'a Recorder>,
 }
 
 impl Disks {
@@ -132,9 +130,9 @@ impl Disks {
         self.attach_and_mount(&disk, &place, wanted).await?;
         if let Some(group) = wanted.target.fs_group.filter(|_| !wanted.read_only) {
             let policy = fs_group::ChangePolicy::of_pod(wanted.target.pod);
-            let notify = fs_group::notices(wanted.recorder, wanted.target.pod);
             let shown = self.dirs.shown(&dir);
-            let given = fs_group::give(&place, group, policy, shown, notify);
+            // As upstream, without events on the pod: they are of local volumes and CSI.
+            let given = fs_group::give(&place, group, policy, shown, |_, _, _| {});
             // As upstream, the pod starts all the same. The next one has the files changed again.
             if let Err(error) = wanted.target.actual.timed(fs_group::OPERATION, plugin, given).await {
                 tracing::warn!(volume = wanted.volume, %error, "not all files of the volume are the group's");

@@ -9,7 +9,6 @@ use super::Kind;
 use super::Use;
 use crate::kernel::usage::MeasuredBy;
 use crate::objects::Objects;
-use crate::recorder::Recorder;
 use crate::volumes::VolumeError;
 use crate::volumes::plugin::Attributes;
 use crate::volumes::plugin::Ready;
@@ -24,13 +23,12 @@ pub(in crate::volumes) struct DiskVolumes {
     kind: Kind,
     disks: Disks,
     objects: Objects,
-    recorder: Option<Recorder>,
 }
 
 impl DiskVolumes {
     /// The plugin of one kind of disks.
-    pub(in crate::volumes) fn new(kind: Kind, disks: Disks, objects: Objects, recorder: Option<Recorder>) -> Self {
-        Self { kind, disks, objects, recorder }
+    pub(in crate::volumes) fn new(kind: Kind, disks: Disks, objects: Objects) -> Self {
+        Self { kind, disks, objects }
     }
 }
 
@@ -73,7 +71,6 @@ impl VolumePlugin for DiskVolumes {
                 read_only: source.is_read_only(),
                 options: &[],
                 objects: &self.objects,
-                recorder: self.recorder.as_ref(),
             };
             self.disks.mount(wanted).await.map(|()| Ready::default())
         })

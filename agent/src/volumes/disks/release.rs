@@ -92,10 +92,11 @@ impl Disks {
         });
         let Some((readings, was_mounted)) = found.await? else { return Ok(false) };
         let lock = readings.first().map(|disk| disk.lock_name().to_owned()).unwrap_or_default();
-        let _connection = self.tools.locks.lock(&lock).await;
+        let connection = self.tools.locks.lock(&lock).await;
         let (own, at) = (self.clone(), place.to_owned());
         let others = blocking(move || own.others(&at)).await?;
-        detach(&self.tools, readings, others, was_mounted).await?;
+        // With the lock, if it is held yet: another release would count this disk, which is detached, as one of the others.
+        let _connection = detach(&self.tools, readings, others, was_mounted, connection).await?;
         tracing::info!(place = %place.display(), plugin = kind.plugin(), "detached a disk");
         let (own, at) = (self.clone(), place.to_owned());
         blocking(move || {

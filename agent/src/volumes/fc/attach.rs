@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::disk::FcDisk;
+use super::lock_of;
 use super::search::Found;
 use super::search::search;
 use crate::volumes::VolumeError;
-use crate::volumes::disks::Host;
+use crate::volumes::disks::Tools;
 use crate::volumes::plugin::blocking;
 
 /// How long udev may take to name a disk that the kernel has found, and multipathd(8) to join its paths.
@@ -22,12 +23,12 @@ const POLL: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// There is none.
-pub(super) async fn find(host: &Host, disk: &FcDisk) -> Result<PathBuf, VolumeError> {
-    let was_there = match look(host, disk).await? {
+pub(super) async fn find(tools: &Tools, disk: &FcDisk) -> Result<PathBuf, VolumeError> {
+    let was_there = match look(tools, disk).await? {
         Found { multipath: Some(device), .. } => return Ok(device),
         found => !found.devices.is_empty(),
     };
-    let scanned = host.clone();
+    let scanned = tools.host.clone();
     blocking(move || {
         scanned.scan_all();
         Ok(())
@@ -35,7 +36,7 @@ pub(super) async fn find(host: &Host, disk: &FcDisk) -> Result<PathBuf, VolumeEr
     .await?;
     let deadline = Instant::now() + if was_there { Duration::ZERO } else { DEVICE_TIMEOUT };
     loop {
-        let found = look(host, disk).await?;
+        let found = look(tools, disk).await?;
         let is_complete = found.multipath.is_some() || (disk.ids.len() == 1 && found.devices.len() == 1);
         if is_complete || Instant::now() >= deadline {
             return found.device().cloned().ok_or_else(|| VolumeError::FcDisk(problem(disk)));
@@ -44,9 +45,17 @@ pub(super) async fn find(host: &Host, disk: &FcDisk) -> Result<PathBuf, VolumeEr
     }
 }
 
-async fn look(host: &Host, disk: &FcDisk) -> Result<Found, VolumeError> {
-    let (host, disk) = (host.clone(), disk.clone());
-    blocking(move || Ok(search(&host, &disk))).await
+/// What leads to the disk. A device of it that is being removed is waited for: it would vanish under the volume.
+async fn look(tools: &Tools, disk: &FcDisk) -> Result<Found, VolumeError> {
+    loop {
+        let (host, wanted) = (tools.host.clone(), disk.clone());
+        let found = blocking(move || Ok(search(&host, &wanted))).await?;
+        let all = found.devices.iter().chain(&found.multipath);
+        let names = all.filter_map(|device| device.file_name()?.to_str());
+        let removed = names.map(lock_of).find(|lock| tools.locks.try_lock(lock).is_none());
+        let Some(removed) = removed else { return Ok(found) };
+        drop(tools.locks.lock(&removed).await);
+    }
 }
 
 fn problem(disk: &FcDisk) -> String {

@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use tokio::sync::OwnedMutexGuard;
+
 use super::disk::FcDisk;
+use super::lock_of;
 use super::search::search;
 use crate::host_program;
 use crate::host_program::Call;
@@ -11,17 +14,13 @@ use crate::host_program::Programs;
 use crate::volumes::VolumeError;
 use crate::volumes::disks;
 use crate::volumes::disks::Host;
+use crate::volumes::disks::Tools;
 use crate::volumes::plugin::blocking;
 
-/// A disk that is about to be detached; the lock of all Fibre Channel disks is held.
+/// A disk that is about to be detached.
 #[derive(Debug)]
 pub(super) struct Detaching<'a> {
-    pub(super) programs: &'a dyn Programs,
-    pub(super) host: &'a Host,
-    /// What the disk may be: the first that has a device is it.
-    pub(super) readings: Vec<FcDisk>,
-    /// The other disks of the node.
-    pub(super) others: Vec<FcDisk>,
+    pub(super) tools: &'a Tools,
     /// Its file system was just unmounted and written out.
     pub(super) was_mounted: bool,
 }
@@ -34,22 +33,54 @@ struct Devices {
 }
 
 impl Detaching<'_> {
-    /// Removes the multipath device of the disk, then all paths to it.
+    /// Removes the devices that the disk has by its `readings` and none of the `others` has. `all` is the lock of all Fibre
+    /// Channel disks: it is released before what takes long if a device does not answer, and `None` returned then. The locks
+    /// of the devices are held instead, for which only the attachment of the same disk waits.
     ///
     /// # Errors
-    /// The multipath device stays: its paths are in use. The kernel has a disk in use that was not just unmounted.
-    pub(super) async fn run(self) -> Result<(), VolumeError> {
-        let (host, readings, others, was_mounted) = (self.host.clone(), self.readings, self.others, self.was_mounted);
-        let devices = blocking(move || devices_of_no_other(&host, &readings, &others)).await?;
+    /// A multipath device stays: its paths are in use. The kernel has a disk in use that was not just unmounted, or a device
+    /// is being removed already.
+    pub(super) async fn run(
+        self,
+        readings: Vec<FcDisk>,
+        others: Vec<FcDisk>,
+        all: OwnedMutexGuard<()>,
+    ) -> Result<Option<OwnedMutexGuard<()>>, VolumeError> {
+        let host = self.tools.host.clone();
+        let (devices, is_shared) = blocking(move || devices_of_no_other(&host, &readings, &others)).await?;
+        if devices == Devices::default() {
+            return Ok(Some(all));
+        }
+        let _removing = self.lock(&devices)?;
+        // Two disks that share devices leave them to each other: one release has to be over before the other begins.
+        let all = is_shared.then_some(all);
+        self.remove(devices).await.map(|()| all)
+    }
+
+    /// Locks devices that are about to be removed. Does not wait: the lock of all disks is held.
+    ///
+    /// # Errors
+    /// One is being removed: the kernel may have given its name to another disk meanwhile.
+    fn lock(&self, devices: &Devices) -> Result<Vec<OwnedMutexGuard<()>>, VolumeError> {
+        let lock = |name: &String| {
+            let held = self.tools.locks.try_lock(&lock_of(name));
+            held.ok_or_else(|| VolumeError::FcDisk(format!("fc: {name} is being removed already")))
+        };
+        devices.multipath.iter().chain(&devices.disks).map(lock).collect()
+    }
+
+    /// The multipath device first, then all paths to the disk.
+    async fn remove(&self, devices: Devices) -> Result<(), VolumeError> {
+        let (programs, host, was_mounted) = (&*self.tools.programs, &self.tools.host, self.was_mounted);
         for name in &devices.multipath {
-            disks::flush_multipath(self.programs, name).await?;
+            disks::flush_multipath(programs, name).await?;
         }
-        let host = self.host.clone();
-        let unused = blocking(move || unused(&host, devices.disks, was_mounted)).await?;
+        let of = host.clone();
+        let unused = blocking(move || unused(&of, devices.disks, was_mounted)).await?;
         for name in &unused {
-            flush(self.programs, &self.host.dev.join(name)).await;
+            flush(programs, &host.dev.join(name)).await;
         }
-        disks::delete_unused(self.host, unused).await
+        disks::delete_unused(host, unused).await
     }
 }
 
@@ -62,17 +93,37 @@ async fn flush(programs: &dyn Programs, device: &Path) {
     }
 }
 
-/// The devices of a disk, without those that other disks have, and without multipath devices that are in use. Blocking.
-fn devices_of_no_other(host: &Host, readings: &[FcDisk], others: &[FcDisk]) -> Result<Devices, VolumeError> {
+/// The devices of a disk, without those that other disks have, and without multipath devices that are in use; and whether
+/// other disks have some. Blocking.
+fn devices_of_no_other(host: &Host, readings: &[FcDisk], others: &[FcDisk]) -> Result<(Devices, bool), VolumeError> {
     let table = disks::mounts()?;
-    let own = readings.iter().map(|disk| devices_of(host, disk)).find(|found| *found != Devices::default());
-    let Some(mut own) = own else { return Ok(Devices::default()) };
+    let all = devices_of_readings(host, readings);
+    let mut own = all.clone();
     for other in others.iter().map(|disk| devices_of(host, disk)) {
         own.multipath.retain(|name| !other.multipath.contains(name));
         own.disks.retain(|name| !other.disks.contains(name));
     }
+    let is_shared = own != all;
     own.multipath.retain(|name| !host.is_multipath_used(name, &table));
-    Ok(own)
+    Ok((own, is_shared))
+}
+
+/// The devices of a disk that is one of these. Of several readings, one counts if all its identifiers lead to the same disk,
+/// and if no other does: else the disk of another volume, or of the node, would be removed. Blocking.
+fn devices_of_readings(host: &Host, readings: &[FcDisk]) -> Devices {
+    if let [disk] = readings {
+        return devices_of(host, disk);
+    }
+    let mut found: Vec<Devices> = readings.iter().filter_map(|disk| devices_of_each_id(host, disk)).collect();
+    found.dedup();
+    if found.len() == 1 { found.remove(0) } else { Devices::default() }
+}
+
+/// The devices that each identifier of a disk leads to, if they are the same. Blocking.
+fn devices_of_each_id(host: &Host, disk: &FcDisk) -> Option<Devices> {
+    let of_id = |id: &String| devices_of(host, &FcDisk { ids: vec![id.clone()], lun: disk.lun });
+    let first = disk.ids.first().map(of_id).filter(|first| *first != Devices::default())?;
+    disk.ids.iter().all(|id| of_id(id) == first).then_some(first)
 }
 
 /// Those of the disks that nothing on the node uses. A container may have a copy of the mount that was just removed: as

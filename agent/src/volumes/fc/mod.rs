@@ -20,6 +20,8 @@ mod tests;
 use std::path::Path;
 use std::path::PathBuf;
 
+use tokio::sync::OwnedMutexGuard;
+
 use super::VolumeError;
 use super::disks::Tools;
 use super::layout;
@@ -42,17 +44,17 @@ pub(super) const NAME: &str = crate::model::fc::PLUGIN;
 /// The disk has no device within ten seconds.
 pub(super) async fn attach(tools: &Tools, disk: &FcDisk, place: &Path) -> Result<PathBuf, VolumeError> {
     // Before the search: the release of another place keeps the devices of disks that have one. A release that began before
-    // that has ended.
+    // that holds the locks of the devices that it removes, for which the search waits.
     let releasing = tools.locks.lock(NAME).await;
     let at = place.to_owned();
     blocking(move || layout::make_dirs(&at)).await?;
     drop(releasing);
-    attach::find(&tools.host, disk).await
+    attach::find(tools, disk).await
 }
 
 /// Removes the devices of a disk that nothing else on the node uses. The name of its place may have several `readings`, of
-/// which the first that has a device is the disk. `was_mounted`: its file system was just unmounted. The lock of all Fibre
-/// Channel disks is held.
+/// which only one may lead to a disk. `was_mounted`: its file system was just unmounted. `all` is the lock of all Fibre
+/// Channel disks; `None` is returned if it was released before what may take long.
 ///
 /// # Errors
 /// A multipath device stays, or a disk that the kernel has in use.
@@ -61,6 +63,12 @@ pub(super) async fn detach(
     readings: Vec<FcDisk>,
     others: Vec<FcDisk>,
     was_mounted: bool,
-) -> Result<(), VolumeError> {
-    Detaching { programs: &*tools.programs, host: &tools.host, readings, others, was_mounted }.run().await
+    all: OwnedMutexGuard<()>,
+) -> Result<Option<OwnedMutexGuard<()>>, VolumeError> {
+    Detaching { tools, was_mounted }.run(readings, others, all).await
+}
+
+/// Name of the lock of a device, which is held while the device is removed.
+fn lock_of(device: &str) -> String {
+    format!("{NAME}/{device}")
 }

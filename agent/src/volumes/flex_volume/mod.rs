@@ -47,7 +47,6 @@ use super::plugin::blocking;
 use super::teardown::VolumeOnDisk;
 use crate::kernel::usage::MeasuredBy;
 use crate::objects::Objects;
-use crate::recorder::Recorder;
 use device::Held;
 use driver::Driver;
 use driver::Drivers;
@@ -80,7 +79,6 @@ pub(super) struct Use<'a> {
     pub(super) source: &'a FlexSource,
     pub(super) read_only: bool,
     pub(super) objects: &'a Objects,
-    pub(super) recorder: Option<&'a Recorder>,
 }
 
 impl FlexVolumes {
@@ -175,7 +173,6 @@ impl FlexVolumes {
             dirs: self.dirs.clone(),
             pod: pod.clone(),
             actual: actual.clone(),
-            recorder: wanted.recorder.cloned(),
         };
         self.globals.carry_out(dir, async move { mount.run().await }).await
     }

@@ -12,7 +12,6 @@ use super::NAME;
 use super::Use;
 use crate::kernel::usage::MeasuredBy;
 use crate::objects::Objects;
-use crate::recorder::Recorder;
 use crate::volumes::PodDirs;
 use crate::volumes::VolumeError;
 use crate::volumes::plugin::Attributes;
@@ -26,12 +25,11 @@ use crate::volumes::teardown::VolumeOnDisk;
 pub(in crate::volumes) struct FlexVolume {
     volumes: FlexVolumes,
     objects: Objects,
-    recorder: Option<Recorder>,
 }
 
 impl FlexVolume {
-    pub(in crate::volumes) fn new(volumes: FlexVolumes, objects: Objects, recorder: Option<Recorder>) -> Self {
-        Self { volumes, objects, recorder }
+    pub(in crate::volumes) fn new(volumes: FlexVolumes, objects: Objects) -> Self {
+        Self { volumes, objects }
     }
 }
 
@@ -92,7 +90,6 @@ impl VolumePlugin for FlexVolume {
                 source: &source,
                 read_only: source.read_only,
                 objects: &self.objects,
-                recorder: self.recorder.as_ref(),
             };
             self.volumes.mount(wanted).await.map(|()| Ready::default())
         })

@@ -9,7 +9,6 @@ use k8s_openapi::api::core::v1::Pod;
 use super::Driver;
 use super::FlexError;
 use super::reply::Answer;
-use crate::recorder::Recorder;
 use crate::volumes::PodDirs;
 use crate::volumes::VolumeError;
 use crate::volumes::actual_state::ActualState;
@@ -35,7 +34,6 @@ pub(super) struct PodMount {
     pub(super) dirs: PodDirs,
     pub(super) pod: Pod,
     pub(super) actual: ActualState,
-    pub(super) recorder: Option<Recorder>,
 }
 
 impl PodMount {
@@ -77,8 +75,8 @@ impl PodMount {
     async fn give(&self) {
         let Some(group) = self.group.filter(|_| self.driver.capabilities.fs_group && !self.read_only) else { return };
         let policy = ChangePolicy::of_pod(&self.pod);
-        let notify = fs_group::notices(self.recorder.as_ref(), &self.pod);
-        let given = fs_group::give(&self.dir, group, policy, self.dirs.shown(&self.dir), notify);
+        // As upstream, without events on the pod.
+        let given = fs_group::give(&self.dir, group, policy, self.dirs.shown(&self.dir), |_, _, _| {});
         if let Err(error) = self.actual.timed(fs_group::OPERATION, self.driver.name, given).await {
             tracing::warn!(volume = %self.dir.display(), %error, "not all files of the volume are the group's");
         }

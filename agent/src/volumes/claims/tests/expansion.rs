@@ -109,6 +109,20 @@ fn a_recorded_expansion_is_begun_and_finished_in_the_claim() {
     assert_eq!(failed["status"]["conditions"][0]["message"], format!("failed to expand pvc with {error}"));
 }
 
+/// The texts of upstream differ: the other one is that of an expansion that no controller records.
+#[test]
+fn a_recorded_expansion_that_cannot_be_finished_has_the_text_of_upstream() {
+    let (fixture, patches) = patched();
+    let dir = fixture.local_dir();
+    let status = json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
+        "allocatedResourceStatuses": {"storage": "NodeResizeInProgress"}});
+    stated(&fixture, &dir, status, "2Gi");
+    fixture.replies.lock().expect("unpoisoned").remove(&format!("/api/v1/{CLAIM}/status"));
+    let expected = "mountVolume.NodeExpandVolume update pvc status failed: no";
+    assert_eq!(expand(&fixture, &dir, false, false), Err(expected.to_owned()));
+    assert_eq!(taken(&patches).len(), 1);
+}
+
 #[test]
 fn what_is_only_read_is_not_expanded() {
     let (mut fixture, patches) = patched();

@@ -39,6 +39,33 @@ fn a_pod_waits_while_another_one_sets_the_same_local_volume_up() {
     });
 }
 
+/// As upstream, which looks at the mounts of the path: else files in use would be given to the group of another pod.
+#[test]
+fn another_volume_of_the_same_directory_keeps_the_group_of_the_first_pod() {
+    in_private_mounts(|| {
+        let mut fixture = Fixture::new();
+        let dir = fixture.local_dir();
+        fixture.binds(json!({"local": {"path": dir}}));
+        fixture.set_up(&pod("u-1", Some(77), false)).expect("mounted");
+        let spec = json!({"local": {"path": dir}, "claimRef": {"uid": "c-1"}});
+        fixture.reply("persistentvolumes/other", json!({"metadata": {"name": "other"}, "spec": spec}));
+        let claim = json!({"metadata": {"name": "data", "namespace": "ns", "uid": "c-1"},
+            "spec": {"volumeName": "other"}, "status": {"phase": "Bound"}});
+        fixture.reply("namespaces/ns/persistentvolumeclaims/data", claim);
+        let group = || fs::metadata(dir.join("file")).expect("it exists").gid();
+        fixture.set_up(&pod("u-2", Some(88), false)).expect("mounted");
+        assert_eq!(group(), 77, "it is the first pod's");
+        let message = "The requested fsGroup is 88, but the volume other has GID 77. The volume may not be shareable.";
+        assert_eq!(fixture.events.take(), [format!("u-2 W AlreadyMountedVolume: {message}")]);
+        for uid in ["u-1", "u-2"] {
+            fixture.runtime.block_on(fixture.volumes.tear_down(uid)).expect("unmounted");
+        }
+        fixture.set_up(&pod("u-3", Some(88), false)).expect("mounted");
+        assert_eq!(group(), 88, "no other pod has it");
+        fixture.runtime.block_on(fixture.volumes.tear_down("u-3")).expect("unmounted");
+    });
+}
+
 /// What is only waited for has a limit, and ends with the pod.
 #[test]
 fn a_pod_that_waits_for_a_local_volume_fails_or_ends() {
