@@ -1,8 +1,9 @@
-//! Responses with values that the agent's types cannot represent.
+//! Responses with values that the agent's types cannot represent, and those that ask to try again later.
 
 use kube::api::Patch;
 use kube::api::PatchParams;
 
+use super::watch_errors::in_time;
 use super::*;
 
 /// Every user with permission to update an object can write this time, which the client's types cannot represent.
@@ -30,4 +31,22 @@ async fn managed_fields_fail_no_request() {
         matches!(&event, Some(Event::InitApply(object)) if object.metadata.name.as_deref() == Some("a")),
         "{event:?}"
     );
+}
+
+/// The pause is longer than an answer is awaited.
+#[tokio::test]
+async fn an_answer_is_awaited_after_the_pause_for_which_the_server_asks() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().expect("a folder"));
+    let tries = AtomicUsize::new(0);
+    let server = TestServer::start(&authority, move |_| match tries.fetch_add(1, Ordering::SeqCst) {
+        1 => Reply::Answer(429, vec![("retry-after", "2".to_owned())], String::new()),
+        _ => Reply::json(200, object("a")),
+    })
+    .await;
+    let api = connect(&server.kubeconfig(folder.path(), &authority, "token: t"));
+    objects(&api.main).get("a").await.expect("an answer, and a connection");
+    let request = http::Request::get("/api/v1/namespaces/default/configmaps/a").body(Vec::new()).expect("a request");
+    let send = |request| api.main.request_text(request);
+    in_time(Duration::from_millis(1500), request, send).await.expect("an answer after the pause");
+    assert_eq!(server.seen().len(), 3);
 }

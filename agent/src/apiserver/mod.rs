@@ -27,6 +27,7 @@ pub(crate) mod pauses;
 mod reachability;
 pub mod recovery;
 mod requests;
+mod sent_at;
 pub(crate) mod streaming_lists;
 pub mod tls;
 pub mod transport;

@@ -46,7 +46,7 @@ impl Reachability {
         Self { server, state: Mutex::new((State::Unknown, Instant::now())), unauthenticated: watch::Sender::new(false) }
     }
 
-    /// Waits while requests are not authenticated, for 30 s at most.
+    /// Waits while requests are not authenticated, for [`MAX_HOLD`] at most.
     pub(super) async fn wait_until_authenticated(&self) {
         let mut unauthenticated = self.unauthenticated.subscribe();
         // The sender lives as long as `self`; after the timeout the caller tries itself.
@@ -157,7 +157,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(10)).await;
             Ok(())
         };
-        let answer = in_time(WATCH_SILENCE, request).await;
+        let answer = in_time(WATCH_SILENCE, http::Request::default(), |_| request).await;
         assert!(answer.is_ok(), "{answer:?}");
     }
 }

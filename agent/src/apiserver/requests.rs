@@ -32,6 +32,7 @@ use super::credentials::Authorizer;
 use super::managed_fields::WithoutManagedFields;
 use super::reachability::Reachability;
 use super::recovery::Recovery;
+use super::sent_at::SentAt;
 use super::tls;
 use super::tls::Identity;
 use super::transport::ResponseBody;
@@ -196,6 +197,9 @@ impl Requests {
             (tries, is_retry) = (tries + 1, true);
             tracing::debug!(status = %answer.status(), ?pause, "the API server asks to try again later");
             drop(answer);
+            if let Some(sent_at) = head.extensions.get::<SentAt>() {
+                sent_at.postpone(pause);
+            }
             tokio::time::sleep(pause).await;
         }
     }

@@ -1,8 +1,13 @@
 //! What an error of a list or watch means for the resource version that is known.
 
+use std::pin::pin;
 use std::time::Duration;
 
+use http::Request;
 use kube::core::Status;
+use tokio::time::Instant;
+
+use super::sent_at::SentAt;
 
 /// What to do with the known resource version after an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +51,30 @@ pub(crate) const WATCH_SILENCE: Duration = Duration::from_secs(30);
 /// The head of the answer to any other request must arrive within this time; API servers time out after a minute.
 pub(crate) const LIST_SILENCE: Duration = Duration::from_secs(90);
 
-/// The answer to a request within `limit`: a server that accepts a request and never answers must not block the watch.
+/// The answer to a request within `limit`: a server that accepts a request and never answers must not block the watch. A pause
+/// for which the server asks (`Retry-After`) does not count.
 ///
 /// # Errors
 /// Those of the request, or a [`silence`].
-pub(crate) async fn in_time<T>(limit: Duration, asking: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| Err(silence(limit)))
+pub(crate) async fn in_time<T, F>(
+    limit: Duration,
+    mut request: Request<Vec<u8>>,
+    send: impl FnOnce(Request<Vec<u8>>) -> F,
+) -> kube::Result<T>
+where
+    F: Future<Output = kube::Result<T>>,
+{
+    let sent_at = SentAt::now();
+    request.extensions_mut().insert(sent_at.clone());
+    let mut answer = pin!(send(request));
+    loop {
+        if let Ok(answer) = tokio::time::timeout_at(sent_at.get() + limit, answer.as_mut()).await {
+            return answer;
+        }
+        if sent_at.get() + limit <= Instant::now() {
+            return Err(silence(limit));
+        }
+    }
 }
 
 /// A request was accepted, and nothing is sent.
@@ -89,6 +112,28 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_for_which_the_server_asks_are_not_silence() {
+        let pause = 2 * WATCH_SILENCE;
+        let answered_after = async |limit: Duration| {
+            let send = |request: Request<Vec<u8>>| async move {
+                let sent_at = request.extensions().get::<SentAt>().expect("an extension");
+                for _ in 0..2 {
+                    sent_at.postpone(pause);
+                    tokio::time::sleep(pause).await;
+                }
+                tokio::time::sleep(limit).await;
+                Ok(())
+            };
+            in_time(WATCH_SILENCE, Request::default(), send).await
+        };
+        answered_after(WATCH_SILENCE / 2).await.expect("an answer");
+        let began = Instant::now();
+        let error = answered_after(2 * WATCH_SILENCE).await.expect_err("no answer");
+        assert!(is_silence(&error), "{error}");
+        assert!(began.elapsed() < 2 * pause + WATCH_SILENCE + Duration::from_secs(1), "{:?}", began.elapsed());
+    }
 
     #[test]
     fn verdicts() {

@@ -74,7 +74,7 @@ impl WatchRequests {
             send_initial_events: list,
         };
         let request = self.resource.watch(&params, version).map_err(kube::Error::BuildRequest)?;
-        let lines = in_time(WATCH_SILENCE, decode::watch(&self.client, request)).await?;
+        let lines = in_time(WATCH_SILENCE, request, |request| decode::watch(&self.client, request)).await?;
         let began = Instant::now();
         Ok(OpenWatch { lines, began, until: overdue_at(began, seconds.into()), silent: true })
     }
@@ -89,7 +89,7 @@ impl WatchRequests {
     {
         let params = self.list_params(page, freshness);
         let request = self.resource.list(&params).map_err(kube::Error::BuildRequest)?;
-        in_time(LIST_SILENCE, decode::list(&self.client, request)).await
+        in_time(LIST_SILENCE, request, |request| decode::list(&self.client, request)).await
     }
 
     /// The latest list is read from etcd in pages. Any other may be served from the API server's watch cache, and is not

@@ -4,8 +4,8 @@
 //! breaks; after failures it is resumed from the last resource version if the API server still has it.
 //!
 //! Unlike [`crate::apiserver::watch`], it reports failures, since pods wait for the object; it tries again soon after the
-//! first 403 ([`super::retry`]); and as there is such a watch for each object, all of them share the flag that the API server
-//! does not support streaming lists.
+//! first 403 ([`super::retry`]), and lists instead only if 403 lasts; and as there is such a watch for each object, all of
+//! them share the flag that the API server does not support streaming lists.
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -101,9 +101,13 @@ pub(super) async fn watch<K: Kind>(
             Ok(ControlFlow::Continue(())) => retry.after(false, fastrand::f64()),
             Err(error) => {
                 let status = code(&error);
-                if is_unfinished && matches!(status, Some(400 | 422)) {
-                    stop_streaming(streaming);
+                if is_unfinished && is_to_be_listed(status, &retry, &mut lists, streaming) {
                     continue;
+                }
+                let is_forbidden = status == Some(403);
+                // A role may permit to watch, as a streaming list does, and not to list.
+                if is_forbidden && listed {
+                    lists.retry();
                 }
                 // 410: the resource version is too old. Other errors may mean that too: start over.
                 if status.is_some() {
@@ -112,11 +116,22 @@ pub(super) async fn watch<K: Kind>(
                 if listen(WatchUpdate::Failed(describe(&error))).is_break() {
                     return;
                 }
-                retry.after(status == Some(403), fastrand::f64())
+                retry.after(is_forbidden, fastrand::f64())
             }
         };
         recovered.wait(delay).await;
     }
+}
+
+/// True if the object is to be listed at once after a streaming list that failed with this status: the API server does not
+/// support such lists, or the role permits to list and not to watch.
+fn is_to_be_listed(status: Option<u16>, retry: &Retry, lists: &mut StreamingLists, streaming: &AtomicBool) -> bool {
+    match status {
+        Some(400 | 422) => stop_streaming(streaming),
+        Some(403) if retry.is_long_refused() => lists.unsupported(),
+        _ => return false,
+    }
+    true
 }
 
 /// Makes all watches list their object before they watch it. Logs the first call only.
@@ -148,7 +163,8 @@ impl Requests {
         };
         let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
         let request = request::<K>(&self.key, &query)?;
-        let mut events = pin!(in_time(WATCH_SILENCE, self.client.request_events::<K>(request)).await?);
+        let send = |request| self.client.request_events::<K>(request);
+        let mut events = pin!(in_time(WATCH_SILENCE, request, send).await?);
         *opened = Some(Instant::now());
         let mut exists = self.seen.is_some();
         let until = overdue_at(Instant::now(), seconds);
@@ -181,7 +197,7 @@ impl Requests {
             items: Option<Vec<K>>,
         }
         let request = request::<K>(&self.key, "limit=1")?;
-        let list: List<K> = in_time(LIST_SILENCE, self.client.request(request)).await?;
+        let list: List<K> = in_time(LIST_SILENCE, request, |request| self.client.request(request)).await?;
         self.seen = list.metadata.resource_version;
         Ok(listen(WatchUpdate::Now(list.items.into_iter().flatten().next())))
     }

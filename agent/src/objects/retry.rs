@@ -42,6 +42,11 @@ impl Retry {
         (delay < FIRST_PAUSE).then_some(delay)
     }
 
+    /// The short delays after a 403 are used up: the node authorizer is not merely late.
+    pub(super) fn is_long_refused(&self) -> bool {
+        self.refused.pause() >= FIRST_PAUSE
+    }
+
     /// An attempt succeeded.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
@@ -55,7 +60,12 @@ mod tests {
     #[test]
     fn a_403_is_retried_soon_and_other_errors_later() {
         let mut retry = Retry::default();
-        let refusals: Vec<u128> = (0..9).map(|_| retry.after(true, 0.0).as_millis()).collect();
+        assert!(!retry.is_long_refused());
+        let mut refusals = Vec::new();
+        for refusal in 1..=9 {
+            refusals.push(retry.after(true, 0.0).as_millis());
+            assert_eq!(retry.is_long_refused(), refusal > 7, "{refusal}");
+        }
         assert_eq!(refusals, [10, 20, 40, 80, 160, 320, 640, 800, 1600]);
         let mut retry = Retry::default();
         let failures: Vec<u128> = (0..8).map(|_| retry.after(false, 0.0).as_millis()).collect();

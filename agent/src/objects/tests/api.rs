@@ -58,8 +58,10 @@ pub(crate) struct State {
     pub(super) unversioned: bool,
     /// The next watch of an object from a resource version fails: the version is too old.
     pub(super) stale: bool,
-    /// All watches of objects from a resource version are answered with 403.
+    /// All watches of objects are answered with 403, also streaming lists that are supported.
     pub(super) unwatchable: bool,
+    /// All lists of objects are answered with 403.
+    pub(super) unlistable: bool,
     pub(crate) tokens: usize,
     /// The last request for a token.
     pub(crate) last_token: Value,
@@ -89,6 +91,7 @@ impl Api {
             unversioned: false,
             stale: false,
             unwatchable: false,
+            unlistable: false,
             tokens: 0,
             last_token: Value::Null,
             certificates: BTreeMap::new(),
@@ -264,6 +267,9 @@ impl Api {
             _ => panic!("unexpected {path}?{query}"),
         };
         if !query.contains("watch=true") {
+            if state.unlistable && field.is_some() {
+                return status(403, "Forbidden", "cannot list");
+            }
             let lagging = state.lagging.as_ref().filter(|_| query == "resourceVersion=0");
             return match (field, lagging.unwrap_or(&state.objects).get(&key).cloned()) {
                 (None, Some(object)) => say(&object),
@@ -283,6 +289,9 @@ impl Api {
                 "sendInitialEvents is forbidden for watch unless the feature gate is enabled",
             );
         }
+        if state.unwatchable && key != "services" {
+            return status(403, "Forbidden", "cannot watch");
+        }
         if let Some(code) = state.failing.filter(|_| initial && key != "services") {
             return say(&json!({"type": "ERROR", "object": failure(code, "InternalError", "scripted")}));
         }
@@ -293,9 +302,6 @@ impl Api {
         if state.stale && !initial && key != "services" {
             state.stale = false;
             return status(410, "Expired", "too old resource version");
-        }
-        if state.unwatchable && !initial && key != "services" {
-            return status(403, "Forbidden", "cannot watch");
         }
         let (sender, receiver) = mpsc::unbounded_channel();
         state.watchers.push((key.clone(), sender));

@@ -99,6 +99,39 @@ async fn pauses_grow_if_watches_after_lists_fail() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_object_is_listed_if_only_lists_are_permitted() {
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    fixture.api.state().unwatchable = true;
+    let _registration = fixture.register("u", &["a"], &[]);
+    // The short pauses, and the first long one.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(fixture.value("a").await, "1");
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    fixture.api.take_requests();
+    fixture.put("a", "2");
+    // The longest pause is a minute at most.
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(fixture.value("a").await, "2");
+    let requests = fixture.api.take_requests().len();
+    // A streaming list, a list and a watch after each pause.
+    assert!((3..=9).contains(&requests), "{requests}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_is_listed_by_a_watch_if_only_watches_are_permitted() {
+    let fixture = Fixture::new(Strategy::Watch);
+    fixture.put("a", "1");
+    fixture.api.state().unwatchable = true;
+    fixture.api.state().unlistable = true;
+    let _registration = fixture.register("u", &["a"], &[]);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    fixture.api.state().unwatchable = false;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(fixture.value("a").await, "1");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_object_is_listed_if_the_server_is_silent_at_its_streaming_lists() {
     let fixture = Fixture::new(Strategy::Watch);
     fixture.put("a", "1");
