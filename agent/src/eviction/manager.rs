@@ -229,6 +229,7 @@ impl<O: Observe> Manager<O> {
         let of_disk = |threshold: &&Threshold| Resource::of(threshold.signal).is_of_disk();
         if !thresholds.iter().filter(of_disk).any(|threshold| is_met(threshold, &readings, true)) {
             self.relief.forget();
+            self.parts.observe.disks_suffice();
         }
         if !step.due.is_empty() && self.relieve(&step, &thresholds, &readings, candidates.clone(), cause).await {
             return Duration::ZERO;

@@ -81,6 +81,9 @@ pub trait Observe: Send + 'static {
     /// Removes from the node what no pod needs. A runtime that hangs is waited for.
     fn reclaim(&mut self, what: Reclaim) -> BoxFuture<'static, ()>;
 
+    /// No disk is short of space: nothing needs to be removed.
+    fn disks_suffice(&mut self) {}
+
     /// Bytes of memory that are charged to the pod's cgroup; `None` once it was removed.
     fn held(&mut self, pod: &Pod) -> impl Future<Output = Option<u64>> + Send;
 
@@ -113,6 +116,9 @@ pub trait Garbage: Clone + Send + Sync + 'static {
 
     /// Removes images that no container uses and that have been on the node for `min_age`.
     fn remove_unused_images(&self, min_age: Duration) -> impl Future<Output = ()> + Send;
+
+    /// Nothing needs to be removed any more: what has failed is not tried again, until the next shortage.
+    fn is_not_needed(&self) {}
 }
 
 /// Nothing is removed.
@@ -379,6 +385,10 @@ impl<G: Garbage> Observe for ThisNode<G> {
                 garbage.remove_unused_images(min_age).await;
             }
         })
+    }
+
+    fn disks_suffice(&mut self) {
+        self.sources.garbage.is_not_needed();
     }
 }
 

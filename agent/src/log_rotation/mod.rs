@@ -37,6 +37,7 @@ pub use self::plan::plain as plain_files;
 use crate::model::Clock;
 use crate::model::ContainerId;
 use crate::model::ContainerState;
+use crate::model::ContainerStatus;
 use crate::model::PodSnapshot;
 use crate::retry::Operation;
 use crate::retry::RetryTracker;
@@ -180,10 +181,9 @@ impl Rotation {
         let listed: HashSet<&ContainerId> = all().map(|status| &status.id).collect();
         self.recovered.retain(|id| listed.contains(id));
         let running = || all().filter(|status| status.state == ContainerState::Running);
-        let logs = || running().filter_map(|status| Log::at(&status.log_path));
-        self.parts.retries.keep_only(Operation::RotateLog, |target| logs().any(|log| target_of(&log) == target));
-        let logs = || all().filter_map(|status| Log::at(&status.log_path));
-        self.parts.retries.keep_only(Operation::RecoverLog, |target| logs().any(|log| target_of(&log) == target));
+        let target = |status: &ContainerStatus| Log::at(&status.log_path).map(|log| target_of(&log));
+        self.parts.retries.keep_listed(Operation::RotateLog, || running().filter_map(target).collect());
+        self.parts.retries.keep_listed(Operation::RecoverLog, || all().filter_map(target).collect());
         let mut containers = Vec::new();
         for status in all() {
             let is_running = status.state == ContainerState::Running;

@@ -69,4 +69,9 @@ impl Garbage for NodeGarbage {
             }
         }
     }
+
+    /// Failures in the next shortage are not those of one operation that is stuck since then.
+    fn is_not_needed(&self) {
+        self.context.retries.keep_only(Operation::ReclaimDisk, |_| false);
+    }
 }

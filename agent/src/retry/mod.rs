@@ -7,6 +7,7 @@
 mod operation;
 
 use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -152,6 +153,16 @@ impl RetryTracker {
         }
     }
 
+    /// As [`Self::keep_only`] with a set of targets, which is made only if the operation fails on any, and without the lock: it
+    /// may be large.
+    pub fn keep_listed(&self, operation: Operation, listed: impl FnOnce() -> HashSet<String>) {
+        if self.lock().keys().all(|(of, _)| *of != operation) {
+            return;
+        }
+        let listed = listed();
+        self.keep_only(operation, |target| listed.contains(target));
+    }
+
     /// An attempt succeeded, or the target no longer exists.
     pub fn succeeded(&self, operation: Operation, target: &str) {
         let mut all = self.lock();
@@ -189,6 +200,8 @@ fn next_step(began: Instant, due: Instant, step: Duration) -> Instant {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::recorder::testing::listening;
 
@@ -281,6 +294,27 @@ mod tests {
         assert!(retries.is_failing(Operation::CollectLogs, ""), "another operation");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_list_of_targets_is_made_once_and_only_if_the_operation_fails() {
+        let (retries, made) = (RetryTracker::new(Recorder::default(), None), Cell::new(0));
+        let listed = || {
+            made.set(made.get() + 1);
+            HashSet::from(["b".to_owned()])
+        };
+        retries.keep_listed(Operation::RotateLog, listed);
+        retries.failed(Operation::RecoverLog, "a", "busy");
+        retries.keep_listed(Operation::RotateLog, listed);
+        assert_eq!(made.get(), 0, "another operation fails");
+        for target in ["a", "b", "c"] {
+            retries.failed(Operation::RotateLog, target, "busy");
+        }
+        retries.keep_listed(Operation::RotateLog, listed);
+        assert_eq!(made.get(), 1);
+        let failing = ["a", "b", "c"].map(|target| retries.is_failing(Operation::RotateLog, target));
+        assert_eq!(failing, [false, true, false]);
+        assert!(retries.is_failing(Operation::RecoverLog, "a"), "another operation");
+    }
+
     /// Every pass reads everything on the node.
     #[tokio::test(start_paused = true)]
     async fn what_housekeeping_retries_is_due_together() {
@@ -334,7 +368,7 @@ mod tests {
             (Operation::CollectLogs, 0.5, 1.0, 122.0),
             (Operation::AdoptStaticPods, 0.1, 0.2, 3.0),
             (Operation::ReclaimDisk, 10.0, 20.0, 300.0),
-            (Operation::ListImages, 10.0, 20.0, 300.0),
+            (Operation::ListImages, 10.0, 20.0, 40.0),
             (Operation::SetPodCidr, 5.0, 10.0, 60.0),
             (Operation::RotateLog, 5.0, 10.0, 60.0),
             (Operation::RecoverLog, 5.0, 10.0, 300.0),

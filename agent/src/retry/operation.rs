@@ -78,7 +78,10 @@ impl Operation {
     pub(super) const fn bounds(self) -> (Duration, Duration) {
         let (first, longest) = match self {
             Self::SyncPod | Self::KillPod | Self::ReleasePod => (10_000, 60_000),
-            Self::ReclaimDisk | Self::ListImages => (10_000, 300_000),
+            Self::ReclaimDisk => (10_000, 300_000),
+            // With what is added at random, no longer than a minute: the Node shows old images meanwhile. A kubelet lists them
+            // for each status.
+            Self::ListImages => (10_000, 40_000),
             Self::AwaitNetwork => (1_000, 10_000),
             Self::AdoptStaticPods => (100, 3_000),
             Self::CollectGarbage => (60_000, 300_000),

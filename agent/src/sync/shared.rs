@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -11,6 +12,9 @@ use super::pods::Pods;
 use crate::model::Pod;
 use crate::model::PodUid;
 use crate::status::ApiCopies;
+
+/// How long manifests that cannot be read are waited for. A kubelet does not wait for them.
+const UNREADABLE_LIMIT: Duration = Duration::from_secs(600);
 
 /// Desired pods and the time of the sync loop's last iteration. Cheap to clone; no lock is held across an await.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +27,8 @@ struct Inner {
     pods: Pods,
     last_iteration: Option<Instant>,
     sources_ready: bool,
+    /// Since when only manifests are missing that cannot be read.
+    sources_read: Option<Instant>,
 }
 
 impl SharedPods {
@@ -52,9 +58,16 @@ impl SharedPods {
         self.lock().sources_ready = true;
     }
 
-    /// True once every source of pods has been read: no desired pod is missing.
+    /// Every source of pods has been read, perhaps without manifests of static pods that run.
+    pub(super) fn set_sources_read(&self) {
+        self.lock().sources_read.get_or_insert_with(Instant::now);
+    }
+
+    /// True once every source of pods has been read: no desired pod is missing. True also while the manifest of a static pod
+    /// stays unreadable: what concerns all pods does not wait for one of them for ever.
     pub fn sources_ready(&self) -> bool {
-        self.lock().sources_ready
+        let inner = self.lock();
+        inner.sources_ready || inner.sources_read.is_some_and(|read| read.elapsed() >= UNREADABLE_LIMIT)
     }
 
     /// Called by the sync loop in each iteration.
@@ -92,5 +105,26 @@ impl SharedPods {
 impl ApiCopies for SharedPods {
     fn api_copy(&self, uid: &PodUid) -> Option<Pod> {
         self.lock().pods.api_copy(uid).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_manifest_that_stays_unreadable_is_waited_for_for_a_bounded_time() {
+        let pods = SharedPods::default();
+        tokio::time::sleep(2 * UNREADABLE_LIMIT).await;
+        assert!(!pods.sources_ready(), "nothing was read");
+        pods.set_sources_read();
+        tokio::time::sleep(UNREADABLE_LIMIT / 2).await;
+        assert!(!pods.sources_ready());
+        pods.set_sources_read();
+        tokio::time::sleep(UNREADABLE_LIMIT / 2).await;
+        assert!(pods.sources_ready(), "of the first time");
+        let complete = SharedPods::default();
+        complete.set_sources_ready();
+        assert!(complete.sources_ready());
     }
 }

@@ -173,6 +173,7 @@ impl SyncLoop {
             self.pods.set_sources_ready();
         }
         if !were_ready && self.sources.all_ready() {
+            self.pods.set_sources_read();
             self.retry_resizes(Trigger::PodsAdded);
         }
         // Static pods may replace others, or come back, before all sources are complete.

@@ -204,7 +204,11 @@ impl Session {
         match result {
             Ok(Ok(output)) => Ok(output),
             Ok(Err(_)) => {
-                bail!("`{}` exited without writing {text:?}; the end of its output: {}", self.line, self.end_of_output())
+                bail!(
+                    "`{}` exited without writing {text:?}; the end of its output: {}",
+                    self.line,
+                    self.end_of_output()
+                )
             }
             Err(_) => bail!("`{}` did not write {text:?}; the end of its output: {}", self.line, self.end_of_output()),
         }
@@ -222,7 +226,9 @@ impl Session {
             match timeout(RESEND_AFTER, self.until_output(answer)).await {
                 Ok(output) => return output,
                 Err(_) if began.elapsed() < TIMEOUT => {}
-                Err(_) => bail!("`{}` did not write {answer:?}; the end of its output: {}", self.line, self.end_of_output()),
+                Err(_) => {
+                    bail!("`{}` did not write {answer:?}; the end of its output: {}", self.line, self.end_of_output())
+                }
             }
         }
     }

@@ -59,8 +59,9 @@ pub struct Agent {
     pub garbage: NodeGarbage,
     /// Resources under pressure.
     pub pressures: watch::Sender<Pressures>,
+    /// All desired pods.
+    pub desired: SharedPods,
     pub(super) clock: Clock,
-    pub(super) desired: SharedPods,
     pub(super) running: Running,
     updates: mpsc::Sender<PodUpdate>,
     closed: watch::Sender<bool>,

@@ -248,6 +248,12 @@ impl Observe for Shown {
         })
     }
 
+    fn disks_suffice(&mut self) {
+        if let Some((garbage, _)) = &self.state().garbage {
+            garbage.is_not_needed();
+        }
+    }
+
     async fn held(&mut self, pod: &Pod) -> Option<u64> {
         self.state().held.get(pod.metadata.uid.as_deref().expect("a UID")).copied()
     }

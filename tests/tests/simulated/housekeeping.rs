@@ -331,16 +331,7 @@ async fn a_manifest_that_cannot_be_used_keeps_static_pods_only() {
     until(&sim, "all run", |log| live(log).len() == 3).await;
     drop(agent);
 
-    let hidden = StaticSandbox {
-        uid: "hidden-uid".to_owned(),
-        namespace: "default".to_owned(),
-        name: "hidden".to_owned(),
-        ready: true,
-        created_at: 1,
-        marked: None,
-        containers: Vec::new(),
-    };
-    let agent = Agent::start_beside_static_pods(&sim, folder.path(), vec![app], vec![hidden]);
+    let agent = Agent::start_beside_static_pods(&sim, folder.path(), vec![app], vec![hidden()]);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(sim.trace(live).len(), 3, "the loop has not seen the incomplete set yet");
     agent.add(pod("web").running("main", "run").build()).await;
@@ -352,6 +343,36 @@ async fn a_manifest_that_cannot_be_used_keeps_static_pods_only() {
     sleep(Duration::from_secs(60)).await;
     let expected = ["app-uid", "db-uid", "web-uid"].map(str::to_owned);
     assert_eq!(sim.trace(live), BTreeSet::from(expected), "the manifest stays bad");
+}
+
+/// What concerns all pods does not wait for one manifest for ever.
+#[tokio::test(start_paused = true)]
+async fn the_sources_count_as_read_although_a_manifest_stays_unreadable() {
+    let (sim, folder) = node();
+    fs::create_dir(folder.path().join("manifests")).expect("a folder");
+    // No memory is mapped at its beginning: reading it is an I/O error.
+    symlink("/proc/self/mem", folder.path().join("manifests/hidden.yaml")).expect("a link");
+    let app = pod("app").running("main", "run").from_api().build();
+    let agent = Agent::start_beside_static_pods(&sim, folder.path(), vec![app], vec![hidden()]);
+    sleep(Duration::from_secs(1)).await;
+    agent.add(pod("web").running("main", "run").build()).await;
+    sleep(Duration::from_secs(590)).await;
+    assert!(!agent.desired.sources_ready());
+    sleep(Duration::from_secs(20)).await;
+    assert!(agent.desired.sources_ready());
+}
+
+/// The sandbox of a static pod that runs when the agent starts.
+fn hidden() -> StaticSandbox {
+    StaticSandbox {
+        uid: "hidden-uid".to_owned(),
+        namespace: "default".to_owned(),
+        name: "hidden".to_owned(),
+        ready: true,
+        created_at: 1,
+        marked: None,
+        containers: Vec::new(),
+    }
 }
 
 /// UIDs of pods that run.

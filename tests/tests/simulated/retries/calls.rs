@@ -1,10 +1,13 @@
 //! Calls that the other tests do not refuse: pulls, commands in containers, and those of image garbage collection, with the
 //! calls and log lines of each minute.
 
+use keblet::config::eviction::Signal;
 use keblet::eviction::Garbage as _;
 use keblet::model::Pod;
 use keblet_tests::node::PodOf;
 use keblet_tests::node::folder;
+use keblet_tests::node::shortage::Shown;
+use keblet_tests::node::shortage::policy;
 use serde_json::Value;
 use serde_json::json;
 
@@ -130,4 +133,31 @@ async fn garbage_that_cannot_be_removed_from_a_full_disk_is_logged_once() {
     let mut logged = warnings.take();
     logged.retain(|line| line.contains("operation failed operation=\"reclaim_disk\""));
     assert_eq!(logged.len(), 2, "one for the containers, one for the images: {logged:#?}");
+}
+
+/// In between the node has space, and nothing is tried.
+#[tokio::test(start_paused = true)]
+async fn garbage_that_cannot_be_removed_in_two_shortages_is_not_reported_as_stuck() {
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(warnings.clone()));
+    let ((sim, folder), shown) = (node(), Shown::default());
+    sim.images(|images| images.store("unused:1", 1 << 20));
+    refuse(&sim, Method::RemoveImage);
+    let recorder = Recorder::logging("sim");
+    let mut agent = Agent::start_with_recorder(&sim, SensorSet::ALL, folder.path(), Vec::new(), recorder);
+    // Each removal ends the shortage, as if pods had deleted files.
+    shown.state().garbage = Some((agent.garbage.clone(), 200));
+    shown.set_available(Signal::NodeFsAvailable, 200);
+    let hard = json!({"evictionHard": {"nodefs.available": "10%"}});
+    let _manager = agent.evict_by(policy(hard), shown.clone());
+    sleep(minutes(5)).await;
+    for shortage in 1..=2 {
+        shown.set_available(Signal::NodeFsAvailable, 50);
+        sleep(minutes(20)).await;
+        let logged = warnings.take();
+        let count = |text: &str| logged.iter().filter(|line| line.contains(text)).count();
+        let failed = count("operation failed operation=\"reclaim_disk\"");
+        assert!((1..=2).contains(&failed), "{shortage}: {logged:#?}");
+        assert_eq!(count("OperationStuck"), 0, "{shortage}: {logged:#?}");
+    }
 }
