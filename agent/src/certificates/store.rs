@@ -96,7 +96,16 @@ impl Store {
         if !exists(&current)? && is_link(&updated)? {
             fs::rename(&updated, &current).map_err(failed("finish the replacement by", &updated))?;
         }
-        self.files()?.map(|(certificate, key)| read(&certificate, &key)).transpose()
+        self.files()?.map(|(certificate, key)| self.read(&certificate, &key)).transpose()
+    }
+
+    /// Reads a pair of [`Self::files`]. Files that are configured may be pipes.
+    fn read(&self, certificate: &Path, key: &Path) -> Stored<Pair> {
+        let is_configured = self.configured.as_ref().is_some_and(|(named, _)| named == certificate);
+        let read = if is_configured { filesystem::read_named } else { filesystem::read_bounded };
+        let text = |path: &Path| read(path, MAX_FILE).map(|content| lossy(&content)).map_err(failed("read", path));
+        let (chain, secret) = (text(certificate)?, text(key)?);
+        Pair::parse(&chain, &secret).map_err(|source| StoreError::Pair { path: certificate.to_owned(), source })
     }
 
     /// The files of the pair in use.
@@ -175,18 +184,17 @@ fn exists(path: &Path) -> Stored<bool> {
     path.try_exists().map_err(failed("access", path))
 }
 
-fn read(certificate: &Path, key: &Path) -> Stored<Pair> {
-    let (chain, secret) = (text(certificate)?, text(key)?);
-    Pair::parse(&chain, &secret).map_err(|source| StoreError::Pair { path: certificate.to_owned(), source })
-}
-
-/// The text of a file. What is not UTF-8 is replaced: it may stand between the blocks of PEM, and never in one. Blocks.
+/// The text of a file of the agent. Blocks.
 ///
 /// # Errors
 /// It cannot be read, is no regular file, or too long.
 pub(super) fn text(path: &Path) -> Stored<String> {
-    let content = filesystem::read_bounded(path, MAX_FILE).map_err(failed("read", path))?;
-    Ok(String::from_utf8_lossy(&content).into_owned())
+    filesystem::read_bounded(path, MAX_FILE).map(|content| lossy(&content)).map_err(failed("read", path))
+}
+
+/// What is not UTF-8 is replaced: it may stand between the blocks of PEM, and never in one.
+fn lossy(content: &[u8]) -> String {
+    String::from_utf8_lossy(content).into_owned()
 }
 
 /// `YYYY-MM-DD-HH-MM-SS`, UTC.
@@ -284,6 +292,25 @@ mod tests {
         assert_eq!(name(&store), "configured");
         store.replace(&pair("signed", 0, 100), at(0)).expect("written");
         assert_eq!(name(&store), "signed");
+    }
+
+    #[test]
+    fn a_configured_pair_may_come_through_pipes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (certificate, key) = (folder.path().join("own.crt"), folder.path().join("own.key"));
+        let configured = pair("configured", 0, 100);
+        let texts = [(&certificate, configured.chain.clone()), (&key, configured.key.expose_secret().to_owned())];
+        let writers = texts.map(|(path, text)| {
+            InPlace::Pipe.put(path).expect("made");
+            let path = path.clone();
+            std::thread::spawn(move || fs::write(path, text))
+        });
+        let store = Store::new(folder.path(), Purpose::Client, Some((certificate, key)));
+        let name = in_time(move || store.load().map(|pair| pair.map(|pair| pair.leaf.common_name)));
+        assert_eq!(name.expect("it ends").expect("readable").as_deref(), Some("configured"));
+        for writer in writers {
+            writer.join().expect("no panic").expect("written");
+        }
     }
 
     #[test]
