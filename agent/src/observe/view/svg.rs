@@ -99,7 +99,7 @@ mod tests {
     use ratatui::style::Style;
 
     use super::*;
-    use crate::observe::record::samples;
+    use crate::observe::replay;
     use crate::observe::view::Settings;
     use crate::observe::view::draw;
 
@@ -119,8 +119,9 @@ mod tests {
     /// The document has the commands that write them.
     #[test]
     fn the_pictures_in_the_documentation_show_the_present_view() {
-        let node = samples::node();
-        let opened = node.pods.values().find(|pod| pod.pod.pod.name == "cart-7d9f").unwrap().pod.pod.uid.clone();
+        let recording = include_str!("../../../../docs/observe.jsonl");
+        let node = replay::read(recording.as_bytes()).unwrap();
+        let opened = node.pods.values().find(|pod| pod.pod.pod.name == "cart-node-1").unwrap().pod.pod.uid.clone();
         for (written, name, height, opened) in [
             (include_str!("../../../../docs/observe.svg"), "observe.svg", 34, None),
             (include_str!("../../../../docs/observe-pod.svg"), "observe-pod.svg", 24, Some(opened)),
