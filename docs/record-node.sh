@@ -5,7 +5,8 @@
 #   cargo xtask vm run --share DIR -- sh /share/record-node.sh
 #
 # It leaves in DIR: node.jsonl (keblet observe --json), oom.txt (keblet oom), pressure.txt (keblet pressure), and in
-# verdicts.txt the lines of the agent's log about OOM kills. docs/observe.md has the commands that draw the pictures.
+# verdicts.txt the lines of the agent's log about OOM kills. docs/observe.jsonl is such a node.jsonl, from which
+# docs/observe.md draws the pictures.
 set -eu
 out="${1:-/share}"
 dir="$(mktemp -d)"

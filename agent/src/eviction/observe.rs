@@ -82,7 +82,7 @@ pub trait Observe: Send + 'static {
     fn reclaim(&mut self, what: Reclaim) -> BoxFuture<'static, ()>;
 
     /// No disk is short of space: nothing needs to be removed.
-    fn disks_suffice(&mut self) {}
+    fn disks_suffice(&mut self);
 
     /// Bytes of memory that are charged to the pod's cgroup; `None` once it was removed.
     fn held(&mut self, pod: &Pod) -> impl Future<Output = Option<u64>> + Send;
@@ -118,7 +118,7 @@ pub trait Garbage: Clone + Send + Sync + 'static {
     fn remove_unused_images(&self, min_age: Duration) -> impl Future<Output = ()> + Send;
 
     /// Nothing needs to be removed any more: what has failed is not tried again, until the next shortage.
-    fn is_not_needed(&self) {}
+    fn is_not_needed(&self);
 }
 
 /// Nothing is removed.
@@ -126,6 +126,8 @@ impl Garbage for () {
     async fn remove_dead_containers(&self) {}
 
     async fn remove_unused_images(&self, _min_age: Duration) {}
+
+    fn is_not_needed(&self) {}
 }
 
 /// Where this node is observed.

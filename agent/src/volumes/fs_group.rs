@@ -125,10 +125,7 @@ pub(super) async fn give(
         let root = root.canonicalize().on("resolve", &root)?;
         apply(&root, group, policy, &counted)
     });
-    let notify = |message: String| {
-        tracing::warn!("{message}");
-        notify(EventType::Warning, "VolumePermissionChangeInProgress", &message);
-    };
+    let notify = |message: String| notify(EventType::Warning, "VolumePermissionChangeInProgress", &message);
     with_reports(walk, shown, &count, notify).await
 }
 

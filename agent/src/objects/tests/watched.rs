@@ -110,7 +110,7 @@ async fn an_object_is_listed_if_only_lists_are_permitted() {
     tokio::time::sleep(Duration::from_secs(300)).await;
     fixture.api.take_requests();
     fixture.put("a", "2");
-    // The longest pause is a minute at most.
+    // The longest pause is half a minute.
     tokio::time::sleep(Duration::from_secs(61)).await;
     assert_eq!(fixture.value("a").await, "2");
     let requests = fixture.api.take_requests().len();

@@ -91,7 +91,7 @@ impl ClaimedVolume {
         expansion: &Expansion,
         programs: &dyn Programs,
     ) -> Result<(), VolumeError> {
-        // As upstream.
+        // As upstream, at the end of an expansion.
         let what = if expansion.is_recorded { "update pvc status failed" } else { "update PVC status failed " };
         let cannot_update = |source| VolumeError::ExpandedClaim { what, source };
         if let Some(patch) = expansion::begun(&claim).filter(|_| expansion.is_recorded) {

@@ -44,6 +44,7 @@ use crate::filesystem;
 use crate::host_program::HostPrograms;
 use crate::host_program::Programs;
 use crate::objects::Objects;
+use crate::recorder::EventType;
 use kind::Disk;
 
 pub(super) use host::Host;
@@ -132,7 +133,9 @@ impl Disks {
             let policy = fs_group::ChangePolicy::of_pod(wanted.target.pod);
             let shown = self.dirs.shown(&dir);
             // As upstream, without events on the pod: they are of local volumes and CSI.
-            let given = fs_group::give(&place, group, policy, shown, |_, _, _| {});
+            // A kubelet records this event for local volumes alone.
+            let log = |_: EventType, _: &str, message: &str| tracing::warn!("{message}");
+            let given = fs_group::give(&place, group, policy, shown, log);
             // As upstream, the pod starts all the same. The next one has the files changed again.
             if let Err(error) = wanted.target.actual.timed(fs_group::OPERATION, plugin, given).await {
                 tracing::warn!(volume = wanted.volume, %error, "not all files of the volume are the group's");

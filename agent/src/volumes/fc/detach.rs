@@ -97,7 +97,8 @@ async fn flush(programs: &dyn Programs, device: &Path) {
 /// other disks have some. Blocking.
 fn devices_of_no_other(host: &Host, readings: &[FcDisk], others: &[FcDisk]) -> Result<(Devices, bool), VolumeError> {
     let table = disks::mounts()?;
-    let all = devices_of_readings(host, readings);
+    let found = readings.iter().map(|disk| devices_of(host, disk)).find(|found| *found != Devices::default());
+    let all = found.unwrap_or_default();
     let mut own = all.clone();
     for other in others.iter().map(|disk| devices_of(host, disk)) {
         own.multipath.retain(|name| !other.multipath.contains(name));
@@ -106,24 +107,6 @@ fn devices_of_no_other(host: &Host, readings: &[FcDisk], others: &[FcDisk]) -> R
     let is_shared = own != all;
     own.multipath.retain(|name| !host.is_multipath_used(name, &table));
     Ok((own, is_shared))
-}
-
-/// The devices of a disk that is one of these. Of several readings, one counts if all its identifiers lead to the same disk,
-/// and if no other does: else the disk of another volume, or of the node, would be removed. Blocking.
-fn devices_of_readings(host: &Host, readings: &[FcDisk]) -> Devices {
-    if let [disk] = readings {
-        return devices_of(host, disk);
-    }
-    let mut found: Vec<Devices> = readings.iter().filter_map(|disk| devices_of_each_id(host, disk)).collect();
-    found.dedup();
-    if found.len() == 1 { found.remove(0) } else { Devices::default() }
-}
-
-/// The devices that each identifier of a disk leads to, if they are the same. Blocking.
-fn devices_of_each_id(host: &Host, disk: &FcDisk) -> Option<Devices> {
-    let of_id = |id: &String| devices_of(host, &FcDisk { ids: vec![id.clone()], lun: disk.lun });
-    let first = disk.ids.first().map(of_id).filter(|first| *first != Devices::default())?;
-    disk.ids.iter().all(|id| of_id(id) == first).then_some(first)
 }
 
 /// Those of the disks that nothing on the node uses. A container may have a copy of the mount that was just removed: as

@@ -69,31 +69,6 @@ fn another_agent_removes_what_the_first_has_mounted() {
     });
 }
 
-/// Of what the name of a place can be, only what surely was the volume's disk is removed.
-#[test]
-fn another_agent_leaves_a_disk_that_only_a_part_of_the_name_identifies() {
-    in_private_mounts(|| {
-        let fixture = fc_node();
-        fixture.disk("sda", "240:0", "disk/by-id/scsi-SVENDOR_disk-1");
-        fixture.disk("sdb", "240:16", "disk/by-id/scsi-SVENDOR_disk");
-        fixture.disk("sdc", "240:32", "disk/by-id/scsi-3600c");
-        fixture.test.link("dev/disk/by-id/scsi-SOTHER", "../../sdc");
-        let identified = |uid: &str, ids: &[&str]| pod(uid, json!({"targetWWNs": null, "lun": null, "wwids": ids}));
-        fixture.set_up(&identified("u-1", &["SVENDOR disk-1"])).expect("mounted");
-        fixture.set_up(&identified("u-2", &["3600c", "SOTHER"])).expect("mounted");
-        fs::remove_file(fixture.test.root.path().join("dev/sda")).expect("it vanishes");
-        let next = fixture.next();
-        next.reconstruct().expect("read");
-        for uid in ["u-1", "u-2"] {
-            fixture.tear_down(&next, uid);
-        }
-        assert_eq!(fixture.release(&next), 2);
-        let deleted = ["sda", "sdb", "sdc"].map(|disk| fixture.deleted(disk));
-        assert_eq!(deleted, ["", "", "1"], "two identifiers of one disk, and no other");
-        assert!(!fixture.place("SVENDOR_disk-1").exists() && !fixture.place("3600c-SOTHER").exists());
-    });
-}
-
 #[test]
 fn hosts_are_scanned_for_a_disk_that_is_not_there() {
     in_private_mounts(|| {

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::Driver;
 use super::FlexError;
 use super::reply::Answer;
+use crate::recorder::EventType;
 use crate::volumes::PodDirs;
 use crate::volumes::VolumeError;
 use crate::volumes::actual_state::ActualState;
@@ -76,7 +77,9 @@ impl PodMount {
         let Some(group) = self.group.filter(|_| self.driver.capabilities.fs_group && !self.read_only) else { return };
         let policy = ChangePolicy::of_pod(&self.pod);
         // As upstream, without events on the pod.
-        let given = fs_group::give(&self.dir, group, policy, self.dirs.shown(&self.dir), |_, _, _| {});
+        // A kubelet records this event for local volumes alone.
+        let log = |_: EventType, _: &str, message: &str| tracing::warn!("{message}");
+        let given = fs_group::give(&self.dir, group, policy, self.dirs.shown(&self.dir), log);
         if let Err(error) = self.actual.timed(fs_group::OPERATION, self.driver.name, given).await {
             tracing::warn!(volume = %self.dir.display(), %error, "not all files of the volume are the group's");
         }
