@@ -14,8 +14,8 @@ use crate::model::PodUid;
 use crate::model::pod_ref;
 use crate::workers::state::Phase;
 
-/// For how long pods are awaited whose eviction an earlier agent did not finish, after all sources have delivered their
-/// pods. A record is ignored if no agent has run for so long.
+/// For how long pods are awaited whose eviction an earlier agent did not finish, once all sources have delivered their pods
+/// or unreadable manifests have been waited for in vain. A record is ignored if no agent has run for this long.
 pub(super) const RESUME_PERIOD: Duration = Duration::from_secs(600);
 /// The age at which the records of evictions are renewed that are not finished yet: short beside [`RESUME_PERIOD`], which
 /// counts from the last renewal.
