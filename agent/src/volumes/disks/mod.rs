@@ -132,7 +132,6 @@ impl Disks {
         if let Some(group) = wanted.target.fs_group.filter(|_| !wanted.read_only) {
             let policy = fs_group::ChangePolicy::of_pod(wanted.target.pod);
             let shown = self.dirs.shown(&dir);
-            // As upstream, without events on the pod: they are of local volumes and CSI.
             // A kubelet records this event for local volumes alone.
             let log = |_: EventType, _: &str, message: &str| tracing::warn!("{message}");
             let given = fs_group::give(&place, group, policy, shown, log);

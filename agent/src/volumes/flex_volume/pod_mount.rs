@@ -76,7 +76,6 @@ impl PodMount {
     async fn give(&self) {
         let Some(group) = self.group.filter(|_| self.driver.capabilities.fs_group && !self.read_only) else { return };
         let policy = ChangePolicy::of_pod(&self.pod);
-        // As upstream, without events on the pod.
         // A kubelet records this event for local volumes alone.
         let log = |_: EventType, _: &str, message: &str| tracing::warn!("{message}");
         let given = fs_group::give(&self.dir, group, policy, self.dirs.shown(&self.dir), log);
