@@ -22,6 +22,7 @@ pub mod oom_score;
 pub mod open_files;
 pub mod pidfd;
 pub mod proc;
+pub mod program_pages;
 pub mod project_quota;
 pub mod psi;
 pub mod read;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use crate::kernel::memory;
+use crate::kernel::program_pages;
 use crate::model::named;
 use crate::pacing::Priority;
 
@@ -19,7 +20,7 @@ pub(super) fn return_at_rest(priority: Priority, tasks: &mut JoinSet<()>) {
             // Walking the allocator's arenas takes milliseconds.
             tokio::task::spawn_blocking(|| {
                 memory::return_all();
-                memory::unmap_program();
+                program_pages::unmap();
             });
         };
         priority.after_bursts(REST, return_memory).await;

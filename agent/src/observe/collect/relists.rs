@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::events::RelistReason;
-use crate::kernel::memory;
+use crate::kernel::program_pages;
 use crate::model::LifecycleEvent;
 use crate::pleg::PlegObserver;
 
@@ -20,7 +20,7 @@ impl PlegObserver for UnmapAfterRelist {
     fn relist(&self, _reason: RelistReason, _took: Duration, _interval: Option<Duration>, _ok: bool) {
         tokio::spawn(async {
             tokio::time::sleep(DELAY).await;
-            memory::unmap_program();
+            program_pages::unmap();
         });
     }
 
@@ -32,7 +32,7 @@ impl PlegObserver for UnmapAfterRelist {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::memory::testing::Page;
+    use crate::kernel::program_pages::testing::Page;
 
     #[tokio::test(start_paused = true)]
     async fn what_a_list_used_is_unmapped() {

@@ -30,6 +30,7 @@ use crate::events::sensors::SensorState;
 use crate::events::sensors::SensorStates;
 use crate::kernel::bpf::Losses;
 use crate::kernel::memory;
+use crate::kernel::program_pages;
 use crate::model::Clock;
 use crate::model::OomVerdict;
 use crate::model::PodUid;
@@ -215,7 +216,7 @@ impl Task {
         self.measure(verdicts).await?;
         // What only the start has needed: the loader of BPF programs, the lists of all pods.
         memory::return_all();
-        memory::unmap_program();
+        program_pages::unmap();
         let pods = u64::try_from(self.pods.len()).unwrap_or(u64::MAX);
         self.send(Record::Ready(Ready { pods })).await
     }
