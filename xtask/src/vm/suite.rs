@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::process::ExitCode;
 use std::process::Stdio;
+use std::thread;
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -119,6 +120,11 @@ impl Set {
         }
     }
 
+    /// Whether a second machine can run beside it without making its tests late: it leaves half of the processors idle.
+    fn mostly_waits(self) -> bool {
+        self == Self::Storage
+    }
+
     fn programs(self) -> &'static [Program] {
         match self {
             Self::Kernel => &[KERNEL],
@@ -152,40 +158,78 @@ pub(crate) fn all(agent: &Path, interrupt: &Interrupt) -> Result<Tally> {
     perform(&Set::OF_TIER, Some(agent), interrupt)
 }
 
-/// With the agent of the last development build if `agent` names no other.
+/// With the agent of the last development build if `agent` names no other. A set whose tests mostly wait runs beside the
+/// others; its output follows theirs.
 fn perform(sets: &[Set], agent: Option<&Path>, interrupt: &Interrupt) -> Result<Tally> {
     let cache = Cache::locate();
     if sets.iter().flat_map(|set| set.programs()).any(|program| program.containerd_2) {
         setup::prepare_containerd_2(&cache)?;
     }
     let targets = sets.iter().flat_map(|set| set.programs()).map(|program| program.target).collect::<Vec<_>>();
-    let built = build(&targets)?;
-    let mut tally = Tally::default();
-    for set in sets {
-        println!("\n== vm: {}", set.name());
-        let mut machine = Machine::new(&cache);
-        machine.systemd = *set == Set::Systemd;
-        machine.environment.extend(environment(*set));
-        // The last value of a variable counts.
-        machine.environment.extend(agent.map(|agent| ("KEBLET_BIN".to_owned(), agent.into())));
-        let mut command: Vec<OsString> = ["sh", "-c", ALL, "sh"].map(OsString::from).into();
-        for program in set.programs() {
-            let path = built.get(program.target).with_context(|| format!("cargo built no test {}", program.target))?;
-            command.push(line(path, program));
-        }
-        tally.add(Ok(in_machine(|read| {
-            let first = machine.run(&command, Output::Lines(read), interrupt);
-            let Some(crash) = first.as_ref().err().filter(|error| *set == Set::Storage && is_crash(error)) else {
-                return first;
-            };
-            println!("{crash:#}\nthe machine's kernel has crashed: the tests run once more");
-            machine.run(&command, Output::Lines(read), interrupt)
-        })));
-        if interrupt.raised() {
-            bail!("interrupted");
-        }
+    let suite = Suite { cache: &cache, built: &build(&targets)?, agent, interrupt };
+    let mut print = |line: &str| println!("{line}");
+    let (waiting, busy): (Vec<Set>, Vec<Set>) = sets.iter().partition(|set| set.mostly_waits());
+    let tally = if waiting.is_empty() || busy.is_empty() {
+        suite.run(sets, &mut print)?
+    } else {
+        thread::scope(|scope| -> Result<Tally> {
+            let beside = scope.spawn(|| {
+                let mut lines = Vec::new();
+                (suite.run(&waiting, &mut |line| lines.push(line.to_owned())), lines)
+            });
+            let mut tally = suite.run(&busy, &mut print)?;
+            let (result, lines) = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            lines.iter().for_each(|line| print(line));
+            tally.add(result);
+            Ok(tally)
+        })?
+    };
+    if interrupt.raised() {
+        bail!("interrupted");
     }
     Ok(tally)
+}
+
+/// What the sets share.
+struct Suite<'a> {
+    cache: &'a Cache,
+    /// Paths of the test programs by the name of their target.
+    built: &'a BTreeMap<String, PathBuf>,
+    agent: Option<&'a Path>,
+    interrupt: &'a Interrupt,
+}
+
+impl Suite<'_> {
+    /// Runs sets one after the other, until a signal arrives, and passes each line of their output to `print`.
+    fn run(&self, sets: &[Set], print: &mut (dyn FnMut(&str) + Send)) -> Result<Tally> {
+        let mut tally = Tally::default();
+        for set in sets.iter().take_while(|_| !self.interrupt.raised()) {
+            print(&format!("\n== vm: {}", set.name()));
+            tally.add(Ok(self.run_set(*set, print)?));
+        }
+        Ok(tally)
+    }
+
+    fn run_set(&self, set: Set, print: &mut (dyn FnMut(&str) + Send)) -> Result<Tally> {
+        let mut machine = Machine::new(self.cache);
+        machine.systemd = set == Set::Systemd;
+        machine.environment.extend(environment(set));
+        // The last value of a variable counts.
+        machine.environment.extend(self.agent.map(|agent| ("KEBLET_BIN".to_owned(), agent.into())));
+        let mut command: Vec<OsString> = ["sh", "-c", ALL, "sh"].map(OsString::from).into();
+        for program in set.programs() {
+            let path = self.built.get(program.target);
+            command.push(line(path.with_context(|| format!("cargo built no test {}", program.target))?, program));
+        }
+        Ok(in_machine(print, |read| {
+            let first = machine.run(&command, Output::Lines(read), self.interrupt);
+            let Some(crash) = first.as_ref().err().filter(|error| set == Set::Storage && is_crash(error)) else {
+                return first;
+            };
+            read(&format!("{crash:#}\nthe machine's kernel has crashed: the tests run once more"));
+            machine.run(&command, Output::Lines(read), self.interrupt)
+        }))
+    }
 }
 
 /// The machine's kernel crashed. Linux 6.12 does now and then when the login to an iSCSI target was refused:
@@ -195,11 +239,14 @@ fn is_crash(error: &anyhow::Error) -> bool {
 }
 
 /// The results of the tests that `run` executes in one machine: it passes each line of their output to the function that it
-/// gets, and returns their exit code. A machine that fails counts as a failed test beside those that were reported before.
-fn in_machine(run: impl FnOnce(&mut (dyn FnMut(&str) + Send)) -> Result<u8>) -> Tally {
+/// gets, which also prints it, and returns their exit code. A machine that fails counts as a failed test beside those that were reported before.
+fn in_machine(
+    print: &mut (dyn FnMut(&str) + Send),
+    run: impl FnOnce(&mut (dyn FnMut(&str) + Send)) -> Result<u8>,
+) -> Tally {
     let mut tally = Tally::default();
     let result = run(&mut |line: &str| {
-        println!("{line}");
+        print(line);
         tally.read(line);
     });
     // A runner that crashes reports no failed test.
@@ -270,7 +317,7 @@ mod tests {
     #[test]
     fn a_machine_that_fails_is_one_failure_beside_the_results_that_it_reported() {
         let reported = |lines: &[&str], end: Result<u8>| {
-            let tally = in_machine(|read| {
+            let tally = in_machine(&mut |line| println!("{line}"), |read| {
                 for line in lines {
                     read(line);
                 }
