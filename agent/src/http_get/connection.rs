@@ -17,6 +17,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncRead;
 use tokio::io::AsyncWrite;
+use tokio::net::TcpStream;
 
 use super::HttpGet;
 use super::HttpGetError;
@@ -56,10 +57,16 @@ pub(super) async fn exchange(request: &HttpGet) -> Result<Exchange, HttpGetError
     let target = &request.target;
     let stream = dial(&target.host, target.port()).await;
     let stream = stream.map_err(|source| HttpGetError::Dial { url: url(), source })?;
-    if target.scheme == Scheme::Http {
-        return over_http1(request, stream).await;
+    match target.scheme {
+        Scheme::Http => over_http1(request, stream).await,
+        // In line, it would make the task of each probe three times as large, which is copied when the probe starts.
+        Scheme::Https => Box::pin(over_tls(request, stream)).await,
     }
-    let stream = tls::handshake(stream, target.host_without_zone(), request.http2).await;
+}
+
+async fn over_tls(request: &HttpGet, stream: TcpStream) -> Result<Exchange, HttpGetError> {
+    let url = || request.url();
+    let stream = tls::handshake(stream, request.target.host_without_zone(), request.http2).await;
     let stream = stream.map_err(|error| match error {
         HandshakeError::HttpResponse => HttpGetError::HttpResponseToHttps { url: url() },
         HandshakeError::Failed(reason) => HttpGetError::Tls { url: url(), reason },
