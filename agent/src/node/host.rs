@@ -1,11 +1,15 @@
 //! Interface to the machine, replaced in tests.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 
 use keblet_proto::cri::v1 as cri;
 
 use super::addresses::AddressConfig;
 use super::addresses::Network;
+use super::interfaces::Interfaces;
 use super::machine::Machine;
 use super::machine::RootFs;
 use super::network;
@@ -30,12 +34,13 @@ pub struct ThisHost {
     root_dir: PathBuf,
     root_fs: RootFs,
     addresses: AddressConfig,
+    interfaces: Arc<Mutex<Interfaces>>,
 }
 
 impl ThisHost {
     /// The machine with this runtime; `root_dir` is the agent's own directory, `root_fs` the size of its file system.
     pub fn new(runtime: Runtime, root_dir: PathBuf, root_fs: RootFs, addresses: AddressConfig) -> Self {
-        Self { runtime, root_dir, root_fs, addresses }
+        Self { runtime, root_dir, root_fs, addresses, interfaces: Arc::new(Mutex::new(Interfaces::new())) }
     }
 }
 
@@ -48,7 +53,9 @@ impl Host for ThisHost {
     }
 
     async fn network(&self) -> Network {
-        network::read(&self.addresses).await
+        // A panic elsewhere leaves them usable.
+        let interfaces = self.interfaces.lock().unwrap_or_else(PoisonError::into_inner).read();
+        network::read(&self.addresses, &interfaces).await
     }
 
     async fn images(&self) -> Result<Vec<cri::Image>, String> {

@@ -24,6 +24,7 @@ mod events;
 mod host;
 mod images;
 mod initial;
+mod interfaces;
 mod lease;
 mod machine;
 mod network;

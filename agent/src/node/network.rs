@@ -1,21 +1,20 @@
-//! Reads addresses of interfaces, default routes, and the node's name in DNS.
+//! Reads default routes and the node's name in DNS.
 
 use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
 use super::addresses::AddressConfig;
 use super::addresses::Network;
+use super::interfaces::Interface;
 
 /// Deadline of the DNS lookup, so that it does not delay heartbeats.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 
-/// Reads the network. DNS is used only if needed. Cancel-safe.
-pub(super) async fn read(config: &AddressConfig) -> Network {
-    let interfaces = interfaces();
+/// The network with these interfaces. DNS is used only if needed. Cancel-safe.
+pub(super) async fn read(config: &AddressConfig, interfaces: &[Interface]) -> Network {
     let local = interfaces.iter().map(|interface| interface.ip).collect();
     if !config.needs_lookup() {
         return Network { local, resolved: Ok(Vec::new()), default_route: Vec::new() };
@@ -26,36 +25,7 @@ pub(super) async fn read(config: &AddressConfig) -> Network {
         Ok(Err(error)) => Err(format!("lookup {name}: {error}")),
         Err(_) => Err(format!("lookup {name}: no answer within {LOOKUP_LIMIT:?}")),
     };
-    Network { local, resolved, default_route: default_route(&interfaces) }
-}
-
-/// An address of an interface.
-struct Interface {
-    name: String,
-    ip: IpAddr,
-    flags: InterfaceFlags,
-}
-
-impl Interface {
-    /// An address of this family that other machines can reach.
-    fn is_global(&self, v6: bool) -> bool {
-        let is_global = match self.ip {
-            IpAddr::V4(ip) => !v6 && !ip.is_loopback() && !ip.is_link_local(),
-            IpAddr::V6(ip) => v6 && !ip.is_loopback() && !ip.is_unicast_link_local(),
-        };
-        is_global && self.flags.contains(InterfaceFlags::IFF_UP)
-    }
-}
-
-/// All addresses of all interfaces, whether these are up or not.
-fn interfaces() -> Vec<Interface> {
-    let address = |entry: nix::ifaddrs::InterfaceAddress| {
-        let storage = entry.address?;
-        let v4 = storage.as_sockaddr_in().map(|socket| IpAddr::V4(socket.ip()));
-        let ip = v4.or_else(|| storage.as_sockaddr_in6().map(|socket| IpAddr::V6(socket.ip())))?;
-        Some(Interface { name: entry.interface_name, ip, flags: entry.flags })
-    };
-    getifaddrs().into_iter().flatten().filter_map(address).collect()
+    Network { local, resolved, default_route: default_route(interfaces) }
 }
 
 /// The files are made by the kernel: reading them waits for no disk.
@@ -108,6 +78,7 @@ fn default_devices_v6(table: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::interfaces::Interfaces;
     use super::*;
 
     #[test]
@@ -154,10 +125,11 @@ mod tests {
     #[tokio::test]
     async fn reads_the_loopback_interface() {
         let config = AddressConfig { node_name: "localhost".to_owned(), ..AddressConfig::default() };
-        let network = read(&config).await;
+        let interfaces = Interfaces::new().read();
+        let network = read(&config, &interfaces).await;
         assert!(network.local.iter().any(IpAddr::is_loopback));
         assert!(network.resolved.is_ok_and(|ips| ips.iter().all(IpAddr::is_loopback)));
         let fixed = AddressConfig { node_ips: vec!["192.0.2.1".parse().expect("an address")], ..config };
-        assert_eq!(read(&fixed).await.resolved, Ok(Vec::new()), "no lookup");
+        assert_eq!(read(&fixed, &interfaces).await.resolved, Ok(Vec::new()), "no lookup");
     }
 }
