@@ -80,14 +80,15 @@ impl Session {
         Ok(())
     }
 
-    /// Removes pods, the node and files.
+    /// Removes pods, the node and files, each whether the others can be removed or not.
     ///
     /// # Errors
     /// Some cannot be removed.
     pub(super) async fn clean_up(&mut self) -> anyhow::Result<()> {
-        self.context.client.sweep().await?;
-        runtime_pods::sweep(&self.context.runtime).await?;
-        folder::remove(self.work.path())
+        let objects = self.context.client.sweep().await;
+        let pods = runtime_pods::sweep(&self.context.runtime).await;
+        // Also if a signal has ended API server and runtime: mounts would outlast this process.
+        objects.and(pods).and(folder::remove(self.work.path()))
     }
 
     /// The finished runs.

@@ -132,13 +132,14 @@ impl Session {
         Ok(())
     }
 
-    /// Removes pods and files.
+    /// Removes pods and files, each whether the other can be removed or not.
     ///
     /// # Errors
     /// Some cannot be removed.
     pub(super) async fn clean_up(&mut self) -> anyhow::Result<()> {
-        runtime_pods::sweep(&self.runtime).await?;
-        folder::remove(self.work.path())
+        let swept = runtime_pods::sweep(&self.runtime).await;
+        // Also if a signal has ended the runtime: mounts would outlast this process.
+        swept.and(folder::remove(self.work.path()))
     }
 
     /// The finished runs.
