@@ -239,7 +239,8 @@ fn is_crash(error: &anyhow::Error) -> bool {
 }
 
 /// The results of the tests that `run` executes in one machine: it passes each line of their output to the function that it
-/// gets, which also prints it, and returns their exit code. A machine that fails counts as a failed test beside those that were reported before.
+/// gets, which also prints it, and returns their exit code. A machine that fails counts as a failed test beside those that were
+/// reported before.
 fn in_machine(
     print: &mut (dyn FnMut(&str) + Send),
     run: impl FnOnce(&mut (dyn FnMut(&str) + Send)) -> Result<u8>,
